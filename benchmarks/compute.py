@@ -33,8 +33,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.learning.assemble import LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig
-from torchbeast.processes.cores import available_cores
-from torchbeast.processes.memory import keep_freed_memory
+from torchbeast.processes.system import available_cores, keep_freed_memory
 from torchbeast.sources.config import RolloutConfig
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)

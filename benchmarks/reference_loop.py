@@ -32,7 +32,7 @@ from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.system import available_cores
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 

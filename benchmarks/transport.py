@@ -33,7 +33,7 @@ from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.servers.config import PipelineConfig
-from torchbeast.sources.servers.plan import ServerPlan
+from torchbeast.sources.servers.env_servers import ServerPlan
 
 UNROLL_LENGTH = 20
 FRAME_BYTES = 84 * 84

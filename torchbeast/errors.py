@@ -33,6 +33,11 @@ _OUR_FRAME = re.compile(
 _LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(?:site|dist)-packages/")
 _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 
+_TRACEBACK = "Traceback (most recent call last):\n"
+_FRAME = '  File "'
+_LONGEST_LINE = 300  # characters
+_REMEMBERED = 100  # tracebacks; others are shown each time
+
 
 class UsageError(ValueError):
     """A request of the user that cannot be met: exit code 2. The message says what to change."""
@@ -187,6 +192,36 @@ def _files(error: BaseException) -> list[str]:
 
 def _is_ours(file: str) -> bool:
     return file.startswith(f"{_PACKAGE}/")
+
+
+class RepeatedFailures:
+    """Shows the traceback of failing environments once, later ones from the same place as a line:
+    environments of one kind mostly fail at one place. Used by one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def shortened(self, report: str) -> str:
+        """Returns the report: whole at the first time, later as one line."""
+        head, found, traceback = report.partition(_TRACEBACK)
+        place = "".join(line for line in traceback.splitlines() if line.startswith(_FRAME))
+        if place in self._seen:
+            return f"{head}{in_one_line(report)} (an earlier report has its traceback)"
+        if found and len(self._seen) < _REMEMBERED:
+            self._seen.add(place)
+        return report
+
+
+def in_one_line(report: str) -> str:
+    """Returns a report in one line of at most 300 characters; of a traceback, the first line of
+    what the last of its tracebacks raised.
+    """
+    line = " ".join(report.split())
+    if _TRACEBACK in report:
+        raised = report.rpartition(_FRAME)[2].splitlines()[1:]
+        line = next((line for line in raised if line[:1].strip()), "")
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
 
 
 def _report(program: str, message: str, code: int) -> int:

@@ -15,12 +15,11 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
-from torchbeast.processes.cores import check_alone
 from torchbeast.processes.supervisor import Supervisor, end_program
+from torchbeast.processes.system import check_alone
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
-from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.plan import plans_for_local_servers
+from torchbeast.sources.servers.env_servers import EnvServers, plans_for_local_servers
 
 PROGRAM = "polybeast"
 
@@ -49,12 +48,12 @@ def run(flags: PolyBeastFlags) -> int:
     ):
         from torchbeast import polybeast_learner  # imports torch, while the servers start
         from torchbeast.reporting.diagnosis import Collection
-        from torchbeast.sources.servers.discovery import ask_all
+        from torchbeast.sources.servers.discovery import find
 
         if servers.wait_ready():
-            fleet = ask_all(
-                servers.addresses, timeout=60.0, stopped=lambda: opened.supervisor.wait(0)
-            )
+            goes_on = opened.supervisor.check_goes_on
+            basename = servers.addresses[0].removesuffix(".0")
+            fleet = find([basename], num_actors, 60.0, check_goes_on=goes_on)
             say(polybeast_learner.found(fleet))
             collection = Collection(
                 program=PROGRAM,

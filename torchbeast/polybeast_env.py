@@ -18,26 +18,15 @@ from torchbeast.cli.flags import PolyBeastEnvFlags
 from torchbeast.core.wording import counted, typed
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.learning.session import raise_failure
-from torchbeast.processes.cores import check_alone
 from torchbeast.processes.supervisor import Failure, Supervisor, end_program
+from torchbeast.processes.system import check_alone
 from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
-from torchbeast.sources.servers.config import (
-    LearnerSecurityConfig,
-    ServerSecurityConfig,
-)
-from torchbeast.sources.servers.counted import total
-from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.own_certificate import (
-    check_times,
-    flags_of_others,
-    names_in,
-    shown_to_others,
-    warning_of_names,
-)
-from torchbeast.sources.servers.plan import ServerPlan, spread
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.env_servers import EnvServers, ServerPlan, spread
+from torchbeast.sources.servers.security import credentials, flags_of_others
 
 PROGRAM = "polybeast_env"
 _POLL_S = 1.0
@@ -69,7 +58,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
     with supervisor.signals(), Metrics().served(flags.metrics) as metrics:
         addresses, security = _addresses(flags), _security(flags)
         if security is not None:
-            _check_files(security)
+            credentials(security)  # refuses files that cannot be used
         servers = EnvServers(
             supervisor,
             flags.environment.spec,
@@ -111,9 +100,7 @@ def _addresses(flags: PolyBeastEnvFlags) -> list[str]:
     return server_addresses(served.listen or served.pipes_basename or user_basename(), count)
 
 
-def _security(
-    flags: PolyBeastEnvFlags,
-) -> LearnerSecurityConfig | ServerSecurityConfig | None:
+def _security(flags: PolyBeastEnvFlags) -> SecurityConfig | None:
     """Returns the protection of connections to other machines; None if there are none."""
     if flags.servers.learner is not None:
         return flags.security_of_learner()
@@ -132,28 +119,29 @@ def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) 
 def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     """Returns the metrics of all servers; docs/operations.md lists them."""
     activity = servers.activity()
-    streams = {
-        address: float(plan.num_streams)
-        for address, plan in zip(servers.addresses, plans, strict=True)
-    }
+    plan_of = dict(zip(servers.addresses, plans, strict=True))
+
+    def total(name: str) -> dict[str, float]:
+        return {address: float(said.get(name, 0)) for address, said in activity.items()}
+
     return [
         Metric(
             name="served_env_steps",
             help="Environment steps of a server, since its process started.",
-            values=total(activity, "steps"),
+            values=total("steps"),
             label="server",
             kind="counter",
         ),
         Metric(
             name="open_streams",
             help="Streams of a server whose environments exist now.",
-            values=total(activity, "open_streams"),
+            values=total("open_streams"),
             label="server",
         ),
         Metric(
             name="served_streams",
             help="Streams that a learner opens to a server.",
-            values=streams,
+            values={address: float(plan.num_streams) for address, plan in plan_of.items()},
             label="server",
         ),
         Metric(
@@ -165,17 +153,6 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     ]
 
 
-def _check_files(security: LearnerSecurityConfig | ServerSecurityConfig) -> None:
-    """Raises UsageError for files that cannot be used."""
-    from torchbeast.sources.servers.credentials import learner_credentials, server_credentials
-
-    if isinstance(security, ServerSecurityConfig):
-        server_credentials(security)
-    else:
-        learner_credentials(security)
-    check_times(security)
-
-
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
     """Describes what is served, with the command that learns from it."""
     what = f"Serving {counted(num_envs, 'environment')} of {flags.environment.env_id}"
@@ -183,28 +160,18 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
         return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
     first, last = addresses[0], addresses[-1]
     where = first if first == last else f"{first} to {last}"
-    names = names_in(flags.security)
-    lines = [
-        f"{what} at {where}; Ctrl-C ends it.",
-        f"Learn from them: python -m torchbeast.polybeast_learner{_flags_of_learner(flags, names)}",
-    ]
-    if flags.servers.listen and (warning := warning_of_names(flags.servers.listen, names)):
-        lines.append(warning)
-    return "\n".join(lines)
+    learn = f"python -m torchbeast.polybeast_learner{_flags_of_learner(flags)}"
+    return f"{what} at {where}; Ctrl-C ends it.\nLearn from them: {learn}"
 
 
-def _flags_of_learner(flags: PolyBeastEnvFlags, names: Sequence[str]) -> str:
-    """Returns the flags with which a learner finds these servers; see `flags_of_others`.
-
-    names: in the certificate.
-    """
-    basename = flags.servers.pipes_basename
-    if basename:
-        return f" {shlex.join(typed('--pipes_basename', basename))}"
-    if not flags.servers.listen:
+def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:
+    """Returns the flags with which a learner finds these servers; see `flags_of_others`."""
+    served = flags.servers
+    if served.pipes_basename:
+        return f" {shlex.join(typed('--pipes_basename', served.pipes_basename))}"
+    if not served.listen:
         return ""
-    reached = shown_to_others(flags.servers.listen, names)
-    return f" --env_servers {reached} {flags_of_others(flags.security)}"
+    return f" {flags_of_others('--env_servers', [served.listen], flags.security)}"
 
 
 if __name__ == "__main__":

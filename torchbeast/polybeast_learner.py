@@ -15,12 +15,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerFlags
@@ -30,31 +28,20 @@ from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
-from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.learning.collection import served_source
 from torchbeast.learning.config import UNKNOWN
-from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
-from torchbeast.learning.recorded import reaching_flags
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.training import DONE
 from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.cores import launched
 from torchbeast.processes.supervisor import Supervisor, end_program
+from torchbeast.processes.system import launched
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.reporting.waiting import say
-from torchbeast.sources.servers.addresses import server_addresses, user_basename
-from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
-from torchbeast.sources.servers.handshake import silence_grpc
-from torchbeast.sources.servers.hosts import awaited_hosts
-from torchbeast.sources.servers.own_certificate import (
-    check_times,
-    flags_of_others,
-    names_in,
-    shown_to_others,
-    warning_of_names,
-)
+from torchbeast.sources.servers.addresses import awaited_hosts, server_addresses, user_basename
+from torchbeast.sources.servers.config import ServedFleetConfig
+from torchbeast.sources.servers.security import credentials, flags_of_others, silence_grpc
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
@@ -100,16 +87,14 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
 
     silence_grpc()
     is_kept = replica is None or replica.leads
-    _check_times(flags)
-    if is_kept:  # before the run's folder gets the flags of this command
-        _check_servers_are_named(flags.fleet, flags.run.folder)
+    _check_files(flags)
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,
         _door(flags, opened.supervisor, replica) as door,
     ):
         find = _finder(flags, door, replica)
         if replica is None:
-            fleet = find(stopped=lambda: opened.supervisor.wait(0))
+            fleet = find(check_goes_on=opened.supervisor.check_goes_on)
         else:
             fleet = _found_together(find, flags, replica, opened.supervisor)
         _check_environment(flags.environment.env, fleet)
@@ -169,49 +154,33 @@ def _found_together(
 
     Where hosts dial in, each learner has its own, which must serve the same as those of rank 0.
     """
-    if flags.fleet.listen is not None:
-        return _own_fleet(find, replica, supervisor)
-    if replica.leads:
-        fleet = find(stopped=lambda: supervisor.wait(0))
-        replica.ranks.tell(_SERVERS, json.dumps(fleet.descriptions))
-        return fleet
+    has_own = flags.fleet.listen is not None
+    own = find(check_goes_on=supervisor.check_goes_on) if has_own or replica.leads else None
+    if own is not None and replica.leads:
+        replica.ranks.tell(_SERVERS, json.dumps(own.descriptions))
+        return own
     from torchbeast.core.algos.torch_ranks import TIMEOUT_S
-    from torchbeast.sources.servers.credentials import learner_credentials
-    from torchbeast.sources.servers.discovery import fleet_of
+    from torchbeast.sources.servers.discovery import check_same, fleet_of
 
     limit = flags.fleet.connect_timeout + TIMEOUT_S  # rank 0 has the first for its hosts
     told = replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), limit)
-    if not told:
-        raise RunError("it was stopped before the run began")
+    supervisor.check_goes_on()
+    theirs = json.loads(told)
+    if own is not None:
+        name, said = next(iter(own.descriptions.items()))
+        first, wanted = next(iter(theirs.items()))
+        check_same(first, wanted, name, json.loads(json.dumps(said)))  # tuples become lists
+        return own
     reaches_out = flags.fleet.env_servers is not None
-    own = learner_credentials(flags.security_of_servers()) if reaches_out else None
-    return fleet_of(json.loads(told), own)
+    return fleet_of(theirs, credentials(flags.security_of_servers()) if reaches_out else None)
 
 
-def _own_fleet(find: Callable[..., Fleet], replica: Replica, supervisor: Supervisor) -> Fleet:
-    """Returns the fleet of a learner that its hosts dial in to."""
-    from torchbeast.core.algos.torch_ranks import TIMEOUT_S
-    from torchbeast.sources.servers.discovery import check_same
-
-    fleet = find(stopped=lambda: supervisor.wait(0))
-    name, said = next(iter(fleet.descriptions.items()))
-    if replica.leads:
-        replica.ranks.tell(_SERVERS, json.dumps([name, said]))
-        return fleet
-    told = replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), TIMEOUT_S)
-    if not told:
-        raise RunError("it was stopped before the run began")
-    first, wanted = json.loads(told)
-    check_same(first, wanted, name, json.loads(json.dumps(said)))  # tuples become lists
-    return fleet
-
-
-def _check_times(flags: PolyBeastLearnerFlags) -> None:
-    """Raises UsageError if certificates that this process uses are not valid at present."""
+def _check_files(flags: PolyBeastLearnerFlags) -> None:
+    """Raises UsageError for files of this command that cannot be used."""
     if flags.fleet.listen is not None:
-        check_times(flags.security.listening())
+        credentials(flags.security.listening())
     if flags.fleet.env_servers is not None:
-        check_times(flags.security_of_servers())
+        credentials(flags.security_of_servers())
 
 
 @contextmanager
@@ -232,40 +201,11 @@ def _door(
     doors = server_addresses(flags.fleet.listen, count)
     opened = HostDoor(doors[number], flags.security.listening())
     try:
-        say(_waiting(doors, flags.security))
+        others = flags_of_others("--learner", doors, flags.security)
+        say(f"Waiting for hosts at {doors[0]}: python -m torchbeast.polybeast_env {others}")
         yield opened
     finally:
         opened.close(run_has_ended=supervisor.reason == DONE and supervisor.failure is None)
-
-
-def _check_servers_are_named(served: ServedFleetConfig, folder: Path) -> None:
-    """Raises UsageError for a run that learnt from other machines, where the command names none and
-    no server runs on this one.
-    """
-    from torchbeast.sources.servers.discovery import listens
-
-    if served.env_servers or served.listen or served.pipes_basename:
-        return
-    if listens(server_addresses(user_basename(), 1)[0]):
-        return
-    recorded = _recorded(folder)
-    if recorded.get("env_servers") or recorded.get("listen"):
-        flags = shlex.join(reaching_flags({**recorded, "metrics_port": None}))
-        raise UsageError(
-            f"the run {folder.name} learnt from other machines: add {flags}, or start servers "
-            "on this machine first (python -m torchbeast.polybeast_env)"
-        )
-
-
-def _recorded(folder: Path) -> Mapping[str, Any]:
-    """Returns the settings in a run's checkpoint; without one those in meta.json, {} without a
-    run.
-    """
-    recorded = EarlierRun(folder / CHECKPOINT, needed=("flags",)).recorded
-    if recorded is None:
-        with suppress(OSError, ValueError):
-            recorded = json.loads((folder / "meta.json").read_text()).get("args")
-    return recorded or {}
 
 
 def _finder(
@@ -274,28 +214,23 @@ def _finder(
     """Returns what finds the servers of the flags: on this machine, on others, or of hosts that
     dial in.
     """
-    from torchbeast.sources.servers.discovery import find, find_on
+    from torchbeast.sources.servers.discovery import find
 
     served = flags.fleet
     wanted, timeout = served.num_actors, served.connect_timeout
     if door is not None:
         own = wanted if wanted is None or replica is None else -(-wanted // replica.size)
         return functools.partial(door.find, own, timeout)
-    if served.env_servers is not None:
-        named, security = served.env_servers, flags.security_of_servers()
-        return lambda stopped: find_on(
-            awaited_hosts(named, timeout, stopped), wanted, timeout, security, stopped
-        )
-    return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
+    if served.env_servers is None:
+        basename = served.pipes_basename or user_basename()
+        return functools.partial(find, [basename], wanted, timeout, None)
+    named, security = served.env_servers, flags.security_of_servers()
 
+    def find_on_hosts(check_goes_on: Callable[[], None]) -> Fleet:
+        hosts = awaited_hosts(named, timeout, check_goes_on)
+        return find(hosts, wanted, timeout, security, check_goes_on)
 
-def _waiting(doors: Sequence[str], security: SecurityConfig) -> str:
-    """Says how hosts dial in to the learners of this machine."""
-    names = names_in(security)
-    learners = ",".join(shown_to_others(door, names) for door in doors)
-    reached = f"--learner {learners} {flags_of_others(security)}"
-    lines = [f"Waiting for hosts at {doors[0]}: python -m torchbeast.polybeast_env {reached}"]
-    return "\n".join([*lines, *filter(None, [warning_of_names(doors[0], names)])])
+    return find_on_hosts
 
 
 def train(

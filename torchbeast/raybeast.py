@@ -25,8 +25,8 @@ from torchbeast.learning.assemble import precision
 from torchbeast.learning.collection import ray_source
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
-from torchbeast.processes.cores import check_alone
 from torchbeast.processes.supervisor import end_program
+from torchbeast.processes.system import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
 from torchbeast.schemes.ray_fleet import RayFleet

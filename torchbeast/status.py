@@ -11,28 +11,30 @@ from __future__ import annotations
 
 import datetime
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from torchbeast.cli.command_line import parse
 from torchbeast.core.checks import above, require
-from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, exit_code_of
-from torchbeast.sources.servers.addresses import user_basename
-from torchbeast.sources.servers.config import LearnerSecurityConfig, SecurityConfig
-from torchbeast.sources.servers.handshake import silence_grpc
-from torchbeast.sources.servers.hosts import hosts
-from torchbeast.sources.servers.own_certificate import check_times
+from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, exit_code_of
+from torchbeast.sources.servers.addresses import hosts, server_addresses, user_basename
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.security import silence_grpc
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
-    from torchbeast.sources.servers.status import Status
+    from torchbeast.sources.servers.discovery import Asking
 
 PROGRAM = "status"
 _UNIX = "unix:"
 _OF_HOSTS = ("host", "streams", "envs", "for")
 _COLUMNS = ("server", "serves", "envs", "streams", "env steps/s", "env steps", "since")
+_INTERVAL_S = 1.0  # over which steps are counted
+
+_Answer = dict[str, Any] | RunError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ class StatusFlags:
         else:
             self.security_of_others()
 
-    def security_of_others(self) -> LearnerSecurityConfig:
+    def security_of_others(self) -> SecurityConfig:
         """Returns the protection of connections to other machines."""
         flag = "HOST:PORT" if self.asked.learner is None else "--learner"
         return self.security.connecting(flag, "the servers'")
@@ -88,59 +90,75 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: StatusFlags) -> int:
     """Asks the servers, or the learner for its hosts, and prints a line for each."""
-    if flags.asked.learner is not None:
-        return _show_hosts(flags.asked.learner, flags.security_of_others(), flags.asked.timeout)
-    from torchbeast.sources.servers.discovery import Asking
-    from torchbeast.sources.servers.status import ask
-
     silence_grpc()
+    from torchbeast.sources.servers.discovery import Asking
+
     asked = flags.asked
-    security = None if asked.is_here else flags.security_of_others()
-    if security is not None:
-        check_times(security)
-    found = ask(_basenames(asked), Asking(asked.timeout, security=security))
-    print(table(found))
-    return EXIT_FAILURE if any(server.error for server in found) else EXIT_DONE
+    if asked.learner is not None:
+        return _show_hosts(asked.learner, Asking(asked.timeout, flags.security_of_others()))
+
+    asking = Asking(asked.timeout, None if asked.is_here else flags.security_of_others())
+    addresses = [a for name in _hosts(asked) for a in _addresses(name, asking)]
+    before = {address: _answer(address, asking) for address in addresses}
+    time.sleep(_INTERVAL_S)
+    rows, errors = [], []
+    for address in addresses:
+        after = _answer(address, asking)
+        if isinstance(after, RunError):
+            errors.append(str(after))
+        else:
+            rows.append(_row(address, before[address], after))
+    print("\n".join([*([_lines([_COLUMNS, *rows])] if rows else []), *errors]))
+    return EXIT_FAILURE if errors else EXIT_DONE
 
 
-def _basenames(asked: StatusConfig) -> list[str]:
+def _hosts(asked: StatusConfig) -> list[str]:
     if asked.is_here:
         return list(asked.servers) or [user_basename()]
     return [address for named in asked.servers for address in hosts(named)]
 
 
-def _show_hosts(learner: str, security: LearnerSecurityConfig, timeout: float) -> int:
-    from torchbeast.sources.servers.status import ask_learner
+def _addresses(host: str, asking: Asking) -> list[str]:
+    """Returns the addresses of a host's servers: the first one says how many there are."""
+    [first] = server_addresses(host, 1)
+    try:
+        return server_addresses(host, max(1, asking.ask(first)["num_servers"]))
+    except RunError:
+        return [first]
 
-    silence_grpc()
-    check_times(security)
-    rows = [_row_of_host(*host) for host in ask_learner(learner, security, timeout)]
+
+def _answer(address: str, asking: Asking) -> _Answer:
+    """Returns what a server serves and how busy it is, or why it does not say so."""
+    try:
+        return asking.ask(address) | asking.status(address)
+    except RunError as error:
+        return error
+
+
+def _row(address: str, before: _Answer, after: dict[str, Any]) -> tuple[str, ...]:
+    if isinstance(before, RunError):
+        before = after
+    seconds = max(after["uptime_s"] - before["uptime_s"], 1e-3)
+    since = datetime.datetime.now() - datetime.timedelta(seconds=after["uptime_s"])
+    return (
+        address,
+        after["env_id"],
+        f"{after['num_envs'] * after['num_streams']:,}",
+        f"{after['open_streams']} of {after['num_streams']}",
+        f"{max(0, after['steps'] - before['steps']) / seconds:,.0f}",
+        f"{after['steps']:,}",
+        since.isoformat(" ", "seconds"),
+    )
+
+
+def _show_hosts(learner: str, asking: Asking) -> int:
+    rows = [_row_of_host(*host) for host in asking.status(learner)["hosts"]]
     print(_lines([_OF_HOSTS, *rows]) if rows else "no host has joined")
     return EXIT_DONE
 
 
 def _row_of_host(name: str, streams: int, envs: int, seconds: float) -> tuple[str, ...]:
     return name, f"{streams:,}", f"{envs:,}", str(datetime.timedelta(seconds=int(seconds)))
-
-
-def table(servers: Sequence[Status]) -> str:
-    """Returns one line for each server, below a heading."""
-    rows = [_COLUMNS, *(_row(server) for server in servers if not server.error)]
-    lines = [_lines(rows)] if len(rows) > 1 else []
-    lines += [server.error for server in servers if server.error]
-    return "\n".join(lines)
-
-
-def _row(server: Status) -> tuple[str, ...]:
-    return (
-        server.address,
-        server.serves,
-        f"{server.envs:,}",
-        f"{server.open_streams} of {server.streams}",
-        f"{server.steps_per_s:,.0f}",
-        f"{server.steps:,}",
-        "" if server.since is None else server.since.isoformat(" ", "seconds"),
-    )
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> str:

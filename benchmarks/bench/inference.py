@@ -21,7 +21,7 @@ from torchbeast.core.device import CudaStream
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.servers.inference import answer
+from torchbeast.sources.servers.source import answer
 
 
 def inference(

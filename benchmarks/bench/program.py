@@ -18,8 +18,8 @@ from bench.stages import Stages
 from torchbeast.cli.command_line import flatten
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
 from torchbeast.learning.session import raise_failure
-from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import available_cores
 
 Samples = dict[str, list[Sample]]
 

@@ -24,8 +24,8 @@ from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.replay import joined_replay, make_replay, mixed_source
-from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import free_memory
 from torchbeast.sources.contract import Away, Source
 from torchbeast.sources.replay import OwnReplay, Replay
 from torchbeast.sources.sharing.service import serving

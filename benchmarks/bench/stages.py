@@ -32,8 +32,8 @@ from torchbeast.envs.env_process import EnvProcess
 from torchbeast.learning.assemble import assemble_alone
 from torchbeast.learning.learner_run import check_batches
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.servers.inference import inference_threads
-from torchbeast.sources.servers.plan import ServerPlan, plans_for_local_servers
+from torchbeast.sources.servers.env_servers import ServerPlan, plans_for_local_servers
+from torchbeast.sources.servers.source import inference_threads
 
 SHARED = "replay, shared"
 SINGLE = "transport, 1 environment a stream"

@@ -42,7 +42,7 @@ def model_inputs(agent: Agent, space: ObservationSpace, num_envs: int) -> ModelI
 
 
 def inference_request(agent: Agent, space: ObservationSpace, num_envs: int) -> Any:
-    """Returns the inputs of one inference batch (see sources/servers/inference.py), [1, E, ...]."""
+    """Returns the inputs of one inference batch (see sources/servers/source.py), [1, E, ...]."""
     inputs, counters = model_inputs(agent, space, num_envs), torch.zeros(1, num_envs)
     env = inputs.observation, inputs.reward, inputs.done, counters.int(), counters
     return env, (agent.model.initial_state(num_envs), inputs.last_action)

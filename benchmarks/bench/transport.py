@@ -18,11 +18,10 @@ from bench.sample import Measure, Sample, check_goes_on, cpu_seconds
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.config import PipelineConfig
-from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.plan import ServerPlan, rollout_columns
-from torchbeast.sources.servers.source import learner_queue
+from torchbeast.sources.servers.env_servers import EnvServers, ServerPlan
+from torchbeast.sources.servers.source import learner_queue, rollout_columns
 
 ZeroAction = Callable[[tuple[int, int]], Any]
 """Returns valid actions for shape (1, B), leaves [1, B, ...]."""
@@ -42,23 +41,23 @@ def transport(
     supervisor: Supervisor,
 ) -> Iterator[Measure]:
     """Starts servers that live as long as the context, and yields the measurement of transport."""
-    folder = new_run_folder()
-    addresses = server_addresses(folder_basename(folder), len(plans))
-    servers = EnvServers(supervisor, env, plans, addresses, folder)
+    with run_folder() as folder:
+        addresses = server_addresses(folder_basename(folder), len(plans))
+        servers = EnvServers(supervisor, env, plans, addresses, folder)
 
-    def measure(seconds: float) -> Sample:
-        running = _Pipeline(plans, addresses, rollouts, pipeline, zero_action, supervisor)
+        def measure(seconds: float) -> Sample:
+            running = _Pipeline(plans, addresses, rollouts, pipeline, zero_action, supervisor)
+            try:
+                return running.measure(seconds, servers.pids)
+            finally:
+                running.close()
+
         try:
-            return running.measure(seconds, servers.pids)
+            servers.wait_ready()
+            check_goes_on(supervisor)
+            yield measure
         finally:
-            running.close()
-
-    try:
-        servers.wait_ready()
-        check_goes_on(supervisor)
-        yield measure
-    finally:
-        servers.close()
+            servers.close()
 
 
 class _Pipeline:

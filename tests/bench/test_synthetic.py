@@ -20,7 +20,7 @@ from torchbeast.core.envs.spaces import (
 )
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.specs import ActorSpec
-from torchbeast.sources.servers.inference import answer
+from torchbeast.sources.servers.source import answer
 
 SPACES: list[tuple[ObservationSpace, ActionSpace]] = [
     (ArraySpec((3,), "float32"), Discrete(4, start=2)),

@@ -24,7 +24,7 @@ from torchbeast.cli.flags import (
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.wording import renamed
 from torchbeast.errors import UsageError
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.system import available_cores
 from torchbeast.sources.processes.config import MAX_FIXED_LAG, ProcessesConfig
 from torchbeast.sources.servers.config import FleetConfig, ServersConfig
 
@@ -126,7 +126,7 @@ UNSAFE = {
         (["--env_servers", "a:1", "--token_file", "t"], "--env_servers needs --tls_ca"),
         (["--env_servers", "a:1", *CLIENT, "--insecure"], "--insecure is TCP without TLS"),
         (["--env_servers", "a:1", *CLIENT, "--tls_cert", "c"], "belong together: give both"),
-        (["--env_servers", "a:1", *TLS], "--tls_cert needs --tls_ca, the authority of the serv"),
+        (["--env_servers", "a:1", *TLS], "--env_servers needs --tls_ca, the authority of the serv"),
         (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "give either"),
         (["--token_file", "t"], "they need --env_servers"),
         (["--insecure"], "they need --env_servers"),

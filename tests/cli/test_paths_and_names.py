@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509 import DNSName
+from keys_of_tests import Keys
 
-from torchbeast import keys, polybeast_env, polybeast_learner
+from torchbeast import keys, polybeast_env
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
@@ -109,21 +111,14 @@ def test_printed_commands_are_read_back_by_the_program_that_prints_them(
     assert resumed.security.token_file == name
     assert resumed.security.tls_ca == f"{name}/ca.pem"
 
-    server = _of_server(name)
+    cert, key = Keys(tmp_path / name).server([DNSName("a")], name="server")
+    args = [f"--tls_cert={cert}", f"--tls_key={key}", "--listen=a:1", f"--token_file={name}"]
+    server = parse(PolyBeastEnvFlags, "polybeast_env", args)
     (learner,) = read_back(polybeast_env._serving(server, ["a:1"], 1))
-    (host,) = read_back(polybeast_learner._waiting(["a:1"], server.security))
-    for other in (learner, host):
-        assert other.security.token_file == name and other.security.tls_ca == f"{name}/ca.pem"
+    assert learner.security.token_file == "token" and learner.security.tls_ca == "ca.pem"
 
     (continued,) = read_back(sweep._continuing(folder, SweepConfig()))
     assert continued.sweep.folder() == folder
-
-
-def _of_server(name: str) -> PolyBeastEnvFlags:
-    files = {"tls_cert": "server.pem", "tls_key": "server-key.pem", "tls_client_ca": "ca.pem"}
-    args = [f"--{flag}={name}/{file}" for flag, file in files.items()]
-    args += ["--listen=a:1", f"--token_file={name}"]
-    return parse(PolyBeastEnvFlags, "polybeast_env", args)
 
 
 def test_the_commands_that_come_with_new_keys_are_read_back() -> None:

@@ -149,7 +149,7 @@ def test_a_learner_that_cannot_listen_or_has_unusable_files_ends_at_once(
     where = ["--savedir", str(tmp_path / "runs"), "--xpid", "a"]
     with socket.create_server(("127.0.0.1", port)):
         assert polybeast_learner.main([*of_door(keys, port), *where]) == 2
-    assert f"cannot listen at 127.0.0.1:{port}: another program uses" in capsys.readouterr().err
+    assert f"cannot listen at 127.0.0.1:{port} (Address already in use)" in capsys.readouterr().err
     args = of_door(keys, port)
     args[args.index("--token_file") + 1] = "/none"
     assert polybeast_learner.main([*args, *where]) == 2

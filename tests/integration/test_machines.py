@@ -69,8 +69,8 @@ def test_a_learner_and_two_hosts_learn_over_tls_and_tell_no_secret(
         args = ["--listen", address, "--num_servers", str(count), "--num_actors", str(envs)]
         servers = workshop.start("polybeast_env", "--env", "Catch", *args, *of_servers(keys))
         servers.wait_for(f"Serving {envs} environments of Catch at {address}")
-        said = servers.wait_for(f"polybeast_learner --env_servers {address} --tls_ca {keys.ca}")
-        assert f"--token_file {keys.token}" in said.string
+        said = servers.wait_for(f"polybeast_learner --env_servers {address} --tls_ca ca.pem")
+        assert "--token_file token" in said.string
     named = ["--env_servers", ",".join(hosts), *of_learner(keys)]
     learner = workshop.start(
         "polybeast_learner", "--preset", "catch", "--xpid", "a", *named, "--total_steps", "60000"
@@ -248,7 +248,7 @@ def test_a_port_in_use_ends_the_servers_at_once(
         args = ["--listen", f"127.0.0.1:{first}", "--num_servers", "2", *of_servers(keys)]
         assert polybeast_env.main(["--env", "Catch", *args]) == 2
     said = capsys.readouterr().err
-    assert f"cannot listen at 127.0.0.1:{first + 1}: another program uses port" in said
+    assert f"cannot listen at 127.0.0.1:{first + 1} (Address already in use)" in said
 
 
 @needs_ipv6
@@ -261,7 +261,7 @@ def test_a_port_in_use_in_ipv6_alone_ends_the_servers(
         args = ["--listen", address, "--num_servers", "1", "--num_actors", "1", *of_servers(keys)]
         assert polybeast_env.main(["--env", "Catch", *args]) == 2
     said = capsys.readouterr().err
-    assert f"cannot listen at {address}: another program uses port" in said
+    assert f"cannot listen at {address} (Address already in use)" in said
 
 
 # A network of its own, whose interface is down: it has no address, so neither 127.0.0.1 nor ::1.
@@ -302,7 +302,7 @@ def test_the_status_of_an_absent_server_is_a_failure(capsys: pytest.CaptureFixtu
     address = f"127.0.0.1:{free_ports(1)}"
     assert status.main([address, "--insecure", "--timeout", "0.1"]) == 1
     said = capsys.readouterr().out
-    assert said == f"no environment server answers at {address} (waited 0.1 s)\n"
+    assert said.startswith(f"no environment server answers at {address} (waited 0.1 s): start")
     assert status.main([address]) == 2
     assert "--insecure on a network that is protected otherwise" in capsys.readouterr().err
 

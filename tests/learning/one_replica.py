@@ -27,8 +27,8 @@ from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.replicas import replica
 from torchbeast.learning.session import session
 from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.cores import launched
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.contract import Away
 

@@ -16,7 +16,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import UsageError
 from torchbeast.learning.assemble import Compute, choose, share_cores
 from torchbeast.learning.config import HardwareConfig
-from torchbeast.sources.servers.inference import inference_threads
+from torchbeast.sources.servers.source import inference_threads
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -179,6 +179,6 @@ def test_inference_threads_are_as_set_or_chosen_by_the_hardware(
     inside: int,
     expected: int,
 ) -> None:
-    monkeypatch.setattr("torchbeast.sources.servers.inference.available_cores", lambda: 16)
+    monkeypatch.setattr("torchbeast.sources.servers.source.available_cores", lambda: 16)
     torch.set_num_threads(inside)
     assert inference_threads(count, device) == expected

@@ -27,7 +27,7 @@ from torchbeast.errors import RunError, UsageError, exit_code_of
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.replicas import Replica, _named
-from torchbeast.processes.cores import Launch
+from torchbeast.processes.system import Launch
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunConfig

@@ -28,7 +28,7 @@ from torchbeast.learning.replay import (
 )
 from torchbeast.learning.saving import REPLAY as FILE
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
-from torchbeast.processes.memory import in_bytes
+from torchbeast.processes.system import in_bytes
 
 T, B = 10, 4
 NEEDS = ("policy_logits",)

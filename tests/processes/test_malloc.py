@@ -16,7 +16,7 @@ import pytest
 PROGRAM = """
 import json, resource, threading
 import torch
-from torchbeast.processes.memory import keep_freed_memory
+from torchbeast.processes.system import keep_freed_memory
 
 found = {}
 

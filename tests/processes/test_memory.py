@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.processes.memory import free_memory
+from torchbeast.processes.system import free_memory
 
 GB = 10**9
 

@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.processes.cores import Launch, available_cores, launched
+from torchbeast.processes.system import Launch, available_cores, launched
 
 TWO_OF_FOUR = {
     "RANK": "3",

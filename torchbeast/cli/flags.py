@@ -12,7 +12,6 @@ from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.schemes.config import RayConfig
 from torchbeast.sources.servers.config import (
     FleetConfig,
-    LearnerSecurityConfig,
     PipelineConfig,
     SecurityConfig,
     ServedEnvConfig,
@@ -75,7 +74,7 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
         else:
             self.security.check_unused("--env_servers or --listen")
 
-    def security_of_servers(self) -> LearnerSecurityConfig:
+    def security_of_servers(self) -> SecurityConfig:
         """Returns the protection of connections to --env_servers."""
         return self.security.connecting("--env_servers", "the servers'")
 
@@ -97,6 +96,6 @@ class PolyBeastEnvFlags:
         else:
             self.security.check_unused("--listen HOST:PORT or --learner HOST:PORT")
 
-    def security_of_learner(self) -> LearnerSecurityConfig:
+    def security_of_learner(self) -> SecurityConfig:
         """Returns the protection of connections to --learner."""
         return self.security.connecting("--learner", "the learner's")

@@ -15,7 +15,7 @@ from torchbeast.learner.collection import make_source, make_weights, making_agen
 from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.learner_run import Learner
-from torchbeast.processes.memory import keep_freed_memory
+from torchbeast.processes.system import keep_freed_memory
 from torchbeast.schemes.gradients.contract import Made, Place
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of

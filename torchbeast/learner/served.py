@@ -15,14 +15,17 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning import collection
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.descriptors import limit_kept
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import limit_kept
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
-from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.plan import ServerPlan, plans_for_local_servers
+from torchbeast.sources.servers.env_servers import (
+    EnvServers,
+    ServerPlan,
+    plans_for_local_servers,
+)
 from torchbeast.sources.servers.source import PolySource
 from torchbeast.sources.taking import Taking
 

@@ -29,8 +29,7 @@ from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig, resolved
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.weights import PublishedWeights, Publisher
-from torchbeast.processes.cores import available_cores
-from torchbeast.processes.memory import keep_freed_memory
+from torchbeast.processes.system import available_cores, keep_freed_memory
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2

@@ -39,8 +39,12 @@ from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training, TrainingComponents
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
-from torchbeast.processes.cores import available_cores
-from torchbeast.processes.memory import check_buffers, free_memory, keep_freed_memory
+from torchbeast.processes.system import (
+    available_cores,
+    check_buffers,
+    free_memory,
+    keep_freed_memory,
+)
 from torchbeast.reporting.diagnosis import Collection, diagnose
 from torchbeast.reporting.display import Progress, next_commands, summary
 from torchbeast.reporting.log_files import LoggedRun, Logger, Logs

@@ -31,7 +31,7 @@ from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.learner_run import Learner, LearnerRun
 from torchbeast.learning.saving import REPLAY, SavedReplay
-from torchbeast.processes.memory import check_memory, in_bytes
+from torchbeast.processes.system import check_memory, in_bytes
 from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray

@@ -36,8 +36,8 @@ from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.roll_call import JointSource, JointUpdates
-from torchbeast.processes.cores import Launch
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import Launch
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig
 from torchbeast.reporting.waiting import waiting_for

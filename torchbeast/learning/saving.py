@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.training import Training
-from torchbeast.processes.memory import in_bytes
+from torchbeast.processes.system import in_bytes
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 
 REPLAY = "replay.bin"

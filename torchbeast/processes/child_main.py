@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from torchbeast import errors
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.descriptors import is_lost
+from torchbeast.processes.system import is_lost
 
 _GRACE_S = 3.0  # for the present step once stdin is closed; a stuck environment is abandoned
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torchbeast.errors import RunError, UsageError, exit_now
-from torchbeast.processes.descriptors import leave_lost_terminal
+from torchbeast.processes.system import leave_lost_terminal
 
 _log = logging.getLogger("torchbeast.supervisor")
 

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from torchbeast.processes.child_process import ChildProcess, end_all
-from torchbeast.processes.cores import environment_of_share
+from torchbeast.processes.system import environment_of_share
 from torchbeast.schemes.fleet import Place, WorkerLost
 
 _MAIN = "torchbeast.schemes.local_main"

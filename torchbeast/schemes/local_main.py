@@ -31,7 +31,7 @@ from torchbeast.processes.child_main import (
     follow_stdin,
     take_stdout,
 )
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.system import available_cores
 from torchbeast.schemes.worker import Failed
 
 _MAIN_LANE = ""

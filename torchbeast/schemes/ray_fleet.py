@@ -35,7 +35,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.system import available_cores
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.config import CLIENT, RayConfig
 from torchbeast.schemes.fleet import LANES, Place, WorkerLost

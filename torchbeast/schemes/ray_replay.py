@@ -32,8 +32,8 @@ import numpy as np
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import free_memory
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.ray_connection import (
     FULL,

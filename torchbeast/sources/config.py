@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least, between, require
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.system import available_cores
 
 _ENVS_PER_PROCESS = 16
 _USUAL_ENVS = 64

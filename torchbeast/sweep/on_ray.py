@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from torchbeast.cli.command_line import parse
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Report
-from torchbeast.processes.cores import environment_of_share
+from torchbeast.processes.system import environment_of_share
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.ray_fleet import Actors, RayFleet, User
 from torchbeast.schemes.ray_replay import serving_on_ray

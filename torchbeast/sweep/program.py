@@ -16,8 +16,8 @@ from pathlib import Path
 from torchbeast.core.wording import typed
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, refusing_paths
 from torchbeast.learning.session import raise_failure
-from torchbeast.processes.cores import available_cores, environment_of_share
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import available_cores, environment_of_share
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.waiting import Reminder, warn

@@ -10,7 +10,7 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers.addresses import (
-    new_run_folder,
+    run_folder,
     server_addresses,
     socket_path,
     user_basename,
@@ -37,9 +37,9 @@ def test_tcp_addresses_are_no_files() -> None:
 
 
 def test_two_runs_never_meet_and_their_folders_are_private() -> None:
-    one, two = new_run_folder(), new_run_folder()
-    assert one != two
-    assert stat.S_IMODE(one.stat().st_mode) == 0o700
+    with run_folder() as one, run_folder() as two:
+        assert one != two
+        assert stat.S_IMODE(one.stat().st_mode) == 0o700
 
 
 def test_two_terminals_of_one_user_meet() -> None:

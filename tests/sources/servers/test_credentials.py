@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import serialization
 from keys_of_tests import TOKEN, Keys, write
 
 from torchbeast.errors import UsageError
-from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
-from torchbeast.sources.servers.credentials import learner_credentials, server_credentials
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.security import credentials as credentials_of
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def complete(keys: Keys) -> dict[str, Any]:
 
 
 def test_usable_files_are_read(keys: Keys) -> None:
-    server = server_credentials(ServerSecurityConfig(**complete(keys)))
+    server = credentials_of(SecurityConfig(**complete(keys)))
     assert repr(server) == "Credentials(ca=True, certificate=True, key=True, token=True)"
-    learner = learner_credentials(LearnerSecurityConfig(tls_ca=keys.ca))
+    learner = credentials_of(SecurityConfig(tls_ca=keys.ca))
     assert repr(learner) == "Credentials(ca=True, certificate=False, key=False, token=False)"
 
 
@@ -47,10 +47,10 @@ def locked(keys: Keys) -> bytes:
 @pytest.mark.parametrize(
     ("flag", "content", "text"),
     [
-        ("tls_cert", lambda _: "no certificate", "are no key and certificate in PEM"),
-        ("tls_key", lambda keys: keys.client_key, "the key is not that of the certificate"),
-        ("tls_key", lambda _: "no key", "are no key and certificate in PEM"),
-        ("tls_key", locked, "is protected by a password"),
+        ("tls_cert", lambda _: "no certificate", "has no certificate in PEM"),
+        ("tls_key", lambda keys: keys.client_key, "is not the key of --tls_cert"),
+        ("tls_key", lambda _: "no key", "is not the key of --tls_cert"),
+        ("tls_key", locked, "is not the key of --tls_cert .* without a password"),
         ("tls_client_ca", lambda _: "no authority", "has no certificate in PEM"),
         ("token_file", lambda _: "", "one word of 16 to 1000 printable ASCII"),
         ("token_file", lambda _: "fifteen-letters", "one word of 16"),
@@ -65,7 +65,7 @@ def test_a_file_with_something_else_is_refused(
     given = content(keys)
     path = given if given == keys.client_key else write(tmp_path / "file", given)
     with pytest.raises(UsageError, match=text) as error:
-        server_credentials(ServerSecurityConfig(**complete(keys) | {flag: path}))
+        credentials_of(SecurityConfig(**complete(keys) | {flag: path}))
     assert path in str(error.value)
     assert TOKEN not in str(error.value) and "several words" not in str(error.value)
 
@@ -74,7 +74,7 @@ def test_a_file_with_something_else_is_refused(
 def test_a_missing_file_is_refused_by_its_flag(keys: Keys, tmp_path: Path, flag: str) -> None:
     given = complete(keys) | {flag: str(tmp_path / "none")}
     with pytest.raises(UsageError, match=f"--{flag} .*none cannot be read .No such file"):
-        server_credentials(ServerSecurityConfig(**given))
+        credentials_of(SecurityConfig(**given))
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
@@ -85,10 +85,10 @@ def test_a_secret_that_others_can_read_is_refused(
     source = Path(complete(keys)[flag])
     path = Path(write(tmp_path / "secret", source.read_bytes()))
     given = complete(keys) | {flag: str(path)}
-    server_credentials(ServerSecurityConfig(**given))
+    credentials_of(SecurityConfig(**given))
     path.chmod(mode)
     with pytest.raises(UsageError, match=f"mode {mode:04o}.: make it private, chmod 600 {path}"):
-        server_credentials(ServerSecurityConfig(**given))
+        credentials_of(SecurityConfig(**given))
 
 
 def test_a_secret_of_the_administrator_may_be_for_a_group(
@@ -99,9 +99,9 @@ def test_a_secret_of_the_administrator_may_be_for_a_group(
     path.chmod(0o640)
     owner = path.stat().st_uid
     monkeypatch.setattr("os.getuid", lambda: 1000)
-    given = ServerSecurityConfig(**complete(keys) | {"token_file": str(path)})
+    given = SecurityConfig(**complete(keys) | {"token_file": str(path)})
     if owner == 0:
-        server_credentials(given)
+        credentials_of(given)
     else:
         with pytest.raises(UsageError, match="make it private"):
-            server_credentials(given)
+            credentials_of(given)

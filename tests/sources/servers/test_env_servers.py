@@ -18,8 +18,7 @@ from torchbeast.processes import places
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers import env_servers
-from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.plan import ServerPlan
+from torchbeast.sources.servers.env_servers import EnvServers, ServerPlan
 
 PLAN = ServerPlan(num_streams=1, envs_per_stream=2)
 KILLED = ProcessDied("process 1 was killed by SIGKILL")

@@ -22,10 +22,9 @@ from serving import serving
 from libtorchbeast import Credentials
 from torchbeast import envs
 from torchbeast.errors import RunError
-from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
-from torchbeast.sources.servers.credentials import server_credentials
-from torchbeast.sources.servers.discovery import find_on
-from torchbeast.sources.servers.handshake import silence_grpc
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.discovery import find
+from torchbeast.sources.servers.security import silence_grpc
 
 FOREVER = 100.0  # s, for which no test waits
 DAYS = datetime.timedelta(days=1)
@@ -47,7 +46,13 @@ def tcp() -> str:
 @contextmanager
 def served(address: str, **files: str) -> Iterator[None]:
     """Serves Catch over TLS, or without it if there are no files."""
-    credentials = server_credentials(ServerSecurityConfig(**files)) if files else Credentials()
+    texts = {name: Path(path).read_text() for name, path in files.items()}
+    credentials = Credentials(
+        certificate=texts.get("tls_cert", ""),
+        key=texts.get("tls_key", ""),
+        ca=texts.get("tls_client_ca", ""),
+        token=texts.get("token_file", ""),
+    )
     with serving(lambda: envs.make("Catch", 1), address, credentials=credentials):
         yield
 
@@ -55,8 +60,8 @@ def served(address: str, **files: str) -> Iterator[None]:
 def found(address: str, timeout: float = FOREVER, **files: str) -> int:
     """Returns how many environments a learner with these files finds."""
     insecure = {} if files else {"insecure": True}
-    security = LearnerSecurityConfig(**files, **insecure)
-    return find_on([address], None, timeout, security).num_envs
+    security = SecurityConfig(**files, **insecure)
+    return find([address], None, timeout, security).num_envs
 
 
 def test_a_learner_finds_servers_over_tls_and_over_plain_tcp(keys: Keys, tcp: str) -> None:
@@ -99,7 +104,7 @@ def test_tls_to_a_port_of_plain_text_names_the_flags_of_the_servers(keys: Keys, 
 
 @pytest.mark.parametrize(
     ("since", "text"),
-    [(-3 * DAYS, "has expired: make a new one and"), (DAYS, "not valid yet: set the clocks")],
+    [(-3 * DAYS, "has expired"), (DAYS, "not yet valid")],
     ids=["expired", "early"],
 )
 def test_a_certificate_outside_of_its_time_is_refused(
@@ -116,7 +121,9 @@ def test_a_certificate_of_another_authority_is_refused(
 ) -> None:
     foreign = Keys(tmp_path)
     with served(tcp, tls_cert=foreign.cert, tls_key=foreign.key):
-        with pytest.raises(RunError, match="is not signed by --tls_ca .*ca.pem .*: give the auth"):
+        with pytest.raises(
+            RunError, match="its certificate is refused .*be signed by --tls_ca .*ca.pem; another"
+        ):
             found(tcp, tls_ca=keys.ca)
 
 
@@ -130,19 +137,18 @@ def test_a_certificate_of_another_host_is_refused(
 ) -> None:
     cert, key = keys.server([name], name="other")
     with served(tcp, tls_cert=cert, tls_key=key):
-        with pytest.raises(RunError, match="certificate does not name 127.0.0.1: make one for"):
+        with pytest.raises(RunError, match="its certificate is refused .*: it must name 127.0.0.1"):
             found(tcp, tls_ca=keys.ca)
 
 
-def test_a_learner_whose_certificate_is_missing_foreign_or_expired_is_told_so(
+def test_a_learner_whose_certificate_is_missing_or_foreign_is_told_so(
     keys: Keys, tcp: str, tmp_path: Path
 ) -> None:
     foreign = Keys(tmp_path)
     pair = {"tls_cert": foreign.client_cert, "tls_key": foreign.client_key}
-    late = dict(zip(("tls_cert", "tls_key"), keys.client(-3 * DAYS, "late-client"), strict=True))
     with served(tcp, tls_cert=keys.cert, tls_key=keys.key, tls_client_ca=keys.ca):
-        for files in ({}, pair, late):
-            with pytest.raises(RunError, match="certificate, or wants one: give --tls_cert and"):
+        for files in ({}, pair):
+            with pytest.raises(RunError, match="give --tls_cert and --tls_key, signed by its"):
                 found(tcp, tls_ca=keys.ca, **files)
 
 

@@ -12,7 +12,7 @@ from background import Background, wait_for
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import door
-from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.door import HostDoor, RolloutShape
 
 CATCH: dict[str, Any] = {
@@ -79,11 +79,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
 
 @pytest.fixture
 def hosts(fake: FakeDoor) -> HostDoor:
-    return HostDoor("127.0.0.1:1", ServerSecurityConfig(insecure=True))
+    return HostDoor("127.0.0.1:1", SecurityConfig(insecure=True))
 
 
-def never() -> bool:
-    return False
+def never() -> None:
+    pass
 
 
 def follow(hosts: HostDoor, fake: FakeDoor) -> None:
@@ -143,8 +143,11 @@ def test_a_host_whose_description_makes_no_sense_is_refused_and_another_awaited(
 
 
 def test_a_stop_ends_the_wait_for_hosts(hosts: HostDoor) -> None:
-    with pytest.raises(RunError, match="it was stopped before the run began"):
-        hosts.find(None, 1e6, lambda: True)
+    def check_goes_on() -> None:
+        raise RunError("the run has ended")
+
+    with pytest.raises(RunError, match="the run has ended"):
+        hosts.find(None, 1e6, check_goes_on)
 
 
 def test_a_host_that_comes_later_is_taken_and_told_of(
@@ -226,4 +229,4 @@ def test_an_address_in_use_is_wrong_usage() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UsageError, match=f"cannot listen at {listen}"):
-            HostDoor(listen, ServerSecurityConfig(insecure=True))
+            HostDoor(listen, SecurityConfig(insecure=True))

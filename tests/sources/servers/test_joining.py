@@ -11,9 +11,9 @@ import pytest
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import joining
-from torchbeast.sources.servers.config import LearnerSecurityConfig
-from torchbeast.sources.servers.handshake import ClosedError
+from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.joining import JoiningStreams
+from torchbeast.sources.servers.security import ClosedError
 
 Outcome = Exception | str  # what play() raises; else "taken" and then lost, or "ended"
 
@@ -66,7 +66,7 @@ def start(
             lambda: None,
             {},
             ["a:1"],
-            LearnerSecurityConfig(insecure=True),
+            SecurityConfig(insecure=True),
             lambda learner, sentence: said.append(sentence),
         )
         streams.dial()
@@ -92,7 +92,7 @@ def test_pauses_grow_at_random_until_a_learner_takes_the_stream(
     _, streams = start(*[AWAY] * 9, "taken", AWAY, "ended")
     monkeypatch.setattr(joining, "_FIRST_PAUSE_S", 0.1)
     paused: list[float] = []
-    monkeypatch.setattr(streams, "wait", paused.append)
+    monkeypatch.setattr(streams, "_wait", paused.append)
     assert streams.run()
     wanted = [min(0.1 * 2**n, 10.0) for n in range(9)] + [0.1, 0.2]
     assert all(w / 2 <= p <= w for p, w in zip(paused, wanted, strict=True))
@@ -127,15 +127,13 @@ def test_a_host_that_was_there_once_dials_on_whatever_happens(start: Any, said: 
     ]
 
 
-def test_connections_that_are_closed_without_a_reason_end_a_host_after_a_while(
-    start: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_host_dials_on_where_a_connection_was_closed_without_a_reason(
+    start: Any, said: list[str]
 ) -> None:
+    """A learner that ends at this moment closes it too."""
     _, streams = start(AWAY, AWAY, "ended", explained=ClosedError("closed"))
-    assert streams.run(), "a learner that ends at this moment does it too"
-    monkeypatch.setattr(joining, "_CLOSED_S", 0.0)
-    _, streams = start(AWAY, explained=ClosedError("closed"))
-    with pytest.raises(RunError, match="closed"):
-        streams.run()
+    assert streams.run()
+    assert said == ["closed; dialling again."] * 2
 
 
 def test_environments_that_fail_too_often_end_the_host(

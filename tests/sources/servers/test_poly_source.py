@@ -36,9 +36,8 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.servers import server_main as env_process
 from torchbeast.sources.servers.config import PipelineConfig
-from torchbeast.sources.servers.discovery import ask_all
+from torchbeast.sources.servers.discovery import Asking, Fleet, fleet_of
 from torchbeast.sources.servers.source import PolySource
-from torchbeast.sources.servers.told import TellingEnv
 
 SOON = 30.0
 
@@ -48,10 +47,15 @@ def test_a_learner_knows_the_ranges_of_values_of_a_served_space(tmp_path: Path) 
     arguments = {"num_streams": 1, "num_servers": 1}
     description = env_process._description(env, envs.EnvSpec("Blackjack-v1"), arguments)
     with serving(lambda: env, f"unix:{tmp_path}/server", description=description):
-        fleet = ask_all([f"unix:{tmp_path}/server"], SOON)
+        fleet = fleet_at(f"unix:{tmp_path}/server")
     sizes = [spec.categories for spec in fleet.observation_space]
     assert sizes == [(32,), (11,), (2,)]
     assert fleet.observation_space == env.observation_space
+
+
+def fleet_at(*addresses: str) -> Fleet:
+    asking = Asking(SOON, None)
+    return fleet_of({address: asking.ask(address) for address in addresses})
 
 
 class TestPolySource(SourceCompliance):
@@ -194,7 +198,10 @@ def test_the_info_of_a_game_is_in_the_row_of_its_final_return(spare_columns: int
     assert not description["options"]["info_keywords"], "all that earlier learners read"
     games = 0
     with (
-        served(lambda: TellingEnv(envs.make(spec, 2), KEYWORDS), description) as address,
+        served(
+            lambda: env_process.ServedEnv(envs.make(spec, 2), KEYWORDS, env_process.Activity()),
+            description,
+        ) as address,
         playing(address, setup, spare_columns) as running,
     ):
         for rollout in itertools.islice(running.source.batches(), NUM_ROLLOUTS):
@@ -321,7 +328,7 @@ def test_a_source_that_has_lost_too_many_streams_says_when_the_run_ends() -> Non
 @contextmanager
 def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Running]:
     """Starts a source of the servers at these addresses, which are separated by commas."""
-    fleet = ask_all(addresses.split(","), SOON)
+    fleet = fleet_at(*addresses.split(","))
     assert fleet.action_space is not None
     torch.manual_seed(0)
     spaces = fleet.observation_space, fleet.action_space

@@ -11,14 +11,14 @@ from background import wait_for
 from serving import playing, served_elsewhere
 
 from torchbeast.errors import UsageError
-from torchbeast.sources.servers import stream_limit
-from torchbeast.sources.servers.stream_limit import check_streams
+from torchbeast.sources.servers import config
+from torchbeast.sources.servers.config import check_streams
 
 
 def test_streams_beyond_the_limit_are_refused_with_both_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_limit, "allowed_descriptors", lambda: 1024)
+    monkeypatch.setattr(config, "allowed_descriptors", lambda: 1024)
     check_streams(206)
     with pytest.raises(UsageError, match="207 streams need 1,028 .* may have 1,024 open: raise"):
         check_streams(207)
@@ -32,4 +32,4 @@ def test_a_stream_takes_no_more_descriptors_than_are_counted_for_it(tmp_path: Pa
             wait_for(lambda: game.pool.live_streams() == 20)
             game.rollouts(20)
             taken = len(os.listdir("/proc/self/fd")) - before
-    assert 20 < taken <= 20 * stream_limit._OF_A_STREAM
+    assert 20 < taken <= 20 * config._FILES_OF_A_STREAM

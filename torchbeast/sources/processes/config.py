@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least, require
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.system import available_cores
 from torchbeast.sources.config import ActorsConfig
 
 MAX_FIXED_LAG = 509  # shared memory has room for two more versions of the weights

@@ -25,7 +25,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.memory import keep_freed_memory
+from torchbeast.processes.system import keep_freed_memory
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Weights
 from torchbeast.sources.processes.activity import Activity

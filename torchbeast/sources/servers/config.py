@@ -11,12 +11,12 @@ from torchbeast.core.checks import above, at_least, require
 from torchbeast.core.wording import counted
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.system import allowed_descriptors, available_cores
 from torchbeast.sources.config import ActorsConfig, usual_environments
 from torchbeast.sources.servers.addresses import host_and_port
 
-MIN_TOKEN = 16  # characters; 22 of base64 are as good as an AES key
-MAX_TOKEN = 1000
+_FILES_OF_A_STREAM = 4  # its connection, and what gRPC wakes its threads with: 3.25 were counted
+_FILES_OF_THE_REST = 200  # of the program, and of libraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +107,8 @@ class ServedFleetConfig:
     """The running environment servers to learn from."""
 
     num_actors: int | None = None
-    """Number of environments: servers {pipes_basename}.0, .1, ... are asked until exactly this many
-    are found; those of --env_servers must have exactly this many, and hosts that dial in (--listen)
-    at least as many. Default: the environments of all servers that are found."""
+    """Number of environments of all servers, which must be exactly this many; hosts that dial in
+    (--listen) must have at least as many. Default: however many there are."""
     pipes_basename: str | None = None
     """Common part of the servers' addresses. Default: that of polybeast_env, in a folder of this
     user."""
@@ -253,11 +252,14 @@ class SecurityConfig:
             f"insecure, token_file and tls files protect TCP: they need {flags}",
         )
 
-    def listening(self) -> ServerSecurityConfig:
+    def listening(self) -> SecurityConfig:
         """Returns the protection of --listen; raises ValueError unless it suffices."""
-        own = ServerSecurityConfig(**vars(self))
         require(
-            own.has_tls or self.insecure,
+            self.tls_ca is None,
+            "tls_ca is for the side that connects: this one listens and has tls_client_ca",
+        )
+        require(
+            self.tls_cert is not None or self.insecure,
             "--listen needs tls_cert and tls_key (python -m torchbeast.keys makes them), or "
             "--insecure on a network that is protected otherwise",
         )
@@ -265,59 +267,37 @@ class SecurityConfig:
             bool(self.token_file or self.tls_client_ca or self.insecure),
             "--listen needs token_file or tls_client_ca, else anyone could connect",
         )
-        return own
+        return self
 
-    def connecting(self, flag: str, whom: str) -> LearnerSecurityConfig:
+    def connecting(self, flag: str, whom: str) -> SecurityConfig:
         """Returns the protection of a side that connects; raises ValueError unless it suffices.
 
         flag: names the others. whom: that they are.
         """
-        own = LearnerSecurityConfig(**vars(self))
-        require(
-            own.has_tls or self.insecure,
-            f"{flag} needs tls_ca, the authority of {whom} certificates, or "
-            "--insecure on a network that is protected otherwise",
-        )
-        return own
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSecurityConfig(SecurityConfig):
-    """Protection of the side that listens: of servers, or of a learner to which hosts dial in."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.tls_client_ca is None or self.has_tls,
-            "tls_client_ca needs tls_cert and tls_key: those that connect check this host in turn",
-        )
-        require(
-            self.tls_ca is None,
-            "tls_ca is for the side that connects: this one listens and has tls_client_ca",
-        )
-
-    @property
-    def has_tls(self) -> bool:
-        """Whether connections are encrypted."""
-        return self.tls_cert is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerSecurityConfig(SecurityConfig):
-    """Protection of the side that connects: of a learner, or of a host that dials in."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.tls_cert is None or self.has_tls,
-            "tls_cert needs tls_ca, the authority of the servers",
-        )
         require(
             self.tls_client_ca is None,
             "tls_client_ca is for the side that listens: this one connects and has tls_ca",
         )
+        require(
+            self.tls_ca is not None or self.insecure,
+            f"{flag} needs tls_ca, the authority of {whom} certificates, or "
+            "--insecure on a network that is protected otherwise",
+        )
+        return self
 
-    @property
-    def has_tls(self) -> bool:
-        """Whether connections are encrypted."""
-        return self.tls_ca is not None
+
+def most_streams() -> int:
+    """Returns how many streams a learner may have: gRPC would end the process where it gets no more
+    descriptors.
+    """
+    return max(1, (allowed_descriptors() - _FILES_OF_THE_REST) // _FILES_OF_A_STREAM)
+
+
+def check_streams(count: int) -> None:
+    """Raises UsageError if this process may not have so many streams."""
+    if count > most_streams():
+        raise UsageError(
+            f"{count:,} streams need {_FILES_OF_A_STREAM * count + _FILES_OF_THE_REST:,} files and "
+            f"connections, but this process may have {allowed_descriptors():,} open: raise the "
+            "limit (ulimit -n), or serve more environments in a stream (fewer --num_servers)"
+        )

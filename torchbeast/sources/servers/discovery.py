@@ -6,15 +6,14 @@ The learner's network is made from their descriptions, so nobody has to type siz
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import libtorchbeast
@@ -26,19 +25,14 @@ from torchbeast.core.envs.spaces import (
 )
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.sources.servers.addresses import (
-    host_and_port,
-    server_addresses,
-    socket_path,
-)
-from torchbeast.sources.servers.asking_together import asked_together
-from torchbeast.sources.servers.config import LearnerSecurityConfig
-from torchbeast.sources.servers.credentials import learner_credentials
-from torchbeast.sources.servers.handshake import client_tls, explain
+from torchbeast.sources.servers.addresses import server_addresses, socket_path
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.security import credentials, explain
 
 _log = logging.getLogger("torchbeast.hosts")
 
 _FIRST_PATIENCE_S = 0.5  # limit of the first request; doubled each time
+_MOST_HOSTS = 64  # asked at the same time; each takes a thread and a connection
 
 # The entries in which all descriptions must agree.
 _ALIKE = (
@@ -52,8 +46,8 @@ _ALIKE = (
 )
 
 
-def _never() -> bool:
-    return False
+def _goes_on() -> None:
+    pass
 
 
 class NoAnswerError(RunError):
@@ -104,71 +98,31 @@ class Fleet:
         )
 
 
-def ask_all(
-    addresses: Iterable[str], timeout: float, stopped: Callable[[], bool] = _never
-) -> Fleet:
-    """Returns the fleet at these addresses.
-
-    Raises RunError when a server does not answer, or serves another environment than the others.
-    """
-    asking = Asking(timeout, stopped)
-    return fleet_of({address: asking.ask(address) for address in addresses})
-
-
 def find(
-    basename: str, num_actors: int | None, timeout: float, stopped: Callable[[], bool] = _never
-) -> Fleet:
-    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found.
-
-    num_actors: None: until no more servers are found. timeout: seconds to wait for each server.
-    stopped: returns true once the run ends, which gives up waiting.
-
-    Raises UsageError when the servers have more environments than `num_actors`; RunError when they
-    have fewer, or do not serve the same environment.
-    """
-    asking = Asking(timeout, stopped)
-    found: dict[str, dict[str, Any]] = {}
-    while (count := sum(map(_num_envs, found.values()))) != num_actors:
-        if num_actors is not None and count > num_actors:
-            raise _too_many(basename, len(found), count, num_actors)
-        address = server_addresses(basename, len(found) + 1)[-1]
-        if num_actors is None and not _is_expected(address, found):
-            break
-        try:
-            found[address] = asking.ask(address)
-        except RunError as error:
-            raise _too_few(error, found, count, num_actors) from None
-    return fleet_of(found)
-
-
-def find_on(
     hosts: Sequence[str],
     num_actors: int | None,
     timeout: float,
-    security: LearnerSecurityConfig,
-    stopped: Callable[[], bool] = _never,
+    security: SecurityConfig | None = None,
+    check_goes_on: Callable[[], None] = _goes_on,
 ) -> Fleet:
-    """Asks the servers of these hosts, each named by the address of its first server.
+    """Asks all servers of these hosts.
 
     If num_actors is None, one host suffices: the run begins without those that do not answer, or
     refuse, after a warning.
 
+    hosts: each named by the address of its first server, or the basename of its sockets.
     num_actors: the number of environments that they must have in all; None: any.
+    timeout: seconds to wait for each server. security: None for servers on this machine.
+    check_goes_on: raises RunError to give up waiting.
 
     Raises UsageError for another number, a server that is named twice and unusable files; RunError
     when a host that is needed does not answer, and when two serve different environments.
     """
-    halted = threading.Event()
-    asking = Asking(timeout, halted.is_set, security)
-
-    def halt_if_stopped() -> None:
-        if stopped():
-            halted.set()
-
-    answers = asked_together(lambda name: host_at(name, asking), hosts, halt_if_stopped)
-    if halted.is_set():
-        raise RunError("it was stopped before the run began")
-    found = _servers(answers, all_needed=num_actors is not None)
+    asking = Asking(timeout, security, check_goes_on)
+    with ThreadPoolExecutor(min(len(hosts), _MOST_HOSTS)) as threads:
+        answers = {name: threads.submit(_servers_of, name, num_actors, asking) for name in hosts}
+    check_goes_on()
+    found = _answered(answers, all_needed=num_actors is not None)
     fleet = fleet_of(found, asking.credentials)
     if num_actors not in (None, fleet.num_envs):
         raise UsageError(
@@ -178,8 +132,8 @@ def find_on(
     return fleet
 
 
-def _servers(
-    answers: Mapping[str, Callable[[], dict[str, Description]]], all_needed: bool
+def _answered(
+    answers: Mapping[str, Future[dict[str, Description]]], all_needed: bool
 ) -> dict[str, Description]:
     """Returns the servers of hosts by address; raises the error of one that has not answered if all
     are needed, or none has.
@@ -187,9 +141,13 @@ def _servers(
     found: dict[str, Description] = {}
     away: dict[str, RunError] = {}
     for name, answer in answers.items():
-        check_not_named(name, found)
+        if name in found:
+            raise UsageError(
+                f"{name} belongs to a host that is named before it: name each host once, by the "
+                "port of its first server"
+            )
         try:
-            found |= answer()
+            found |= answer.result()
         except RunError as error:
             away[name] = error
     if away and (all_needed or not found):  # a refusal says more than silence
@@ -197,6 +155,40 @@ def _servers(
     for name, why in away.items():
         _log.warning("the run begins without the host %s: %s", name, why)
     return found
+
+
+def _servers_of(host: str, num_actors: int | None, asking: Asking) -> dict[str, Description]:
+    """Returns what all servers of a host say, by address; raises RunError if one is silent."""
+    found: dict[str, Description] = {}
+    while _has_another(host, found, num_actors):
+        address = server_addresses(host, len(found) + 1)[-1]
+        found[address] = asking.ask(address)
+    return found
+
+
+def _has_another(host: str, found: Mapping[str, Description], num_actors: int | None) -> bool:
+    """Returns whether a host has more servers than were found.
+
+    The first one says how many were started together. Servers of the original do not: on this
+    machine there are as many as have num_actors environments, or as listen; elsewhere one.
+    """
+    if not found:
+        return True
+    if told := int(next(iter(found.values()))["num_servers"]):
+        return len(found) < told
+    path = socket_path(server_addresses(host, len(found) + 1)[-1])
+    if path is None:
+        return False
+    return _listens(path) if num_actors is None else _num_envs(found.values()) < num_actors
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def _num_envs(descriptions: Iterable[Description]) -> int:
+    return sum(int(said["num_envs"]) * int(said["num_streams"]) for said in descriptions)
 
 
 def fleet_of(
@@ -222,132 +214,59 @@ def fleet_of(
     )
 
 
-def host_at(name: str, asking: Asking) -> dict[str, Description]:
-    """Returns what all servers of a host say, by address; raises RunError if one is silent."""
-    first = asking.ask(name)
-    others = server_addresses(name, max(1, first["num_servers"]))[1:]
-    _check_first(name, first, others, asking)
-    return {name: first} | {address: asking.ask(address) for address in others}
-
-
-def _check_first(name: str, said: Description, others: Sequence[str], asking: Asking) -> None:
-    """Raises UsageError if the address is that of a host's second server, or of one after it.
-
-    Then the servers that answer, one port after the other, are as many as were started together,
-    but some of them are at ports before the one that was named.
-    """
-    count = said["num_servers"]
-    after = list(itertools.takewhile(asking.answers, others))
-    if len(after) == len(others):
-        return
-    host, port = host_and_port(name)
-    ports = range(port - 1, max(0, port - count - 1), -1)
-    before = list(itertools.takewhile(asking.answers, (f"{host}:{p}" for p in ports)))
-    if len(before) + 1 + len(after) == count:
-        raise UsageError(
-            f"{name} is not the first of its host's {count} servers: name the host by the first "
-            f"one's port, {before[-1]}"
-        )
-
-
-def check_not_named(name: str, found: Mapping[str, Description]) -> None:
-    """Raises UsageError when a server at the address was found."""
-    if name in found:
-        raise UsageError(
-            f"{name} belongs to a host that is named before it: name each host once, by the port "
-            "of its first server"
-        )
-
-
-def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
-    """Returns whether to ask for another server at the address.
-
-    Servers send how many were started together, some of which may not serve yet. Servers of the
-    original do not: another is expected if something listens at the address.
-    """
-    told = max((description["num_servers"] for description in found.values()), default=1)
-    return len(found) < told or listens(address)
-
-
-def listens(address: str) -> bool:
-    """Returns whether a process accepts connections at the address at this moment."""
-    path = socket_path(address)
-    if path is None:
-        return False
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(path)) == 0
-
-
-def _too_many(basename: str, servers: int, count: int, num_actors: int) -> UsageError:
-    return UsageError(
-        f"the servers {basename}.0 to .{servers - 1} serve {count} environments, "
-        f"but --num_actors is {num_actors}: give --num_actors {count}, or leave it out"
-    )
-
-
-def _too_few(
-    error: RunError, found: dict[str, dict[str, Any]], count: int, num_actors: int | None
-) -> RunError:
-    wanted = "" if num_actors is None else f" of --num_actors {num_actors}"
-    told = f"; {count}{wanted} environments were found" if found or wanted else ""
-    return RunError(
-        f"{error}{told}: start {'more ' * bool(found)}servers "
-        "(python -m torchbeast.polybeast_env), or give their --pipes_basename"
-    )
-
-
 class Asking:
     """Asks servers. Several threads may use it at once, each for one server after the other."""
 
     def __init__(
         self,
         timeout: float,
-        stopped: Callable[[], bool] = _never,
-        security: LearnerSecurityConfig | None = None,
+        security: SecurityConfig | None,
+        check_goes_on: Callable[[], None] = _goes_on,
     ) -> None:
-        """Reads the files of credentials.
-
-        timeout: seconds to wait for each server. security: None for servers on this machine.
-        """
+        """Reads the files of credentials. The arguments are those of `find`."""
         self.timeout = timeout
-        self._stopped, self._security = stopped, security
-        self.credentials = None if security is None else learner_credentials(security)
-        self._tls = None if security is None else client_tls(security)
+        self._security, self._check_goes_on = security, check_goes_on
+        self.credentials = None if security is None else credentials(security)
 
-    def answers(self, address: str) -> bool:
-        """Returns whether a server answers at once."""
-        with contextlib.suppress(OSError, RuntimeError, ValueError):
-            libtorchbeast.describe(address, _FIRST_PATIENCE_S, self.credentials)
-            return True
-        return False
-
-    def ask(self, address: str) -> dict[str, Any]:
+    def ask(self, address: str) -> Description:
         """Requests a description until the timeout; a signal is noticed between two requests."""
         deadline, patience = time.monotonic() + self.timeout, _FIRST_PATIENCE_S
         while True:
+            self._check_goes_on()
             left = deadline - time.monotonic()
             try:
-                limit = 0.0 if self._stopped() else max(0.0, min(patience, left))
+                limit = max(0.0, min(patience, left))
                 return libtorchbeast.describe(address, limit, self.credentials)
-            except TimeoutError as error:
-                if self._security is not None and self._tls is not None and not self._stopped():
-                    explain(address, self._security, self._tls)  # takes seconds
-                if self._stopped() or left <= patience or time.monotonic() >= deadline:
-                    raise _no_answer(address, self.timeout, error) from None
+            except TimeoutError:
+                if self._security is not None:
+                    explain(address, self._security)  # takes seconds
+                if left <= patience or time.monotonic() >= deadline:
+                    raise _no_answer(address, f"waited {self.timeout:g} s") from None
             except PermissionError as error:
                 raise RunError(str(error)) from None
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise _no_answer(address, self.timeout, error) from None
+                raise _no_answer(address, str(error)) from None
             patience *= 2
 
+    def status(self, address: str) -> dict[str, Any]:
+        """Returns how busy a server is, or which hosts have joined a learner; raises RunError if it
+        does not tell.
+        """
+        try:
+            return libtorchbeast.server_status(address, self.timeout, self.credentials)
+        except (OSError, ValueError) as error:
+            if self._security is not None:
+                explain(address, self._security)
+            raise RunError(f"{address} does not tell its status ({error})") from None
 
-def _no_answer(address: str, timeout: float, error: Exception) -> NoAnswerError:
-    why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
-    return NoAnswerError(f"no environment server answers at {address} ({why})")
 
-
-def _num_envs(description: dict[str, Any]) -> int:
-    return int(description["num_envs"]) * int(description["num_streams"])
+def _no_answer(address: str, why: str) -> NoAnswerError:
+    start = "start servers there (python -m torchbeast.polybeast_env)"
+    others = " or name those of other machines (--env_servers, --listen)"
+    is_here = socket_path(address) is not None
+    return NoAnswerError(
+        f"no environment server answers at {address} ({why}): {start}{others * is_here}"
+    )
 
 
 def check_same(address: str, ours: Description, other: str, theirs: Description) -> None:

@@ -18,16 +18,13 @@ from typing import Any, NamedTuple
 
 import libtorchbeast
 from torchbeast.core.wording import counted
-from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.descriptors import allow_descriptors
-from torchbeast.processes.memory import free_memory, in_bytes
+from torchbeast.errors import RepeatedFailures, RunError, UsageError
+from torchbeast.processes.system import allow_descriptors, free_memory, in_bytes
 from torchbeast.reporting.waiting import say
-from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.credentials import server_credentials
+from torchbeast.sources.servers.addresses import check_free
+from torchbeast.sources.servers.config import SecurityConfig, most_streams
 from torchbeast.sources.servers.discovery import Description, Fleet, check_same, fleet_of
-from torchbeast.sources.servers.listening import check_free
-from torchbeast.sources.servers.repeated_failures import RepeatedFailures
-from torchbeast.sources.servers.stream_limit import most_streams
+from torchbeast.sources.servers.security import credentials
 
 _log = logging.getLogger("torchbeast.hosts")
 
@@ -57,7 +54,7 @@ class _Stream(NamedTuple):
 class HostDoor:
     """Where hosts dial in. `find`, then `follow`, each in one thread."""
 
-    def __init__(self, listen: str, security: ServerSecurityConfig) -> None:
+    def __init__(self, listen: str, security: SecurityConfig) -> None:
         """Listens from now on.
 
         Raises UsageError for an address that is in use and for files that cannot be used.
@@ -69,7 +66,7 @@ class HostDoor:
             self._door = libtorchbeast.Door(
                 listen,
                 max_streams=min(_MOST_STREAMS, most_streams()),
-                credentials=server_credentials(security),
+                credentials=credentials(security),
             )
         except ConnectionError as error:
             raise UsageError(str(error)) from None
@@ -81,13 +78,15 @@ class HostDoor:
         self._hosts: dict[str, int] = {}  # number of streams, as it was said last
         self._seen: dict[str, int] = {}  # at the last look
 
-    def find(self, num_actors: int | None, timeout: float, stopped: Callable[[], bool]) -> Fleet:
+    def find(
+        self, num_actors: int | None, timeout: float, check_goes_on: Callable[[], None]
+    ) -> Fleet:
         """Waits for hosts, and returns the fleet of their streams.
 
         num_actors: environments that there must be at least; None: those of the first host.
-        timeout: seconds to wait for them. stopped: returns true once the run ends, which gives up.
+        timeout: seconds to wait for them. check_goes_on: raises RunError to give up waiting.
 
-        Raises RunError at the timeout and when the run ends.
+        Raises RunError at the timeout.
         """
         deadline = time.monotonic() + timeout
         settled = deadline
@@ -98,8 +97,7 @@ class HostDoor:
             now, count = time.monotonic(), sum(each.said["num_envs"] for each in self._waiting)
             if self._waiting and now >= min(settled, deadline) and count >= (num_actors or 1):
                 return self._fleet()
-            if stopped():
-                raise RunError("it was stopped before the run began")
+            check_goes_on()
             if now >= deadline:
                 raise self._too_few(num_actors, timeout)
 

@@ -19,13 +19,11 @@ from typing import Any
 
 import libtorchbeast
 from torchbeast.errors import RunError, UsageError
-from torchbeast.sources.servers.config import LearnerSecurityConfig
-from torchbeast.sources.servers.credentials import learner_credentials
-from torchbeast.sources.servers.handshake import ClosedError, client_tls, explain
+from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.security import ClosedError, credentials, explain
 
 _CONNECT_S = 5.0  # for a learner to accept a connection
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
-_CLOSED_S = 30.0  # of attempts that ended without a reason, until that is one
 _MOST_FAILURES, _FAILURES_S = 5, 600.0  # of environments of a stream, within this time
 
 Say = Callable[[str, str], None]
@@ -40,7 +38,7 @@ class JoiningStreams:
         make: Callable[[], Any],
         description: dict[str, Any],
         learners: Sequence[str],
-        security: LearnerSecurityConfig,
+        security: SecurityConfig,
         say: Say,
     ) -> None:
         """Opens nothing yet.
@@ -90,47 +88,46 @@ class JoiningStreams:
 
     def _run_stream(self, learner: str) -> None:
         try:
-            self._run_has_ended = _Stream(self, learner).run() or self._run_has_ended
+            self._join_again_and_again(learner)
         except Exception as error:
             self._failure = self._failure or error
         self.stop()  # the run has ended for all, or none can go on
 
-    # --- called by the streams
+    def _join_again_and_again(self, learner: str) -> None:
+        """Joins until the learner's run has ended, or the streams are to end."""
+        pauses = _Pauses()
+        failures: collections.deque[float] = collections.deque(maxlen=_MOST_FAILURES)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the streams are to end."""
-        return self._stopped.is_set()
+        def taken() -> None:
+            pauses.restart()
+            self._has_joined = True
+            self._say(learner, f"Connected to the learner at {learner}.")
 
-    @property
-    def has_joined(self) -> bool:
-        """Whether a learner has taken any stream."""
-        return self._has_joined
+        while not self._stopped.is_set():
+            try:
+                self._play(learner, taken)
+                self._run_has_ended = self._run_has_ended or not self._stopped.is_set()
+                return
+            except (OSError, ValueError, UsageError) as error:
+                self._end_in_vain(learner, error)
+            except RuntimeError as error:
+                _count_failure(failures, error)
+            self._wait(pauses.next())
 
-    def wait(self, seconds: float) -> None:
-        """Waits, or until the streams are to end."""
+    def _wait(self, seconds: float) -> None:
         self._stopped.wait(seconds)
 
-    def say(self, learner: str, sentence: str) -> None:
-        """Says something about a learner."""
-        self._say(learner, sentence)
-
-    def joined(self, learner: str) -> None:
-        """Notes that a learner has taken a stream."""
-        self._has_joined = True
-        self._say(learner, f"Connected to the learner at {learner}.")
-
-    def play(self, learner: str, on_taken: Callable[[], None]) -> None:
+    def _play(self, learner: str, on_taken: Callable[[], None]) -> None:
         """Plays one stream until it ends, see `libtorchbeast.Host.play`."""
         host = libtorchbeast.Host(
             self._make,
             learner,
             description=self._description,
             name=socket.gethostname()[:64] or "host",
-            credentials=learner_credentials(self._security),
+            credentials=credentials(self._security),
         )
         with self._lock:
-            if self.is_stopped:
+            if self._stopped.is_set():
                 return
             self._hosts.add(host)
         try:
@@ -139,39 +136,7 @@ class JoiningStreams:
             with self._lock:
                 self._hosts.discard(host)
 
-    def explain(self, learner: str) -> None:
-        """Raises RunError if waiting does not mend why a learner cannot be reached."""
-        explain(learner, self._security, client_tls(self._security))
-
-
-class _Stream:
-    """A stream of a process, which keeps joining a learner. Used by one thread."""
-
-    def __init__(self, streams: JoiningStreams, learner: str) -> None:
-        self._streams, self._learner = streams, learner
-        self._pause = _FIRST_PAUSE_S
-        self._closed_since: float | None = None  # every attempt ended without a reason
-        self._failures: collections.deque[float] = collections.deque(maxlen=_MOST_FAILURES)
-
-    def run(self) -> bool:
-        """Joins again and again; returns whether the learner's run has ended."""
-        while not self._streams.is_stopped:
-            try:
-                self._streams.play(self._learner, self._taken)
-                return not self._streams.is_stopped
-            except (OSError, ValueError, UsageError) as error:
-                self._end_in_vain(error)
-            except RuntimeError as error:
-                self._count_failure(error)
-            self._streams.wait(self._pause * random.uniform(0.5, 1.0))
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
-        return False
-
-    def _taken(self) -> None:
-        self._pause, self._closed_since = _FIRST_PAUSE_S, None
-        self._streams.joined(self._learner)
-
-    def _end_in_vain(self, error: Exception) -> None:
+    def _end_in_vain(self, learner: str, error: Exception) -> None:
         """Says why an attempt failed; raises it instead if no other can help.
 
         A learner that was there once comes back, whatever uses its port or is wrong with the files
@@ -180,26 +145,35 @@ class _Stream:
         try:
             if not isinstance(error, ConnectionError):  # the token, the protocol, or the files
                 raise error if isinstance(error, UsageError) else RunError(str(error))
-            self._explain()
+            explain(learner, self._security)
+        except ClosedError as likely:  # a learner that ends at this moment does it too
+            error = likely
         except (RunError, UsageError) as final:
-            if not self._streams.has_joined:
+            if not self._has_joined:
                 raise final from None
             error = final
-        self._streams.say(self._learner, f"{error}; dialling again.")
+        self._say(learner, f"{error}; dialling again.")
 
-    def _explain(self) -> None:
-        closed_since, self._closed_since = self._closed_since, None
-        try:
-            self._streams.explain(self._learner)
-        except OSError:  # of the files, which the next attempt names
-            return
-        except ClosedError:  # a learner that ends at this moment does it too
-            self._closed_since = closed_since or time.monotonic()
-            if time.monotonic() - self._closed_since >= _CLOSED_S:
-                raise
 
-    def _count_failure(self, error: Exception) -> None:
-        now = time.monotonic()
-        self._failures.append(now)
-        if len(self._failures) == _MOST_FAILURES and now - self._failures[0] < _FAILURES_S:
-            raise RunError(f"failure {_MOST_FAILURES} within ten minutes: {error}")
+class _Pauses:
+    """The pauses between two attempts, which grow. Used by one thread."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins with the first one again."""
+        self._next = _FIRST_PAUSE_S
+
+    def next(self) -> float:
+        """Returns the seconds of the next one, shortened at random."""
+        pause, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE_S)
+        return pause * random.uniform(0.5, 1.0)
+
+
+def _count_failure(times: collections.deque[float], error: Exception) -> None:
+    """Counts a failure of a stream's environments; raises RunError if there are too many."""
+    now = time.monotonic()
+    times.append(now)
+    if len(times) == _MOST_FAILURES and now - times[0] < _FAILURES_S:
+        raise RunError(f"failure {_MOST_FAILURES} within ten minutes: {error}")

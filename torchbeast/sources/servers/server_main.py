@@ -14,25 +14,32 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from torchbeast.core.envs.contract import final_info_of, numbers_of_games
 from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.errors import RunError
-from torchbeast.processes.child_main import Report, exit_now, failure, follow_parent, take_stdout
-from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors
-from torchbeast.sources.servers.addresses import socket_path
-from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
-from torchbeast.sources.servers.listening import answers, check_free
-from torchbeast.sources.servers.told import TellingEnv
+from torchbeast.processes.child_main import (
+    Report,
+    exit_now,
+    failure,
+    follow_parent,
+    follow_stdin,
+    take_stdout,
+)
+from torchbeast.processes.system import allow_descriptors, allowed_descriptors
+from torchbeast.sources.servers.addresses import answers, check_free, socket_path
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
     from torchbeast.envs import EnvSpec
 
 _GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
+_REPORT_EVERY_S = 1.0  # what the environments do
 _SERVING_S = 1.0  # between two looks whether the server has stopped before it served
 # Open at once, for each stream that a learner is told to open: a second learner may use the
 # servers, and a connection that was cut off without a word is open for half a minute.
@@ -40,6 +47,60 @@ _STREAMS_PER_STREAM = 4
 _DESCRIPTORS = 1 << 14  # enough for strangers who only connect; their connections take 300 MB
 _PROBE_EVERY_S = 2.0  # whether the server still accepts connections
 _ANSWER_S = 5.0  # for a probe to get an answer; the second one without an answer ends the server
+
+
+class Activity:
+    """What the environments of a process have done, for the metrics of polybeast_env, which has no
+    learner's certificate with which to ask the server. Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {"steps": 0, "open_streams": 0}
+
+    def add(self, what: str, count: int) -> None:
+        """Counts what was done."""
+        with self._lock:
+            self._counts[what] += count
+
+    def report(self) -> dict[str, int]:
+        """Returns the counts as a report to the parent."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class ServedEnv:
+    """The vector environment of one stream, which counts its steps. It is open until it is closed.
+
+    Its steps have a seventh value for `libtorchbeast.Server` if there are K keywords: the numbers
+    of the games that ended, float32 [N, K], or None.
+    """
+
+    def __init__(self, env: Any, keywords: Sequence[str], activity: Activity) -> None:
+        self._env, self._keywords, self._activity = env, tuple(keywords), activity
+        self._is_open = True
+        activity.add("open_streams", 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        """Steps all environments."""
+        self._activity.add("steps", self._env.num_envs)
+        step: tuple[Any, ...] = self._env.step(action)
+        return (*step, self._numbers(step)) if self._keywords else step
+
+    def _numbers(self, step: Any) -> np.ndarray | None:
+        games = np.flatnonzero(step.episode_end).tolist()
+        info = final_info_of(self._env)
+        return numbers_of_games(info, self._keywords, games) if games else None
+
+    def close(self) -> None:
+        """Closes the environments. May be called again."""
+        if self._is_open:
+            self._is_open = False
+            self._activity.add("open_streams", -1)
+            self._env.close()
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -50,8 +111,10 @@ def main(arguments: dict[str, Any]) -> int:
     serving: list[Any] = []
     served, stopped = threading.Event(), threading.Event()
     activity = Activity() if arguments["counts"] else None
-    told = threading.Event()
-    _thread(lambda: _end_with_stdin(serving, served, stopped, told, arguments))
+    told = threading.Event()  # to dial, with the first message
+    follow_stdin(
+        lambda _: told.set(), lambda: _end_in_time(serving, served, stopped, told, arguments)
+    )
     try:
         server = _make_server(arguments, activity, report)
     except Exception as error:
@@ -66,7 +129,7 @@ def main(arguments: dict[str, Any]) -> int:
         if socket_path(arguments["address"]) is None:
             _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
     if activity is not None:
-        _thread(lambda: report_until(stopped, activity, report))
+        _thread(lambda: _report_until(stopped, activity, report))
     try:
         if server.run():
             report({"run_has_ended": True})
@@ -97,9 +160,9 @@ def _make_server(
             env: Any = first.pop()
         except IndexError:
             env = envs.make(spec, num_envs)
-        if keywords := spec.options.info_keywords:
-            env = TellingEnv(env, keywords)
-        return env if activity is None else CountedEnv(env, activity)
+        keywords = spec.options.info_keywords
+        is_plain = not keywords and activity is None
+        return env if is_plain else ServedEnv(env, keywords, activity or Activity())
 
     description = _description(first[0], spec, arguments)
     if arguments["learners"]:
@@ -118,13 +181,13 @@ def _make_server(
 def _joining_streams(
     make: Callable[[], Any], description: dict[str, Any], arguments: dict[str, Any], report: Report
 ) -> Any:
-    from torchbeast.sources.servers.config import LearnerSecurityConfig
+    from torchbeast.sources.servers.config import SecurityConfig
     from torchbeast.sources.servers.joining import JoiningStreams
 
     def say(learner: str, sentence: str) -> None:
         report({"learner": learner, "said": sentence})
 
-    security = LearnerSecurityConfig(**arguments["security"])
+    security = SecurityConfig(**arguments["security"])
     return JoiningStreams(make, description, arguments["learners"], security, say)
 
 
@@ -137,10 +200,10 @@ def _credentials(files: dict[str, Any] | None) -> Any:
     """Returns the credentials of a server that listens to other machines."""
     if files is None:
         return None
-    from torchbeast.sources.servers.config import ServerSecurityConfig
-    from torchbeast.sources.servers.credentials import server_credentials
+    from torchbeast.sources.servers.config import SecurityConfig
+    from torchbeast.sources.servers.security import credentials
 
-    return server_credentials(ServerSecurityConfig(**files))
+    return credentials(SecurityConfig(**files))
 
 
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +245,11 @@ def _report_when_serving(
     report({"ready": True})
 
 
+def _report_until(stopped: threading.Event, activity: Activity, report: Report) -> None:
+    while not stopped.wait(_REPORT_EVERY_S):
+        report(activity.report())
+
+
 def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Event) -> None:
     """Ends the process once it accepts no connection, so that another one takes its place.
 
@@ -203,32 +271,23 @@ def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Eve
     os._exit(1)
 
 
-def _end_with_stdin(
+def _end_in_time(
     serving: list[Any],
     served: threading.Event,
     stopped: threading.Event,
     told: threading.Event,
     arguments: dict[str, Any],
 ) -> None:
-    """Stops the server when stdin is closed; exits if its environment does not return in time.
-
-    told: set with the first message, which tells streams to dial.
-    """
-    while os.read(0, 4096):
-        told.set()
+    """Stops the server; exits if its environment does not return in time."""
+    told.set()
     for server in serving:
         _thread(server.stop)
     if not serving or not stopped.wait(_GRACE_S):
-        if served.is_set():  # before that the socket may belong to another server
-            _remove_socket(arguments)
+        path = socket_path(arguments["address"])
+        if path is not None and served.is_set():  # before, it may belong to another server
+            path.unlink(missing_ok=True)
         _remove_folder(arguments)
         exit_now(0)
-
-
-def _remove_socket(arguments: dict[str, Any]) -> None:
-    address = arguments["address"]
-    if address.startswith("unix:"):
-        Path(address.removeprefix("unix:")).unlink(missing_ok=True)
 
 
 def _remove_folder(arguments: dict[str, Any]) -> None:

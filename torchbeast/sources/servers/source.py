@@ -18,22 +18,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import libtorchbeast
-from torchbeast.core.actors.contract import Mode, specs_of_extras
+from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_extras
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.ambient import use_threads
 from torchbeast.core.device import CudaStream
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
-from torchbeast.processes.descriptors import allow_descriptors
+from torchbeast.errors import RepeatedFailures, in_one_line
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import allow_descriptors, available_cores
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import (
     WAIT_S,
@@ -43,14 +45,10 @@ from torchbeast.sources.contract import (
     describe_away,
     shortage_of,
 )
-from torchbeast.sources.servers.config import PipelineConfig
+from torchbeast.sources.servers.config import PipelineConfig, check_streams
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.door import HostDoor, RolloutShape
 from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.inference import answer, inference_threads
-from torchbeast.sources.servers.plan import rollout_columns
-from torchbeast.sources.servers.repeated_failures import RepeatedFailures, in_one_line
-from torchbeast.sources.servers.stream_limit import check_streams
 
 _log = logging.getLogger("torchbeast.streams")
 
@@ -248,6 +246,51 @@ class PolySource:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
                 return
+
+
+def inference_threads(count: int | None, device: torch.device) -> int:
+    """Returns the number of inference threads; count: the setting, None: chosen by the hardware.
+
+    On the CPU acting takes at most a quarter of a step, and more threads only make smaller batches.
+    Each thread also uses torch's threads inside its operations.
+    """
+    if count is not None:
+        return count
+    on_cpu = max(1, available_cores() // (4 * torch.get_num_threads()))
+    return 2 if device.type == "cuda" else on_cpu
+
+
+def answer(
+    replica: Actor,
+    cuda_stream: CudaStream,
+    inputs: Any,
+    extras: Sequence[str],
+    mode: Mode = "sample",
+) -> Any:
+    """Returns `((action, extras), (state, action))` for one batch, on the CPU.
+
+    replica: is on the device of the CUDA stream.
+    inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` from
+    the actor pool, leaves [1, B, ...] and [layers, B, ...].
+    extras: names of the extras to return, as a dict.
+    """
+    (observation, reward, done, _, _), (state, last_action) = inputs
+    seen = (observation, reward, done, last_action), state
+    model_inputs, state = map_leaves(cuda_stream.to_device, seen)
+    acted = replica.act(ModelInputs(*model_inputs), state, mode)
+    wanted = {name: acted.extras[name] for name in extras}
+    on_host = map_leaves(cuda_stream.to_host, (acted.action, wanted, acted.state))
+    cuda_stream.synchronize()
+    action, wanted, state = on_host
+    return (action, wanted), (state, action)
+
+
+def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
+    """Returns the number of columns of an item in the learner's queue.
+
+    It is the largest that divides the batch and every stream evenly.
+    """
+    return math.gcd(batch_size, *envs_per_stream)
 
 
 def learner_queue(

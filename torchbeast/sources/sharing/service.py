@@ -44,7 +44,7 @@ from typing import Any, BinaryIO
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_main import failure, follow_parent, take_stdin, take_stdout
 from torchbeast.processes.child_process import ChildProcess, end_all
-from torchbeast.processes.memory import free_memory
+from torchbeast.processes.system import free_memory
 from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.sources.sharing.shared_replay import Joining, SharedReplay, Ticket
 

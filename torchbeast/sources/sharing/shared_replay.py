@@ -23,7 +23,7 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_store import bytes_per_transition, described, row_specs
 from torchbeast.errors import RunError
-from torchbeast.processes.memory import check_memory, in_bytes
+from torchbeast.processes.system import check_memory, in_bytes
 from torchbeast.sources.replay import Arrays, Filled, read_windows
 
 _NUMBERS = ("env_index", "rollout_index")

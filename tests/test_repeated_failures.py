@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from torchbeast.sources.servers.repeated_failures import RepeatedFailures, in_one_line
+from torchbeast.errors import RepeatedFailures, in_one_line
 
 
 def broken(value: float) -> None:
@@ -30,14 +30,14 @@ def report(stream: int, body: Callable[[], None]) -> str:
     return f"stream {stream} gets new environments: environment server at a:1: {raised}"
 
 
-def test_the_first_report_is_whole_and_later_ones_are_a_line_with_their_number() -> None:
+def test_the_first_report_is_whole_and_later_ones_are_a_line() -> None:
     failures = RepeatedFailures()
     first = report(0, partial(broken, 0.5))
     assert failures.shortened(first) == first
     for times in (2, 3):
         assert failures.shortened(report(times, partial(broken, 1.5))) == (
             f"stream {times} gets new environments: environment server at a:1: ValueError: the "
-            f"joystick is at 1.5 (time {times}; the first report has its traceback)"
+            f"joystick is at 1.5 (an earlier report has its traceback)"
         )
 
 
@@ -46,7 +46,7 @@ def test_another_place_is_shown_whole_and_counts_by_itself() -> None:
     failures.shortened(report(0, partial(broken, 0.5)))
     other = report(1, also_broken)
     assert failures.shortened(other) == other
-    assert "KeyError: 'no joystick' (time 2;" in failures.shortened(report(1, also_broken))
+    assert "KeyError: 'no joystick' (an earlier" in failures.shortened(report(1, also_broken))
 
 
 def test_a_report_without_a_traceback_stays() -> None:
@@ -62,9 +62,7 @@ def test_what_is_remembered_is_bounded() -> None:
         assert failures.shortened(text) == text
     assert failures.shortened(text) == text
     first = text.replace('"999.py"', '"0.py"')
-    assert failures.shortened(first) == (
-        "a:1: Error: x (time 2; the first report has its traceback)"
-    )
+    assert failures.shortened(first) == ("a:1: Error: x (an earlier report has its traceback)")
 
 
 def test_a_report_in_one_line_is_what_was_raised_or_all_of_it() -> None:

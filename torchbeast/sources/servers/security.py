@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that protect connections between machines: `credentials` reads and checks them,
+`explain` says why the other side refuses them, and `flags_of_others` names those of the other side.
+
+Only names of files are passed to other processes, which read them again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import socket
+import ssl
+import stat
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchbeast.core.wording import typed
+from torchbeast.errors import RunError, UsageError, expanded
+from torchbeast.sources.servers.addresses import host_and_port, resolved
+from torchbeast.sources.servers.config import SecurityConfig
+
+if TYPE_CHECKING:
+    import libtorchbeast
+
+_SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 1000  # 22 characters of base64 are as good as an AES key
+_KEYS = "python -m torchbeast.keys makes one"
+_CLOCK_AHEAD = datetime.timedelta(minutes=5)  # of the machine that made a certificate
+_EVERY_NETWORK = ("0.0.0.0", "[::]")
+
+_CONNECT_S = 3.0
+_GRPC = "h2"  # the name of gRPC's protocol in a handshake
+_PORT_OF_TLS = (
+    "that port uses TLS: give --tls_ca, the authority of its certificate, in place of --insecure"
+)
+_NO_TLS = (
+    "that port does not use TLS: start what listens there with --tls_cert and --tls_key, or give "
+    "its own port"
+)
+_OTHER_PROGRAM = (
+    "another program listens there, which does not speak gRPC: give the port of environment "
+    "servers, or of a learner that hosts dial in to"
+)
+_CERTIFICATE_WANTED = (
+    "it refused this side's certificate, or wants one: give --tls_cert and --tls_key, signed by "
+    "its --tls_client_ca and not expired"
+)
+_CLOSED = (
+    "it ended the connection before it said anything. If it keeps doing so, give --tls_cert and "
+    "--tls_key, signed by its --tls_client_ca and not expired"
+)
+
+
+def credentials(files: SecurityConfig) -> libtorchbeast.Credentials:
+    """Returns the contents of the files.
+
+    Raises UsageError for files that cannot be used, and for a certificate or an authority that is
+    not valid at present: the other side would only close the connection.
+    """
+    from libtorchbeast import Credentials
+
+    flag = "tls_client_ca" if files.tls_ca is None else "tls_ca"
+    return Credentials(
+        ca=_certificates(files.tls_ca or files.tls_client_ca, flag),
+        certificate=_certificates(files.tls_cert, "tls_cert"),
+        key=_key(files),
+        token=_token(files.token_file),
+    )
+
+
+def _certificates(path: str | None, flag: str) -> str:
+    """Returns the certificates in a file, of which one must be valid at present: a file of
+    authorities may hold an old one next to the one that replaces it.
+    """
+    if path is None:
+        return ""
+    text = _text(path, flag)
+    found = _parsed(text)
+    if not found:
+        raise UsageError(f"--{flag} {path} has no certificate in PEM: {_KEYS}")
+    if flag == "tls_cert":
+        found = found[:1]  # the others are those between it and its authority
+    now = datetime.datetime.now(datetime.timezone.utc)
+    times = [(one.not_valid_before_utc, one.not_valid_after_utc) for one in found]
+    if not any(since - _CLOCK_AHEAD <= now < until for since, until in times):
+        since, until = times[-1]
+        what = "is not valid yet" if now < since else "has expired"
+        raise UsageError(
+            f"--{flag} {path} {what}: it is valid from {_said(since)} to {_said(until)}, and the "
+            f"clock of this machine says {_said(now)}: set the clock, or make new ones with python "
+            "-m torchbeast.keys, an authority in another --folder"
+        )
+    return text
+
+
+def _parsed(text: str) -> list[Any]:
+    """Returns the x509.Certificates in a text; [] if it is something else."""
+    try:
+        from cryptography import x509
+    except ImportError:
+        raise UsageError(
+            "certificates are read with the package cryptography, which is not installed: "
+            "pip install 'torchbeast[tls]'"
+        ) from None
+    try:
+        return x509.load_pem_x509_certificates(text.encode())
+    except ValueError:
+        return []
+
+
+def _said(time: datetime.datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M UTC}"
+
+
+def _key(files: SecurityConfig) -> str:
+    """Returns the key of the certificate."""
+    if files.tls_cert is None or files.tls_key is None:
+        return ""
+    text = _private_text(files.tls_key, "tls_key")
+    try:
+        _load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.tls_cert, files.tls_key)
+    except ssl.SSLError:
+        raise UsageError(
+            f"--tls_key {files.tls_key} is not the key of --tls_cert {files.tls_cert}: give the "
+            "two of one pair, in PEM and without a password, which nobody could type when a server "
+            "is replaced"
+        ) from None
+    return text
+
+
+def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
+    context.load_cert_chain(expanded(cert), expanded(key), password="")  # OpenSSL asks for none
+
+
+def _token(path: str | None) -> str:
+    if path is None:
+        return ""
+    token = _private_text(path, "token_file").strip()
+    is_word = token.isascii() and token.isprintable() and " " not in token
+    if not is_word or not _SHORTEST_TOKEN <= len(token) <= _LONGEST_TOKEN:
+        raise UsageError(
+            f"--token_file {path} must contain one word of {_SHORTEST_TOKEN} to {_LONGEST_TOKEN} "
+            f"printable ASCII characters, and it has something else: {_KEYS}"
+        )
+    return token
+
+
+def _private_text(path: str, flag: str) -> str:
+    text, status = _text(path, flag), expanded(path).stat()
+    # As PostgreSQL has it: a file of the administrator may be for a group, as Kubernetes mounts it.
+    for_others = 0o027 if status.st_uid == 0 and os.getuid() != 0 else 0o077
+    if stat.S_IMODE(status.st_mode) & for_others:
+        raise UsageError(
+            f"--{flag} {path} can be read by other users (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}): make it private, chmod 600 {shlex.quote(path)}"
+        )
+    return text
+
+
+def _text(path: str, flag: str) -> str:
+    try:
+        return expanded(path).read_text()
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(
+            f"--{flag} {path} cannot be read ({reason}): give the name of a file that can"
+        ) from None
+
+
+def flags_of_others(flag: str, listen: Sequence[str], own: SecurityConfig) -> str:
+    """Returns the flags with which others connect to this machine, and are let in.
+
+    flag: takes the addresses. own: the files of this side; those of the others are named as
+    torchbeast.keys names them.
+    """
+    reached = ",".join(_reached_at(address, own.tls_cert) for address in listen)
+    words = [flag, reached, *(typed("--tls_ca", "ca.pem") if own.tls_cert else ["--insecure"])]
+    if own.tls_client_ca:
+        words += ["--tls_cert", "client.pem", "--tls_key", "client-key.pem"]
+    words += ["--token_file", "token"] if own.token_file else []
+    return shlex.join(words)
+
+
+def _reached_at(listen: str, cert: str | None) -> str:
+    """Returns HOST:PORT for others. HOST is this machine's own name if the certificate has it, or
+    has no name, else the first name in the certificate.
+    """
+    host, port = host_and_port(listen)
+    own = socket.gethostname() if host in _EVERY_NETWORK else host
+    names = [] if cert is None else _machines(cert)
+    return f"{own if own in names or not names else names[0]}:{port}"
+
+
+def _machines(cert: str) -> list[str]:
+    """Returns the names and addresses of machines in a certificate, without patterns."""
+    from cryptography import x509
+
+    [certificate, *_] = _parsed(_text(cert, "tls_cert"))
+    try:
+        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    kinds = x509.DNSName, x509.IPAddress
+    names = [str(name.value) for name in alternatives.value if isinstance(name, kinds)]
+    return [f"[{name}]" if ":" in name else name for name in names if "*" not in name]
+
+
+class ClosedError(RunError):
+    """The other side ended the connection after the handshake and did not say why.
+
+    It refused this side's certificate, unless it ended at this moment.
+    """
+
+
+def silence_grpc() -> None:
+    """Keeps gRPC from printing lines of its own about what is explained here, unless the user has
+    set GRPC_VERBOSITY. A no-op once gRPC is in use.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def explain(address: str, files: SecurityConfig) -> None:
+    """Raises RunError if the other side cannot be reached for a reason that waiting does not mend,
+    where gRPC only says that it does not answer: a host without an address, an end that uses TLS
+    while the other does not, and a refused certificate.
+
+    Raises ClosedError, which is a RunError too, if that is likely and not certain. Returns if the
+    other side may still come. An end that closes the connection before the handshake is over says
+    nothing: so does a tunnel or a load balancer behind which nobody listens yet.
+    """
+    where, port = host_and_port(address)
+    name, _, host = where.rpartition("@")
+    try:
+        with socket.create_connection((host.strip("[]"), port), _CONNECT_S) as connection:
+            why = _fault(connection, (name or host).strip("[]"), files)
+    except (socket.gaierror, UnicodeError) as error:
+        if not isinstance(error, OSError) or error.errno != socket.EAI_AGAIN:
+            resolved(host, port)  # says what is wrong with the name
+        return
+    except OSError:  # nobody listens yet, or whoever does says nothing
+        return
+    if why:
+        kind = ClosedError if why == _CLOSED else RunError
+        raise kind(f"{address}: {why}")
+
+
+def _fault(connection: socket.socket, name: str, files: SecurityConfig) -> str:
+    """Describes the fault that a handshake with the host `name` shows; "" if it shows none."""
+    has_tls = files.tls_ca is not None
+    try:
+        with _client_tls(files).wrap_socket(connection, server_hostname=name) as encrypted:
+            if not has_tls:
+                return _PORT_OF_TLS
+            speaks_grpc = encrypted.selected_alpn_protocol() == _GRPC
+            return _fault_after_handshake(encrypted) if speaks_grpc else _OTHER_PROGRAM
+    except ssl.SSLCertVerificationError as error:
+        return (
+            f"its certificate is refused ({error.verify_message}): it must name {name}, be valid "
+            f"now, and be signed by --tls_ca {files.tls_ca}; another machine may have answered"
+        )
+    except ssl.SSLEOFError:  # whoever listens there closes connections for now
+        return ""
+    except ssl.SSLError as error:
+        is_alert = "ALERT" in (error.reason or "")
+        if not has_tls:
+            return _PORT_OF_TLS if is_alert else ""
+        return _CERTIFICATE_WANTED if is_alert else _NO_TLS
+
+
+def _client_tls(files: SecurityConfig) -> ssl.SSLContext:
+    """Returns the TLS of the side that connects; without --tls_ca it accepts every certificate, and
+    only serves to see whether the other side uses TLS.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols([_GRPC])  # other programs choose none, servers of gRPC do
+    if files.tls_ca is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(expanded(files.tls_ca))
+    if files.tls_cert is not None and files.tls_key is not None:
+        _load_pair(context, files.tls_cert, files.tls_key)
+    return context
+
+
+def _fault_after_handshake(tls: ssl.SSLSocket) -> str:
+    """Describes the end of a connection after its handshake: a server that refuses this side's
+    certificate, or misses it, ends the connection only now, and not always with an alert; one that
+    accepts it begins to speak.
+    """
+    try:
+        return "" if tls.recv(1) else _CLOSED
+    except (ssl.SSLEOFError, ConnectionError):
+        return _CLOSED
