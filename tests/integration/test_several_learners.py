@@ -43,6 +43,7 @@ def learners(torchrun: Program) -> list[psutil.Process]:
 
 
 def rank_of(learner: psutil.Process) -> int:
+    wait_for(lambda: "RANK" in learner.environ())  # until then it is still a copy of torchrun
     return int(learner.environ()["RANK"])
 
 
