@@ -206,7 +206,7 @@ class LearnerSessions:
 
 
 class Frames(Vector):
-    """What the descriptions of hostile_messages describe, at its leisure."""
+    """Serves the frames that hostile_messages describes, one every 5 ms."""
 
     def observation(self) -> Any:
         time.sleep(0.005)

@@ -87,7 +87,7 @@ class SweepConfig:
 class SweepFlags:
     """Trains agents with every combination of some settings, and ranks them.
 
-    All flags that are not below are those of the program of the agents, for all of them:
+    Every flag that is not listed below is passed to the program that trains the agents:
     python -m torchbeast.monobeast --help lists them.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner makes of hosts that dial in: which it waits for, takes and refuses."""
+"""Tests which dialled-in hosts a learner waits for, takes and refuses."""
 
 from __future__ import annotations
 

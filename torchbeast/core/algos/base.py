@@ -106,8 +106,8 @@ class Losses(NamedTuple):
     """Figures that are logged but never minimised: scalars, each a mean over all valid steps, or
     `losses.mean` over some of them. One without any steps is not logged."""
     feedback: Feedback = NO_FEEDBACK
-    """What the minibatch's replay needs: `priorities` where it has weights, `final_state` where it
-    `feeds_back`."""
+    """The replay of the minibatch needs `priorities` where the minibatch has `weights`, and
+    `final_state` where it `feeds_back`."""
 
 
 class Algorithm(ABC, Generic[BatchT]):

@@ -107,7 +107,7 @@ class Learnt(NamedTuple):
     """The result of an update."""
 
     figures: dict[str, float]
-    """To log."""
+    """The numbers to log, by name of the column."""
     feedback: Feedback = NO_FEEDBACK
     """For the replay that the batch came from."""
 
