@@ -2,7 +2,7 @@
 """Output and logs of a run. No failure to write them ends the run.
 
     stdout and stderr   LossyStream: a full disk or a dead reader behind them loses lines
-    out.log             OutLog: a full disk loses messages
+    out.log             OutLog, over a LossyStream
     other logs          AppendedFile: a full disk loses a row as a whole and never cuts it
 
 Where there is room again, the number of lost lines is written first. A file can be locked against
@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
@@ -71,9 +71,14 @@ class LossyStream:
         except OSError as error:
             self._fail(error)
 
+    def close(self) -> None:
+        """Closes the stream, and drops what it could not write."""
+        with suppress(OSError):
+            self._stream.close()
+
     def _fail(self, error: OSError) -> None:
-        self._is_failing = True
-        _log.info(
+        self._is_failing = True  # first: the warning may come here too
+        _log.warning(
             "%s cannot be written (%s): what the program says is lost there until it can; "
             "the run goes on",
             self._name,
@@ -173,43 +178,11 @@ class AppendedFile:
         return os.fstat(self._file.fileno()).st_size
 
 
-class OutLog(logging.Handler):
-    """Appends every record to a file. Where records were lost, the next one says how many."""
+class OutLog(logging.FileHandler):
+    """Appends every record to a file, or loses it."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = AppendedFile(path)
-        self._lost = 0  # records since the last one that was written
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Appends a record, or counts it as lost; `logging` calls it under a lock."""
-        try:
-            line = self.format(record)
-        except Exception:
-            self.handleError(record)
-            return
-        lost = f"({self._lost} messages could not be written here)\n" if self._lost else ""
-        try:
-            self._file.append(f"{lost}{line}\n")
-        except OSError as error:
-            self._lose(error)
-        else:
-            self._lost = 0
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-        super().close()
-
-    def _lose(self, error: OSError) -> None:
-        self._lost += 1
-        if self._lost == 1:  # not as a record, which would come here again
-            print(
-                f"Warning: {self._file.path} cannot be written ({error.strerror}): messages are "
-                "lost there until it can; the run goes on",
-                file=sys.stderr,
-                flush=True,
-            )
+    def _open(self) -> Any:
+        return LossyStream(super()._open(), self.baseFilename)
 
 
 class WallTime:

@@ -252,7 +252,7 @@ def _log_to(path: Path) -> list[logging.Handler]:
 
     Errors are not shown here, because the program ends with them and prints them then.
     """
-    file, shown = OutLog(path), warning_handler()
+    file, shown = OutLog(path, encoding="utf-8", errors="backslashreplace"), warning_handler()
     file.setFormatter(
         logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
     )
