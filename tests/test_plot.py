@@ -85,60 +85,44 @@ def seeds(tmp_path: Path, values: list[float], program: str = "monobeast") -> li
     ]
 
 
-def test_runs_that_differ_only_in_seed_are_one_line_with_a_band(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_seed_are_one_line_their_mean(tmp_path: Path) -> None:
     (group,) = plot.group_runs(seeds(tmp_path, [1.0, 2.0, 6.0]))
-    line = plot.spread(group)
-    assert line.steps[0] == 10 and line.steps[-1] == 100
-    assert (line.mean == 3).all() and (line.low == 1).all() and (line.high == 6).all()
-
-
-def test_the_band_of_many_runs_stays_within_their_range(tmp_path: Path) -> None:
-    (group,) = plot.group_runs(seeds(tmp_path, [100.0, 500.0, 500.0, 500.0, 500.0, 500.0]))
-    line = plot.spread(group)
-    assert (line.low == 100).all() and (line.high == 500).all()
+    steps, mean = plot.mean(group)
+    assert steps[0] == 10 and steps[-1] == 100 and (mean == 3).all()
 
 
 def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) -> None:
     """One curve rises from 0 to 100 over 100 steps, the other to 200 with a point at step 37."""
     group = plot.Group({}, curves=[[(0, 0.0), (100, 100.0)], [(0, 0.0), (37, 74.0), (100, 200.0)]])
-    line = plot.spread(group)
-    assert np.allclose(line.mean, 1.5 * line.steps) and len(line.steps) > 100
-    assert np.allclose(line.low, line.steps) and np.allclose(line.high, 2 * line.steps)
+    steps, mean = plot.mean(group)
+    assert np.allclose(mean, 1.5 * steps) and len(steps) > 100
 
 
 def test_no_mean_is_taken_over_the_runs_that_are_left(tmp_path: Path) -> None:
-    """The best run of three ends first, and the line with it; the others continue alone."""
+    """The best run of three ends first, and the line with it."""
     early, late = [(0.0, 1.0), (10.0, 1.0), (60.0, 9.0)], [(20.0, 1.0), (50.0, 1.0), (100.0, 1.0)]
     group = plot.Group({}, curves=[early, late, late])
-    line = plot.spread(group)
-    assert (line.steps[0], line.steps[-1]) == (20, 60)
-    assert np.allclose(line.mean[-1], (9 + 1 + 1) / 3)
-    assert plot.continued(group) == [[(60.0, 1.0), (100.0, 1.0)]] * 2
+    steps, mean = plot.mean(group)
+    assert (steps[0], steps[-1]) == (20, 60)
+    assert np.allclose(mean[-1], (9 + 1 + 1) / 3)
 
 
-def test_runs_without_a_step_in_common_are_only_drawn_one_by_one(tmp_path: Path) -> None:
+def test_runs_without_a_step_in_common_have_no_mean(tmp_path: Path) -> None:
     apart = [[(0.0, 1.0), (10.0, 1.0)], [(20.0, 3.0), (60.0, 3.0)]]
     group = plot.Group({}, curves=apart)
-    assert len(plot.spread(group).steps) == 0
-    assert plot.continued(group) == apart[1:]
+    assert [len(found) for found in plot.mean(group)] == [0, 0]
 
 
 def test_a_line_of_one_run_is_its_own_curve(tmp_path: Path) -> None:
     points = [(10.0, 1.0), (30.0, 5.0)]
-    line = plot.spread(plot.Group({}, curves=[points]))
-    assert list(zip(line.steps, line.mean, strict=True)) == points
-    assert (line.low == line.high).all()
+    found = plot.mean(plot.Group({}, curves=[points]))
+    assert list(zip(*found, strict=True)) == points
 
 
-def test_programs_flags_and_states_that_differ_name_the_lines(tmp_path: Path) -> None:
+def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:
     mono = seeds(tmp_path, [1.0, 2.0], "monobeast")
     poly = seeds(tmp_path, [1.0], "polybeast")
     assert plot.labels(plot.group_runs(mono + poly)) == ["monobeast (2 runs)", "polybeast"]
-    states = {mono[0]: "failed", poly[0]: "stopped"}
-    assert plot.labels(plot.group_runs(mono + poly), states) == [
-        "monobeast (2 runs, 1 failed)",
-        "polybeast (1 stopped)",
-    ]
     flags = [{"use_lstm": lstm, "learning_rate": rate} for lstm, rate in ((True, 1), (False, 2))]
     runs = [
         write_kind(tmp_path / f"f{i}", "monobeast", flat(1.0), **each)
@@ -156,17 +140,6 @@ def test_runs_of_a_shared_replay_are_one_line_whatever_its_address_was(tmp_path:
         for i, address in enumerate(("/run/1", "ray:2", None))
     ]
     assert plot.labels(plot.group_runs(runs)) == ["shared_replay (2 runs)", "no shared_replay"]
-
-
-@pytest.mark.parametrize("damage", [b"1," + b"0" * 200_000, b"\xff", b"1,2,x,y", b"# a,b\n1,2"])
-def test_damaged_logs_are_a_usage_error(tmp_path: Path, damage: bytes) -> None:
-    folder = write_run(tmp_path / "a", [1.0])
-    with open(folder / "logs.csv", "ab") as file:
-        file.write(damage + b"\n")
-    if damage.startswith(b"#"):
-        (folder / "fields.csv").write_bytes(b"a,mean_episode_return\n")
-    with pytest.raises(UsageError, match="logs of .* are damaged"):
-        plot.curve(folder)
 
 
 def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:
@@ -199,16 +172,11 @@ def test_a_run_without_episodes_is_left_out_with_a_warning(
     assert f"No episode has ended in {runs[1]} yet: it is left out." in capsys.readouterr().err
 
 
-def test_rows_after_the_checkpoint_that_was_resumed_are_not_drawn(tmp_path: Path) -> None:
-    run = write_kind(tmp_path / "a", "monobeast", [(10, 1.0), (20, 9.0), (30, 9.0), (20, 4.0)])
-    assert [step for step, _ in plot.curve(run)] == [10.0, 20.0]
-
-
 def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = write_run(tmp_path / "a", [1.0])
     (tmp_path / "latest").symlink_to("a")
-    drawn: list[tuple[str, plot.Spread]] = []
+    drawn: list[tuple[str, plot.Group]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plot, "_draw", lambda lines, _: drawn.extend(lines))
         assert plot.main([str(run), str(tmp_path / "latest")]) == 0

@@ -5,23 +5,21 @@ python -m torchbeast.plot ~/logs/torchbeast/latest --output curve.png
 python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3
 python -m torchbeast.plot docs/results/catch/*.csv
 
-Runs that differ only in their seed form one line, their mean, with a band from the lowest to the
-highest. Where the first run has ended, the others continue as thin lines, because a mean over the
-remaining runs would jump there.
+Runs that differ only in their seed form one thick line, their mean, and a thin one each. The mean
+ends with the first run, because a mean over the remaining runs would jump there.
 """
 
 from __future__ import annotations
 
-import collections
-import csv
 import json
 import os
+import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -68,15 +66,6 @@ class Group:
     curves: list[Points] = field(default_factory=list)
 
 
-class Spread(NamedTuple):
-    """The line and band of a group where all of its runs are, each [N]."""
-
-    steps: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; its exit code."""
     return exit_code_of("plot", lambda: run(parse(PlotFlags, "plot", argv)))
@@ -91,17 +80,13 @@ def run(flags: PlotFlags) -> int:
     return EXIT_DONE
 
 
-def plot(
-    folders: Sequence[Path], output: Path, states: Mapping[Path, str] = MappingProxyType({})
-) -> None:
+def plot(folders: Sequence[Path], output: Path) -> None:
     """Draws the curves of runs into a PNG, and prints where it is; raises UsageError without any
     curve, or without matplotlib.
-
-    states: of runs that did not end as they should, such as "failed", for the legend.
     """
     with refusing_paths("give the folder of a run that can be read"):
         groups = group_runs(folders)
-    _draw(list(zip(labels(groups, states), groups, strict=True)), output)
+    _draw(list(zip(labels(groups), groups, strict=True)), output)
     print(f"The curves are in {output}")
 
 
@@ -111,26 +96,19 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     Runs in which no episode has ended are reported and left out. Raises UsageError when none
     remains.
     """
-    groups: list[Group] = []
+    groups: dict[str, Group] = {}
     for folder in folders:
         points = curve(folder)
         if not points:
             print(f"No episode has ended in {folder} yet: it is left out.", file=sys.stderr)
             continue
-        group = _group_of(settings_of(folder), groups)
+        settings = settings_of(folder)
+        group = groups.setdefault(json.dumps(settings, sort_keys=True), Group(settings))
         group.folders.append(folder)
         group.curves.append(points)
     if not groups:
         raise UsageError(f"no episode has ended in {folders[0]} yet: there is nothing to plot")
-    return groups
-
-
-def _group_of(settings: Settings, groups: list[Group]) -> Group:
-    for group in groups:
-        if group.settings == settings:
-            return group
-    groups.append(Group(settings))
-    return groups[-1]
+    return list(groups.values())
 
 
 def settings_of(folder: Path) -> Settings:
@@ -155,79 +133,47 @@ def settings_of(folder: Path) -> Settings:
 def curve(folder: Path) -> Points:
     """Returns points (step, moving average of the mean episode return).
 
-    Raises UsageError when `folder` is neither a run's folder nor a kept curve, and when what it
-    logged is damaged.
+    Raises UsageError when `folder` is neither a run's folder nor a kept curve.
     """
     if not (folder.is_file() or (folder / "logs.csv").exists()):
         raise UsageError(f"{folder} is not the folder of a run: it has no logs.csv")
-    try:
-        return _points(folder)
-    except (csv.Error, KeyError, ValueError) as error:
-        raise UsageError(f"the logs of {folder} are damaged: {error!r}") from error
-
-
-def _points(folder: Path) -> Points:
+    recent: deque[float] = deque(maxlen=_SMOOTHED_KEPT if folder.is_file() else _SMOOTHED)
     points: Points = []
-    for step, value in _smoothed(folder):
-        while points and points[-1][0] >= step:  # the run restarted from an earlier checkpoint
-            points.pop()
-        points.append((step, value))
+    for row in read_logs(folder):
+        if "mean_episode_return" in row:
+            recent.append(row["mean_episode_return"])
+            points.append((row["step"], statistics.fmean(recent)))
     return points
 
 
-def _smoothed(folder: Path) -> Iterator[tuple[float, float]]:
-    smoothed = _SMOOTHED_KEPT if folder.is_file() else _SMOOTHED
-    recent: list[float] = []
-    for row in read_logs(folder):
-        if "mean_episode_return" in row:
-            recent = [*recent, row["mean_episode_return"]][-smoothed:]
-            yield row["step"], sum(recent) / len(recent)
-
-
-def spread(group: Group) -> Spread:
-    """Returns mean and band of a group's curves, from where all have begun to where one ends.
-
-    N is 0 if one ends before another begins.
+def mean(group: Group) -> tuple[np.ndarray, np.ndarray]:
+    """Returns steps [N] and mean [N] of a group's curves, from where all have begun to where one
+    ends; N is 0 if one ends before another begins. A single run keeps its own steps.
     """
-    grid = _grid(group.curves)
-    values = np.stack(
-        [np.interp(grid, *np.array(points).T) for points in group.curves]
-    )  # [runs, N]
-    return Spread(grid, values.mean(0), values.min(0), values.max(0))
+    steps = _grid(group.curves)
+    return steps, np.mean([np.interp(steps, *np.array(points).T) for points in group.curves], 0)
 
 
 def _grid(curves: list[Points]) -> np.ndarray:
-    """Returns the steps of a line; a single run keeps its own."""
     if len(curves) == 1:
         return np.array([step for step, _ in curves[0]])
     first, last = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
     return np.linspace(first, last, _GRID if first <= last else 0)
 
 
-def continued(group: Group) -> list[Points]:
-    """Returns what runs have after the group's line has ended, if that is 1 % or more."""
-    end = min(points[-1][0] for points in group.curves)
-    return [_after(points, end) for points in group.curves if points[-1][0] >= 1.01 * end]
-
-
-def _after(points: Points, end: float) -> Points:
-    """Returns the part of a curve after a step, with its value there if it has begun."""
-    later = [point for point in points if point[0] > end]
-    if later == points:
-        return points
-    return [(end, float(np.interp(end, *np.array(points).T))), *later]
-
-
-def labels(groups: list[Group], states: Mapping[Path, str] = MappingProxyType({})) -> list[str]:
+def labels(groups: list[Group]) -> list[str]:
     """Returns a label per group: the settings that differ, or else the folder's name; then the
-    number of runs, and how many are in each of the `states`.
+    number of runs.
     """
     differing = _differing([group.settings for group in groups])
     found = [_describe(group.settings, differing) for group in groups]
     if not all(found) or len(set(found)) < len(found):
         found = [_name_of(group) for group in groups]
-    pairs = zip(found, groups, strict=True)
-    return [_with_counts(text, group, states) for text, group in pairs]
+    counts = [len(group.folders) for group in groups]
+    return [
+        f"{text} ({count} runs)" if count > 1 else text
+        for text, count in zip(found, counts, strict=True)
+    ]
 
 
 def _differing(settings: list[Settings]) -> list[str]:
@@ -262,14 +208,6 @@ def _name_of(group: Group) -> str:
     return str(group.settings.get("env") or group.settings.get("program") or name)
 
 
-def _with_counts(text: str, group: Group, states: Mapping[Path, str]) -> str:
-    """Adds the number of runs and their states, as in "(3 runs, 1 failed)"."""
-    several = [f"{len(group.folders)} runs"] if len(group.folders) > 1 else []
-    found = collections.Counter(states[folder] for folder in group.folders if folder in states)
-    counts = ", ".join([*several, *(f"{count} {state}" for state, count in found.items())])
-    return f"{text} ({counts})" if counts else text
-
-
 def _draw(lines: list[tuple[str, Group]], output: Path) -> None:
     try:
         from matplotlib.figure import Figure
@@ -278,30 +216,17 @@ def _draw(lines: list[tuple[str, Group]], output: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for label, group in lines:
-        line = spread(group)
-        (drawn,) = axes.plot(line.steps, line.mean, label=label)
-        color = drawn.get_color()
-        axes.fill_between(line.steps, line.low, line.high, alpha=0.2, color=color)
-        for points in continued(group):
-            axes.plot(*np.array(points).T, color=color, linewidth=0.8, marker=".", markevery=[-1])
+        (drawn,) = axes.plot(*mean(group), label=label)
+        for points in group.curves:
+            axes.plot(*np.array(points).T, color=drawn.get_color(), linewidth=0.5, alpha=0.5)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean episode return")
     axes.grid(alpha=0.3)
-    axes.legend(title=_explained([group for _, group in lines]), title_fontsize="small")
+    axes.legend()
     try:
         figure.savefig(output, dpi=150)
     except (OSError, ValueError) as error:  # no such folder, or not the suffix of an image
         raise UsageError(f"--output {output} cannot be written: {error}") from None
-
-
-def _explained(groups: list[Group]) -> str | None:
-    """Says what is drawn of several runs; None without such a group."""
-    if all(len(group.curves) == 1 for group in groups):
-        return None
-    said = "line: mean of the runs; band: lowest to highest"
-    if any(map(continued, groups)):
-        said += "\nthin: single runs after the first has ended"
-    return said
 
 
 if __name__ == "__main__":

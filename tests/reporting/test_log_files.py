@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbeast.reporting.log_files import LogFiles, read_fields, read_logs
+import pytest
+
+from torchbeast.reporting.log_files import LogFiles, LogReader, read_fields, read_logs
 
 
 def write(folder: Path, *rows: tuple[int, dict[str, float]]) -> None:
@@ -69,3 +71,25 @@ def test_rows_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
     files.write(25, {"loss": 1.0})
     files.close()
     assert [row["step"] for row in read_logs(tmp_path)] == [10, 20, 25]
+
+
+@pytest.mark.parametrize("damage", [b"2," + b"0" * 200_000, b"\xff", b"1,2,x,y", b'"\0', b"# a,b"])
+def test_a_damaged_row_is_left_out(tmp_path: Path, damage: bytes) -> None:
+    write(tmp_path, (10, {"loss": 1.0}))
+    with open(tmp_path / "logs.csv", "ab") as file:
+        file.write(damage + b"\n1,0.5,20,2.0\n")
+    assert [(row["step"], row["loss"]) for row in read_logs(tmp_path)] == [(10, 1.0), (20, 2.0)]
+
+
+def test_rows_are_read_once_and_later_those_that_were_appended(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path)
+    write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.0}))
+    path = tmp_path / "logs.csv"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4])
+    assert [row["step"] for row in reader.new_rows()] == [10]
+    path.write_bytes(whole)
+    assert [row["loss"] for row in reader.new_rows()] == [2.0]
+    write(tmp_path, (30, {"loss": 3.0, "more": 4.0}))
+    assert [row["more"] for row in reader.new_rows()] == [4.0], "columns that came later"
+    assert list(reader.new_rows()) == []

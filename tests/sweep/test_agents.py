@@ -94,26 +94,13 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
     assert not any("replay_service" in word for word in found.words)
 
 
-def test_a_users_own_algorithm_may_share_a_replay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from torchbeast.core.algos.laser import Laser\n\nclass Mine(Laser):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = [*SHARED, "--algo", "mine:Mine"]
-    assert agents_of("monobeast", {"seed": ["1"]}, words, FOLDER, shared_replay=True)
-
-
 @pytest.mark.parametrize(
     ("set_", "words", "sentence"),
     [
-        (["seed=1,2"], [], "^--shared_replay needs a replay: give --replay_size"),
-        (["replay_ratio=1,0"], SHARED, "^--shared_replay needs a replay: .* no --replay_ratio 0"),
-        (["seed=1,2"], [*SHARED, "--checkpoint_replay"], "which is not saved: leave out one"),
-        (["algo=laser,ppo"], SHARED, "learn with --algo laser, not ppo: leave out --algo"),
-        (["seed=1,2"], [*SHARED, "--algo", "impala"], "learn with --algo laser, not impala"),
-        (["seed=1,2"], ["--algo", "dqn"], "learn with --algo laser, not dqn"),
+        (["seed=1,2"], [], "^--replay_service is of a replay: give its --replay_size"),
+        (["replay_ratio=1,0"], SHARED, "^--replay_service is of a replay: .* no --replay_ratio 0"),
+        (["seed=1,2"], [*SHARED, "--checkpoint_replay"], "belongs to several: leave out one"),
+        (["seed=1,2"], ["--algo", "dqn"], "shares rollouts among agents of --algo laser"),
         (["replay_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
         (["env=Catch,Memory"], SHARED[:2], "have the same env, so --set cannot vary it"),
         (["seed=1"], [*SHARED, "--replay_service", "x"], "give --shared_replay instead"),

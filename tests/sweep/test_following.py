@@ -7,19 +7,17 @@ import math
 from pathlib import Path
 
 import pytest
-from sweeping import finish, log
+from sweeping import agent, finish, log
 
-from torchbeast.sweep.table import Figures, Follower, RecentReturns, is_complete
+from torchbeast.sweep.table import Figures, Follower, Row
 
 NAN = math.nan
 
 
-def test_a_mean_is_over_the_last_episodes_each_with_the_same_weight() -> None:
-    returns = RecentReturns(4)
-    assert math.isnan(returns.mean())
-    for mean, episodes in ((100.0, 2), (1.0, 1), (5.0, 3)):
-        returns.add(mean, episodes)
-    assert returns.mean() == (1.0 + 3 * 5.0) / 4, "the first batch is not among the last four"
+def test_a_mean_is_over_the_last_episodes_each_with_the_same_weight(tmp_path: Path) -> None:
+    log(tmp_path, [(10, 2, 100.0), (20, 3, 1.0), (30, 6, 5.0)])
+    mean = Follower(tmp_path, 4).read().mean_return
+    assert mean == (1.0 + 3 * 5.0) / 4, "the first batch is not among the last four"
 
 
 def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
@@ -32,33 +30,13 @@ def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert follower.read() == follower.figures
 
 
-def test_a_row_that_is_not_whole_yet_waits(tmp_path: Path) -> None:
-    log(tmp_path, [(10, 1, 1.0), (20, 2, 2.0)])
-    path = tmp_path / "logs.csv"
-    text = path.read_text()
-    follower = Follower(tmp_path, 100)
-    path.write_text(text[:-4])
-    assert follower.read().step == 10
-    path.write_text(text)
-    assert follower.read() == Figures(20, 2, 1.5)
-
-
-def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damage", "step"), [(b"0" * 200_000, 10), (b"\xff", 0)])
+def test_damaged_names_of_columns_do_not_end_a_sweep(
+    tmp_path: Path, damage: bytes, step: int
+) -> None:
     log(tmp_path, [(10, 1, 1.0)])
-    follower = Follower(tmp_path, 100)
-    with open(tmp_path / "logs.csv", "ab") as file:
-        file.write(b"1," + b"0" * 200_000 + b"\n" + b'"\0\xff\n')  # too long for a cell; no text
-        file.flush()
-        assert follower.read() == Figures(10, 1, 1.0)
-        file.write(b"1,0.0,20,2.0,2,1.0\n")
-    assert follower.read() == Figures(20, 2, 1.5)
-
-
-def test_damaged_names_of_columns_leave_an_agent_without_figures(tmp_path: Path) -> None:
-    log(tmp_path, [(10, 1, 1.0)])
-    for damage in (b"0" * 200_000, b"\xff"):
-        (tmp_path / "fields.csv").write_bytes(damage)
-        assert Follower(tmp_path, 100).read() == (0, 0, pytest.approx(NAN, nan_ok=True))
+    (tmp_path / "fields.csv").write_bytes(damage)
+    assert Follower(tmp_path, 100).read().step == step
 
 
 @pytest.mark.parametrize("more", [1, 5])
@@ -72,9 +50,10 @@ def test_rows_that_a_resumed_agent_drops_do_not_count(tmp_path: Path, more: int)
 
 
 def test_an_agent_is_complete_once_its_run_has_ended_well(tmp_path: Path) -> None:
-    figures = Figures(step=100)
-    assert not is_complete(tmp_path, figures, 100), "it may have been killed before its checkpoint"
-    finish(tmp_path, successful=False)
-    assert not is_complete(tmp_path, figures, 100)
-    finish(tmp_path)
-    assert is_complete(tmp_path, figures, 100) and not is_complete(tmp_path, figures, 101)
+    one, longer = agent(tmp_path, seed="1"), agent(tmp_path, 101, seed="1")
+    log(one.folder, [(100, 1, 0.0)])
+    assert Row(one).state == "waiting", "it may have been killed before its checkpoint"
+    finish(one.folder, successful=False)
+    assert Row(one).state == "waiting"
+    finish(one.folder)
+    assert Row(one).state == "done" and Row(longer).state == "waiting"

@@ -23,10 +23,7 @@ from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.room import Node, Room
 from torchbeast.sources.sharing.service import Served
 from torchbeast.sweep import on_ray, program
-from torchbeast.sweep.agents import Compared
-from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.on_ray import Joining
-from torchbeast.sweep.runner import RunningAgent
+from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.table import Row
 
 Then = Callable[[Any], None]
@@ -218,7 +215,7 @@ def test_an_agent_that_is_asked_to_end_before_its_process_is_there_is_told(
     (row,) = rows_of(tmp_path / "lr", 1)
     actor = on_ray.TorchBeastAgent(row.agent.name)
     actor.ask_to_end()
-    threading.Thread(target=actor.run, args=(row.agent, 1, Joining()), daemon=True).start()
+    threading.Thread(target=actor.run, args=(row.agent, 1, [], {}), daemon=True).start()
     wait_for(lambda: FakeChild.made and FakeChild.made[0].asked)
 
 
@@ -231,16 +228,15 @@ def test_the_end_of_the_connection_to_ray_ends_the_sweep(tmp_path: Path, fleet: 
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, fleet: FakeFleet) -> None:
     row = Row(agent(tmp_path / "elsewhere", seed="1"))
-    running = RunningAgent(row)
-    running.process = on_ray.ProcessOnRay(fleet, 1, Joining(), running)  # type: ignore[arg-type]
-    wait_for(lambda: running.process.has_ended)
-    running.end_row()
+    process = on_ray.ProcessOnRay(fleet, row, 1, [], {})  # type: ignore[arg-type]
+    wait_for(lambda: process.has_ended)
+    row.end()
     assert "does not see the sweep's folder" in row.why and "--savedir" in row.why
     assert not FakeChild.made
 
 
 def test_agents_that_share_a_replay_are_told_where_it_and_its_cluster_are(
-    tmp_path: Path, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fleet: FakeFleet
 ) -> None:
     """The replay is on the node of the sweep and ends before the connection."""
     rows = rows_of(tmp_path / "lr", 3)
@@ -249,7 +245,6 @@ def test_agents_that_share_a_replay_are_told_where_it_and_its_cluster_are(
         assert made.words[-1] == "--replay_service=ray:lr-1"
         assert made.environment["RAY_ADDRESS"] == "10.0.0.1:6379"
         assert made.environment["TORCHBEAST_CORES"] == "2"
-    assert "1 of 3 agents begin now: the others" in capsys.readouterr().out
     (connected, started, *last) = fleet.events
     assert connected[:2] == ("auto", "sweep lr")
     assert started == ("lr-1", {"num_cpus": 0.0, "node": "here"})
@@ -287,11 +282,10 @@ def test_settings_that_do_not_fit_to_where_agents_learn_are_refused(wrong: dict[
         SweepConfig(**wrong)
 
 
-def test_agents_of_raybeast_cannot_run_on_ray() -> None:
-    what = Compared(set={"seed": ["1"]}, words=[], program="raybeast", shared_replay=False)
+def test_agents_of_raybeast_cannot_run_on_ray(tmp_path: Path) -> None:
+    sweep = SweepConfig(set=("seed=1",), program="raybeast", on="ray", savedir=str(tmp_path))
     with pytest.raises(UsageError, match="use Ray themselves"):
-        program._check_on_ray(SweepConfig(on="ray"), what)
-    program._check_on_ray(SweepConfig(), what)
+        program.run(SweepFlags(sweep=sweep), [])
 
 
 def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:
@@ -299,38 +293,6 @@ def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:
     assert len(set(names)) == 3
     for name, begins in zip(names, ["sweep-lr-", "sweep-lr-", "sweep-a_b"], strict=True):
         assert name.startswith(begins) and ray_replay.checked_name(name) == name
-
-
-@pytest.mark.parametrize(
-    ("free", "config", "expected"),
-    [
-        (4.0, {}, 4),
-        (3.9, {}, 3),
-        (9.0, {}, 5),
-        (9.0, {"parallel": 2}, 2),
-        (4.0, {"agent_cpus": 2.0}, 2),
-    ],
-)
-def test_agents_that_share_a_replay_learn_together_as_far_as_there_is_room(
-    free: float, config: dict[str, Any], expected: int
-) -> None:
-    room = Room([Node("a", 16, 0, True, 0)], free)
-    assert on_ray.agents_at_once(SweepConfig(on="ray", **config), room, agents=5) == expected
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"agent_gpus": 1.0}, 3),
-        ({"agent_gpus": 0.5}, 5),
-        ({"agent_gpus": 2.0}, 1),
-        ({"agent_cpus": 2.0}, 2),
-    ],
-)
-def test_an_agent_has_room_on_one_node_only(config: dict[str, Any], expected: int) -> None:
-    """What is left on several of them is of no use to it."""
-    room = Room([Node("a", 3, 2, True, 0), Node("b", 3, 1, False, 0)], 6.0)
-    assert on_ray.agents_at_once(SweepConfig(on="ray", **config), room, agents=5) == expected
 
 
 def test_the_command_that_continues_a_sweep_runs_it_in_the_same_place() -> None:

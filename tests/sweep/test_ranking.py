@@ -6,19 +6,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from sweeping import agent, finish, log
 
-from torchbeast import plot
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting import waiting
-from torchbeast.sweep import program
-from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.table import Board, Row, as_csv, ranked, report
+from torchbeast.sweep.table import Board, Row, as_csv, median, ranked, report
 
 
 def row(folder: Path, mean: float, total_steps: int = 100, **settings: str) -> Row:
@@ -32,7 +25,8 @@ def failed(folder: Path, step: int, mean: float, **settings: str) -> Row:
     made = agent(folder, **settings)
     log(made.folder, [(step, 10, mean)])
     found = Row(made)
-    found.end("ValueError: why")
+    found.report = {"why": "ValueError: why"}
+    found.end()
     return found
 
 
@@ -44,8 +38,8 @@ def test_settings_are_ranked_by_the_median_over_their_seeds(tmp_path: Path) -> N
         for seed, mean in enumerate(means)
     ]
     ranking = ranked(rows)
-    assert [group.rows[0].agent.settings["env"] for group in ranking] == ["c", "b", "a"]
-    assert [group.median.mean_return for group in ranking] == [4.0, 2.5, 1.0], "no episode: worst"
+    assert [group[0].agent.settings["env"] for group in ranking] == ["c", "b", "a"]
+    assert [median(group).mean_return for group in ranking] == [4.0, 2.5, 1.0], "no episode: worst"
 
 
 def test_an_agent_that_failed_is_never_better_than_one_that_is_done(tmp_path: Path) -> None:
@@ -55,58 +49,37 @@ def test_an_agent_that_failed_is_never_better_than_one_that_is_done(tmp_path: Pa
         row(tmp_path, -5.0, env="done"),
         row(tmp_path, math.nan, env="without an episode"),
     ]
-    names = [group.rows[0].agent.settings["env"] for group in ranked(rows)]
+    names = [group[0].agent.settings["env"] for group in ranked(rows)]
     assert names == ["done", "without an episode", "late", "early"]
 
 
 @pytest.mark.parametrize(
-    ("finished", "steps", "median"),
+    ("finished", "steps", "expected"),
     [
         ([3.0, 5.0], [20], "3"),  # the failed one counts as worse than 3
         ([3.0], [20, 40], "9 at step 40"),
-        ([3.0], [20], "9 at step 20"),  # the two in the middle cannot be compared
-        ([3.0, 5.0, 6.0], [20], "4"),
+        ([3.0], [20], "9 at step 20"),  # of the two in the middle the worse one
+        ([3.0, 5.0, 6.0], [20], "3"),
     ],
 )
 def test_the_median_of_settings_counts_the_agents_that_failed(
-    finished: list[float], steps: list[int], median: str, tmp_path: Path
+    finished: list[float], steps: list[int], expected: str, tmp_path: Path
 ) -> None:
     rows = [row(tmp_path, mean, seed=f"done-{mean}") for mean in finished]
     rows += [failed(tmp_path, step, 9.0, seed=f"failed-{step}") for step in steps]
     (group,) = ranked(rows)
-    assert str(group.median) == median
-
-
-@pytest.mark.parametrize(
-    ("is_held", "why"), [(True, "another process still runs in"), (False, "no room for them")]
-)
-def test_a_sweep_whose_agents_do_not_begin_says_what_they_wait_for(
-    is_held: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Waits:
-        def run(self, rows: list[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
-            show()
-            rows[0].start()
-            show()
-
-    said: list[str] = []
-    monkeypatch.setattr(waiting, "WAIT_S", 0.0)
-    monkeypatch.setattr(program, "warn", said.append)
-    monkeypatch.setattr(program, "_runner", lambda *_: nullcontext((Waits(), None)))
-    rows = [Row(agent(tmp_path, seed=seed)) for seed in "12"]
-    rows[0].hold(is_held)
-    program._train(rows, SweepConfig(), False, Supervisor())
-    assert len(said) == 1 and said[0].startswith("agents have waited for 0 s: ") and why in said[0]
+    assert str(median(group)) == expected
 
 
 def test_settings_without_an_episode_come_last(tmp_path: Path) -> None:
     rows = [row(tmp_path, math.nan, env="a"), row(tmp_path, -5.0, env="b")]
-    assert [group.rows[0].agent.settings["env"] for group in ranked(rows)] == ["b", "a"]
+    assert [group[0].agent.settings["env"] for group in ranked(rows)] == ["b", "a"]
 
 
 def test_the_csv_has_every_agent_with_its_rank(tmp_path: Path) -> None:
     rows = [row(tmp_path, 1.0, seed="1", env="a,b"), row(tmp_path, 2.0, seed="1", env="c")]
-    rows[0].end("Traceback:\n  line\nValueError: why\nMore is in out.log")
+    rows[0].report = {"why": "Traceback:\n  line\nValueError: why\nMore is in out.log"}
+    rows[0].end()
     first, second = csv.DictReader(io.StringIO(as_csv(ranked(rows))))
     assert (first["rank"], first["env"], first["mean_return"]) == ("1", "c", "2.0")
     assert (second["rank"], second["env"], second["state"]) == ("2", "a,b", "failed")
@@ -114,16 +87,13 @@ def test_the_csv_has_every_agent_with_its_rank(tmp_path: Path) -> None:
 
 
 def test_the_report_says_which_agents_are_not_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels: list[str] = []
-    monkeypatch.setattr(plot, "_draw", lambda lines, _: labels.extend(label for label, _ in lines))
     rows = [row(tmp_path, 1.0, seed="1"), row(tmp_path, 2.0, seed="2")]
     report([*rows, failed(tmp_path, 20, 9.0, seed="3")], tmp_path)
     said = capsys.readouterr().out
     assert "9 at step 20 (failed), 1, 2" in said and "2 done, 1 failed" in said
     assert "not done come last, ordered by the steps that they reached" in said
-    assert labels == ["seed=1", "seed=2", "seed=3 (1 failed)"]
 
 
 def test_a_report_without_any_episode_has_no_plot(
@@ -132,15 +102,6 @@ def test_a_report_without_any_episode_has_no_plot(
     report([Row(agent(tmp_path, seed="1"))], tmp_path)
     assert "1 waiting" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
-
-
-def test_a_report_of_damaged_logs_says_why_there_is_no_plot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = row(tmp_path, 1.0, seed="1")
-    (found.agent.folder / "logs.csv").write_bytes(b"1," + b"0" * 200_000 + b"\n")
-    report([found], tmp_path)
-    assert "There is no plot: the logs of" in capsys.readouterr().out
 
 
 KILLED = "process 7 was killed by SIGSEGV"
@@ -162,7 +123,8 @@ def test_the_reason_of_an_agent_is_its_error_or_the_signal_that_killed_it(
     tmp_path: Path, why: str, reason: str
 ) -> None:
     found = Row(agent(tmp_path, seed="1"))
-    found.end(why)
+    found.report = {"why": why}
+    found.end()
     assert found.reason == reason
 
 
@@ -180,14 +142,15 @@ def test_without_a_terminal_a_line_tells_each_change_and_sometimes_the_figures(
     with Board("two agents", [made, other], stream) as board:
         board.show(now=0.0)
         assert stream.getvalue() == ""
-        made.start()
+        made.begin()
         board.show(now=1.0)
         board.show(now=2.0)
         assert stream.getvalue() == "seed=1: running  steps 0 of 300  episodes 0\n"
         log(made.agent.folder, [(100, 10, 0.5)])
         made.follow(now=30.0)
         board.show(now=31.0)
-        made.end(None)
+        made.report = {}
+        made.end()
     lines = stream.getvalue().splitlines()[1:]
     assert lines == [
         "seed=1: running  steps 100 of 300  steps/s 0  episodes 10  mean return 0.5",

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.agents import Compared, compared, replaced
+from torchbeast.sweep.agents import Compared, compared
 from torchbeast.sweep.config import SweepConfig
 
 SET = ("learning_rate=0.1,0.2",)
@@ -33,28 +35,28 @@ def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "kept"),
+    "more",
     [
-        (WORDS, []),  # the same command again
-        (["--batch_size=4"], ["--preset", "catch"]),
-        (["--total_steps", "70000"], WORDS),
-        (["--checkpoint_interval", "5", "--torch_threads", "1", "--disable_cuda"], WORDS),
+        ["--batch_size=4"],
+        ["--total_steps", "70000"],
+        ["--checkpoint_interval", "5", "--torch_threads", "1", "--disable_cuda"],
+        ["--no_use_lstm", "--preset", "catch"],
     ],
 )
-def test_flags_that_leave_agents_comparable_take_the_place_of_what_they_repeat(
-    folder: Path, more: list[str], kept: list[str]
+def test_flags_that_leave_agents_comparable_count_instead_of_the_earlier_ones(
+    folder: Path, more: list[str]
 ) -> None:
-    assert compared(SweepConfig(set=SET), more, folder).words == [*kept, *more]
+    words = compared(SweepConfig(set=SET), more, folder).words
+    assert words == [*WORDS, *more]
+    expected = flatten(parse(MonoBeastFlags, "monobeast", more))
+    found = flatten(parse(MonoBeastFlags, "monobeast", words))
+    for name in ("total_steps", "checkpoint_interval", "torch_threads", "disable_cuda"):
+        if any(name in word for word in more):
+            assert found[name] == expected[name]
 
 
-def test_words_that_are_given_again_replace_their_flag_with_all_its_values() -> None:
-    before = ["--use_lstm", "--model_kwargs", '{"a": 1}', "--name-x", "1", "2", "--seed=3"]
-    assert replaced(before, []) == before
-    assert replaced(before, ["--no_use_lstm", "--name_x=4"]) == [
-        *("--model_kwargs", '{"a": 1}', "--seed=3"),
-        *("--no_use_lstm", "--name_x=4"),
-    ]
-    assert replaced(before, ["--seed", "1"])[-2:] == ["--seed", "1"]
+def test_the_same_command_again_changes_nothing(folder: Path) -> None:
+    assert compared(SweepConfig(set=SET), WORDS, folder).words == WORDS
 
 
 @pytest.mark.parametrize(

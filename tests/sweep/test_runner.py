@@ -14,7 +14,8 @@ from sweeping import agent, log
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.runner import Asha, Runner, share_of, starting_here
+from torchbeast.sweep import runner as runners
+from torchbeast.sweep.runner import Asha, Runner, runner_here
 from torchbeast.sweep.table import Row, said
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -25,7 +26,7 @@ def rows_of(folder: Path, count: int) -> list[Row]:
 
 
 def runner(at_once: int, more: Sequence[str] = (), asha: Asha | None = None) -> Runner:
-    return Runner("here", at_once, starting_here(more, {}), asha)
+    return runner_here(at_once, at_once, more, asha)
 
 
 def run(
@@ -154,19 +155,23 @@ def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Pa
 @pytest.mark.parametrize(
     ("agents", "parallel", "cores", "expected"),
     [
-        (4, None, 2, (2, 1)),
-        (4, None, 16, (4, 4)),
-        (1, None, 16, (1, 16)),
-        (30, 30, 2, (30, 1)),
-        (30, 3, 16, (3, 5)),
-        (2, 8, 16, (2, 8)),
+        (4, None, 2, "2 at a time, with 1 core each"),
+        (4, None, 16, "4 at a time, with 4 cores each"),
+        (1, None, 16, "1 at a time, with 16 cores each"),
+        (30, 30, 2, "30 at a time, with 1 core each"),
+        (30, 3, 16, "3 at a time, with 5 cores each"),
+        (2, 8, 16, "2 at a time, with 8 cores each"),
     ],
 )
 def test_agents_at_a_time_share_the_cores(
-    agents: int, parallel: int | None, cores: int, expected: tuple[int, int]
+    agents: int,
+    parallel: int | None,
+    cores: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    share = share_of(agents, parallel, cores)
-    assert (share.agents, share.cores) == expected
+    monkeypatch.setattr(runners, "available_cores", lambda: cores)
+    assert str(runner_here(agents, parallel)) == expected
 
 
 def test_a_process_uses_the_share_of_cores_that_it_was_given(

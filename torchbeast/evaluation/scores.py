@@ -9,7 +9,6 @@ NAME_best.tar     the best checkpoint. Its entry callbacks[NAME]["best"] is its 
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 import zlib
@@ -56,7 +55,7 @@ class Scores:
     def __init__(self, folder: Path) -> None:
         """Opens the file in a run's folder, or makes it.
 
-        Raises UsageError if it cannot be written, is damaged, or is another process's.
+        Raises UsageError if it cannot be written, or is another process's.
         """
         path = folder / "evaluations.csv"
         try:
@@ -93,13 +92,11 @@ class Scores:
         if not self._file.lock():
             raise UsageError(f"another process evaluates the same run and writes {path}: end it")
         end_last_line(path)
-        try:
-            return [
-                (Weights(int(row["step"]), int(row["weights_crc32"])), row["_time"])
-                for row in read_logs(path)
-            ]
-        except (KeyError, ValueError, csv.Error) as error:
-            raise UsageError(f"{path} is damaged ({error!r}): move it away") from None
+        return [
+            (Weights(int(row["step"]), int(row["weights_crc32"])), row["_time"])
+            for row in read_logs(path)
+            if len(row) == len(COLUMNS)
+        ]
 
 
 def _cells(weights: Weights, played: Episodes) -> list[Any]:

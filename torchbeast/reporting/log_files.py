@@ -217,39 +217,56 @@ def read_fields(folder: Path) -> list[str]:
     logs.csv that contains `step`.
     folder: a run's folder, or a file like logs.csv.
     """
-    if rows := _read_rows(folder / "fields.csv"):
-        return _names(rows[-1])
-    return next(
-        (names for row in _read_rows(_logs_of(folder)) if "step" in (names := _names(row))), []
-    )
+    with_steps = (row for row in _csv_rows(_logs_of(folder)) if "step" in row)
+    names = [*_csv_rows(folder / "fields.csv")][-1:] or [next(with_steps, [])]
+    return [name.removeprefix("# ") for name in names[0]]
 
 
-def _names(row: list[str]) -> list[str]:
-    return [row[0].removeprefix("# "), *row[1:]]
+def _csv_rows(path: Path) -> Iterator[list[str]]:
+    """Yields the rows of a file until the first damaged one."""
+    if path.exists():
+        with open(path, newline="", errors="replace") as file, suppress(csv.Error):
+            yield from filter(None, csv.reader(file))
 
 
 def _logs_of(folder: Path) -> Path:
     return folder / "logs.csv" if folder.is_dir() else folder
 
 
-def _read_rows(path: Path) -> list[list[str]]:
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.reader(file) if row]
+class LogReader:
+    """Reads the rows of logs.csv, and then those that are appended. Used by one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: a run's folder, or a file like logs.csv."""
+        self._folder = folder
+        self._offset = 0
+
+    def new_rows(self) -> Iterator[dict[str, float]]:
+        """Yields the rows that were not read yet, oldest first, without the figures that are empty
+        in a row. Leaves out damaged rows, and one that a running program is still writing.
+        """
+        fields = read_fields(self._folder)
+        with open(_logs_of(self._folder), "rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                if row := _row(fields, line.decode(errors="replace")):
+                    yield row
+
+
+def _row(fields: Sequence[str], line: str) -> dict[str, float]:
+    """Returns the figures of a row; {} for a heading and for a damaged row."""
+    with suppress(ValueError):
+        row = {k: float(v) for k, v in zip(fields, line.rstrip().split(","), strict=False) if v}
+        return row if "step" in row else {}
+    return {}
 
 
 def read_logs(folder: Path) -> Iterator[dict[str, float]]:
-    """Yields the rows of logs.csv, oldest first, without the figures that are empty in a row. A row
-    that a running program is still writing is left out.
-
-    folder: a run's folder, or a file like logs.csv.
-    """
-    fields = read_fields(folder)
-    with open(_logs_of(folder), newline="", encoding="utf-8") as file:
-        for row in csv.reader(line for line in file if line.endswith("\n")):
-            if row and not row[0].startswith("#") and row != fields:
-                yield {k: float(v) for k, v in zip(fields, row, strict=False) if v != ""}
+    """Yields the rows of logs.csv; see LogReader."""
+    return LogReader(folder).new_rows()
 
 
 def end_last_line(path: Path) -> None:

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 from torchbeast.cli.command_line import by_its_name, flatten, names, parse
 from torchbeast.cli.flags import PolyBeastFlags, RayBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
-from torchbeast.core.algos.registry import FOR_REPLAY
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig
@@ -122,38 +121,14 @@ def agents_of(
     Raises UsageError unless the program accepts the command line of every agent.
     """
     _check_keys(values, words)
-    if shared_replay:
-        _check_shared(values)
-    check = _check_shares if shared_replay else lambda flags: None
-    return [_agent(program, settings, words, check, folder) for settings in combinations(values)]
-
-
-def _check_shared(values: Values) -> None:
-    for key in _OF_SHARED_REPLAY:
+    for key in _OF_SHARED_REPLAY if shared_replay else ():
         if key in values:
             raise UsageError(
                 f"agents that share a replay have the same {key}, so --set cannot vary it: give "
                 f"--{key} once, or leave out --shared_replay"
             )
-
-
-def _check_shares(flags: LearnerFlags) -> None:
-    """Raises UsageError unless an agent with these flags learns from a replay that it shares."""
-    if not flags.replay.is_used:
-        raise UsageError(
-            "--shared_replay needs a replay: give --replay_size, and no --replay_ratio 0"
-        )
-    algo = flags.defaults.algo
-    if ":" not in algo and algo != FOR_REPLAY:  # a user's own says for itself whether it does
-        raise UsageError(
-            f"agents that share a replay learn with --algo {FOR_REPLAY}, not {algo}: leave out "
-            "--algo, or --shared_replay"
-        )
-    if flags.replay.checkpoint_replay:
-        raise UsageError(
-            "--checkpoint_replay saves the replay of one agent, but with --shared_replay all have "
-            "one together, which is not saved: leave out one of them"
-        )
+    more = ["--replay_service=later"] if shared_replay else []
+    return [_agent(program, settings, words, more, folder) for settings in combinations(values)]
 
 
 def combinations(values: Values) -> list[dict[str, str]]:
@@ -176,18 +151,6 @@ def _check_keys(values: Values, words: Sequence[str]) -> None:
             raise UsageError(f"{key} is in --set and a flag too: leave out one of them")
 
 
-def replaced(before: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Returns the words of a command line with others after them, without what these repeat."""
-    again = {_flag_of(word) for word in words} - {""}
-    kept, is_kept = [], True
-    for word in before:
-        if flag := _flag_of(word):
-            is_kept = flag not in again
-        if is_kept:
-            kept.append(word)
-    return [*kept, *words]
-
-
 def _flag_of(word: str) -> str:
     """Returns the flag's name in a word of a command line, as its Config has it; else ""."""
     if not word.startswith("--"):
@@ -200,14 +163,16 @@ def _agent(
     program: ProgramName,
     settings: Mapping[str, str],
     common: Sequence[str],
-    check: Callable[[LearnerFlags], None],
+    more: Sequence[str],
     folder: Path,
 ) -> Agent:
-    """Returns the agent, once the program has accepted its command line, and `check` its flags."""
+    """Returns the agent, once the program has accepted its command line.
+
+    more: flags that the agent is given only when it starts.
+    """
     name = name_of(settings)
     words = [*common, *typed(settings)]
-    flags = parse(FLAGS[program], program, words, names(SweepConfig))
-    check(flags)
+    flags = parse(FLAGS[program], program, [*words, *more], names(SweepConfig))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return Agent(
         name=name,
@@ -280,15 +245,16 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         raise _other(folder, "a replay of their own or none", "--shared_replay")
     if values and values != before.set:
         raise _other(folder, _as_typed(before.set), _as_typed(values))
-    now = dataclasses.replace(before, words=replaced(before.words, words))
+    is_repeated = before.words[len(before.words) - len(words) :] == list(words)
+    if is_repeated:
+        return before
+    now = dataclasses.replace(before, words=[*before.words, *words])  # the last word counts
     _check_same(before, now, folder)
     return now
 
 
 def _check_same(before: Compared, now: Compared, folder: Path) -> None:
     """Raises UsageError where flags change something that makes agents differ."""
-    if before.words == now.words:
-        return
     old, new = before.settings(), now.settings()
     for name in new:
         if name not in _MAY_CHANGE and old.get(name) != new[name]:

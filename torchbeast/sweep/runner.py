@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Report
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import is_in_use
 from torchbeast.sweep.agent_main import GRACE_S
 from torchbeast.sweep.agents import Agent
@@ -56,24 +56,6 @@ _EVERY_S = 1.0
 _END_S = 10.0  # beyond the agents' own time limit
 
 
-@dataclass(frozen=True)
-class Share:
-    """The agents that learn at the same time, and the cores that each uses."""
-
-    agents: int
-    cores: int
-
-    def __str__(self) -> str:
-        threads = f"{self.cores} core{'s' if self.cores > 1 else ''} each"
-        return f"{self.agents} at a time, with {threads}"
-
-
-def share_of(agents: int, parallel: int | None, cores: int) -> Share:
-    """Divides the cores: by default an agent for each, and each agent at least one."""
-    at_once = min(agents, parallel or cores)
-    return Share(at_once, max(1, cores // at_once))
-
-
 class Process(Protocol):
     """The process of an agent, here or on a node of a Ray cluster."""
 
@@ -88,96 +70,58 @@ class Process(Protocol):
         """Waits until `deadline` (by time.monotonic), then kills the process."""
 
 
-@dataclass
-class RunningAgent:
-    """An agent whose process was started. Threads of the process note its begin and its end."""
-
-    row: Row
-    process: Process = field(init=False)
-    has_begun: bool = False  # not while it waits for room on a cluster
-    report: Report | None = None
-    death: Exception | None = None
-    is_ended_early: bool = False
-    first_step: int = field(init=False)  # learnt by earlier processes
-
-    def __post_init__(self) -> None:
-        self.first_step = self.row.figures.step
-
-    def on_begin(self) -> None:
-        """Notes that the agent's program runs."""
-        self.has_begun = True
-
-    def on_report(self, report: Report) -> None:
-        """Notes the agent's last report."""
-        self.report = report
-
-    def on_end(self, error: Exception) -> None:
-        """Notes that the process has ended without having been asked to."""
-        self.death = error
-
-    def end_early(self) -> None:
-        """Asks the agent to end before it is complete, because others do better."""
-        self.is_ended_early = True
-        self.process.ask_to_end()
-
-    def end_row(self) -> None:
-        """Notes the end in the row, once the process has ended."""
-        if self.report is not None:
-            self.row.end(self.report.get("why"), self.is_ended_early)
-        elif self.death is not None:
-            self.row.end(str(self.death))
-        else:
-            has_learnt = self.row.figures.step > self.first_step
-            self.row.end("it did not write its checkpoint in time" if has_learnt else None)
-
-
 def process_here(
     agent: Agent,
     more: Sequence[str],
     environment: Mapping[str, str],
     on_report: Callable[[Report], None],
-    on_end: Callable[[Exception], None],
 ) -> ChildProcess:
     """Starts the process of an agent on this machine.
 
-    more: flags to add to the agent's own. environment: variables of its process.
+    more: flags to add to the agent's own. environment: variables of its process. on_report: called
+    with how it ended, perhaps twice.
     """
     return ChildProcess(
         name=agent.name,
         module="torchbeast.sweep.agent_main",
         arguments={"program": agent.program, "words": [*agent.words, *more]},
         on_report=on_report,
-        on_end=on_end,
+        on_end=lambda error: on_report({"why": str(error)}),
         environment=environment,
     )
 
 
-def starting_here(
-    more: Sequence[str], environment: Mapping[str, str]
-) -> Callable[[RunningAgent], Process]:
-    """Returns what starts agents on this machine; for the arguments see `process_here`."""
+def runner_here(
+    agents: int, parallel: int | None, more: Sequence[str] = (), asha: Asha | None = None
+) -> Runner:
+    """Returns what runs so many agents on this machine, whose cores it divides: by default an agent
+    for each, and each agent at least one.
 
-    def start(running: RunningAgent) -> Process:
-        running.on_begin()
-        agent = running.row.agent
-        return process_here(agent, more, environment, running.on_report, running.on_end)
+    more: flags to add to those of the agents.
+    """
+    cores = available_cores()
+    at_once = min(agents, parallel or cores)
+    share = max(1, cores // at_once)
 
-    return start
+    def start(row: Row) -> Process:
+        row.begin()
+        return process_here(row.agent, more, environment_of_share(share), row.on_report)
+
+    how = f"{at_once} at a time, with {share} core{'s' if share > 1 else ''} each"
+    return Runner(how, at_once, start, asha)
 
 
 class Runner:
     """Runs agents. Used by the main thread."""
 
     def __init__(
-        self,
-        how: str,
-        at_once: int,
-        start: Callable[[RunningAgent], Process],
-        asha: Asha | None = None,
+        self, how: str, at_once: int, start: Callable[[Row], Process], asha: Asha | None = None
     ) -> None:
-        """how: says how agents run. at_once: agents that are started at the same time, at most."""
+        """how: says how agents run. at_once: agents that are started at the same time, at most.
+        start: starts the process of an agent, and lets it begin, perhaps later.
+        """
         self._how, self._at_once, self._start_process, self._asha = how, at_once, start, asha
-        self._running: list[RunningAgent] = []
+        self._running: list[tuple[Row, Process]] = []
 
     def __str__(self) -> str:
         return self._how
@@ -201,49 +145,43 @@ class Runner:
 
         The process of an earlier part of the sweep that was killed may still write its checkpoint.
         """
-        started = [running.row for running in self._running]
+        started = [row for row, _ in self._running]
         for row in rows:
             if len(self._running) >= self._at_once:
                 return
             if row.state != "waiting" or row in started:
                 continue
-            row.hold(is_in_use(row.agent.folder))
+            row.is_held = is_in_use(row.agent.folder)
             if not row.is_held:
-                running = RunningAgent(row)
-                running.process = self._start_process(running)
-                self._running.append(running)
-                self._note_begin(running)
-
-    def _note_begin(self, running: RunningAgent) -> None:
-        if running.has_begun and running.row.state == "waiting":
-            running.row.start()
+                self._running.append((row, self._start_process(row)))
 
     def _follow(self) -> None:
-        for running in list(self._running):
-            self._note_begin(running)
-            running.row.follow()
-            if running.process.has_ended:
-                self._running.remove(running)
-                running.process.end_by(time.monotonic())
-                running.end_row()
-            elif self._asha is not None and not running.is_ended_early:
-                figures = running.row.figures
-                if self._asha.ends(running.row.agent.name, figures.step, figures.mean_return):
-                    running.end_early()
+        for row, process in list(self._running):
+            row.follow()
+            if process.has_ended:
+                self._running.remove((row, process))
+                process.end_by(time.monotonic())
+                row.end()
+            elif self._asha is not None and not row.is_ended_early:
+                row.is_ended_early = self._asha.ends(
+                    row.agent.name, row.figures.step, row.figures.mean_return
+                )
+                if row.is_ended_early:
+                    process.ask_to_end()
 
     def _stop(self, show: Callable[[], None]) -> None:
         """Lets all agents write a checkpoint and end."""
-        begun = [running for running in self._running if running.row.state == "running"]
-        for running in self._running:
-            if running not in begun:  # first, because an agent that ends makes room for them
-                running.process.end_by(time.monotonic())
-        for running in begun:
-            running.row.stop()
-            running.process.ask_to_end()
+        begun = [(row, process) for row, process in self._running if row.state == "running"]
+        for row, process in self._running:
+            if (row, process) not in begun:  # first: an agent that ends makes room for them
+                process.end_by(time.monotonic())
+        for row, process in begun:
+            row.state = "stopping"
+            process.ask_to_end()
         show()
         deadline = time.monotonic() + GRACE_S + _END_S
-        for running in begun:
-            running.process.end_by(deadline)
-            running.end_row()
+        for row, process in begun:
+            process.end_by(deadline)
+            row.end()
             show()
         self._running.clear()

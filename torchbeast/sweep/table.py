@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import csv
-import io
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, TextIO
@@ -30,13 +28,11 @@ from rich.text import Text
 
 from torchbeast import plot
 from torchbeast.errors import UsageError
-from torchbeast.processes.child_process import KILLED
+from torchbeast.processes.child_process import KILLED, Report
 from torchbeast.reporting.display import Panel, Rate, line_of, table_of
-from torchbeast.reporting.log_files import read_fields
+from torchbeast.reporting.log_files import LogReader, csv_line
 from torchbeast.reporting.run_folder import write_atomically
 from torchbeast.sweep.agents import Agent
-
-_NEEDED = ("_tick", "step", "episodes", "mean_episode_return")
 
 
 class Figures(NamedTuple):
@@ -47,100 +43,36 @@ class Figures(NamedTuple):
     mean_return: float = math.nan  # of the last episodes; NaN: none has ended
 
 
-class RecentReturns:
-    """The mean return of the last episodes, from means over those that ended in a batch."""
-
-    def __init__(self, episodes: int) -> None:
-        """Prepares the mean over so many episodes, or somewhat more: batches are not divided."""
-        self._wanted = episodes
-        self._batches: collections.deque[tuple[float, int]] = collections.deque()
-        self._count = 0
-
-    def add(self, mean: float, episodes: int) -> None:
-        """Adds the mean over the episodes of a batch."""
-        self._batches.append((mean, episodes))
-        self._count += episodes
-        while self._count - self._batches[0][1] >= self._wanted:
-            self._count -= self._batches.popleft()[1]
-
-    def mean(self) -> float:
-        """Returns the mean; NaN if no episode has ended."""
-        total = sum(mean * episodes for mean, episodes in self._batches)
-        return total / self._count if self._count else math.nan
-
-
-def _cells(line: str) -> list[str]:
-    """Returns the cells of a line; [] for one that is damaged, as by a disk that was full."""
-    try:
-        return next(csv.reader([line]), [])
-    except csv.Error:
-        return []
-
-
 class Follower:
     """Reads what an agent appends to logs.csv. Used by one thread.
 
-    A resumed agent drops the rows after its checkpoint and counts on from there; then everything is
-    read again.
+    A resumed agent that drops the rows after its checkpoint replaces the file: it is read again.
     """
 
     def __init__(self, folder: Path, episodes: int) -> None:
         """Prepares reading; folder: of the run, which need not exist; episodes: in the mean."""
-        self._folder, self._wanted = folder, episodes
-        self._begin()
-
-    def _begin(self) -> None:
-        self._offset, self._tick = 0, -1
-        self._returns = RecentReturns(self._wanted)
-        self._columns: dict[str, int] = {}
+        self._folder, self._file = folder, -1
+        self._returns: collections.deque[float] = collections.deque(maxlen=episodes)
         self.figures = Figures()
 
     def read(self) -> Figures:
         """Reads what is new; returns the newest figures."""
-        rows = self._new_rows()
-        if rows and self._tick >= 0 and rows[0][0] != str(self._tick + 1):
-            self._begin()
-            rows = self._new_rows()
-        for row in rows:
-            self._add(row)
+        with contextlib.suppress(OSError):  # there is no log yet
+            file = (self._folder / "logs.csv").stat().st_ino
+            if file != self._file:
+                self._file, self._reader = file, LogReader(self._folder)
+                self._returns.clear()
+                self.figures = Figures()
+            for row in self._reader.new_rows():
+                self._add(row)
         return self.figures
 
-    def _new_rows(self) -> list[list[str]]:
-        """Returns the whole rows after those that were read."""
-        try:
-            with open(self._folder / "logs.csv", "rb") as file:
-                if self._offset > file.seek(0, 2):
-                    self._begin()
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:  # there is none yet
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        rows = map(_cells, whole.decode(errors="replace").splitlines())
-        return [row for row in rows if row and not row[0].startswith("#")]
-
-    def _add(self, row: list[str]) -> None:
-        """Adds the figures of a row; leaves out one that a killed agent did not complete."""
-        if not all(name in self._columns for name in _NEEDED):  # columns are added at the right
-            with contextlib.suppress(OSError, ValueError, csv.Error):
-                self._columns = {name: i for i, name in enumerate(read_fields(self._folder))}
-        cells = {name: row[i] for name, i in self._columns.items() if i < len(row)}
-        with contextlib.suppress(KeyError, ValueError):
-            tick, step = int(cells["_tick"]), int(cells["step"])
-            self._add_figures(step, cells)
-            self._tick = tick
-
-    def _add_figures(self, step: int, cells: dict[str, str]) -> None:
-        episodes = int(cells.get("episodes") or self.figures.episodes)
-        if text := cells.get("mean_episode_return"):
-            self._returns.add(float(text), max(1, episodes - self.figures.episodes))
-        self.figures = Figures(step, episodes, self._returns.mean())
-
-
-def is_complete(folder: Path, figures: Figures, total_steps: int) -> bool:
-    """Returns whether a run has learnt all of its steps, and has written its last checkpoint."""
-    return figures.step >= total_steps and has_ended_well(folder)
+    def _add(self, row: dict[str, float]) -> None:
+        episodes = int(row.get("episodes", self.figures.episodes))
+        if (mean := row.get("mean_episode_return")) is not None:  # of those that ended in a batch
+            self._returns.extend([mean] * max(1, episodes - self.figures.episodes))
+        mean_return = statistics.fmean(self._returns) if self._returns else math.nan
+        self.figures = Figures(int(row["step"]), episodes, mean_return)
 
 
 def has_ended_well(folder: Path) -> bool:
@@ -164,7 +96,7 @@ _STYLES = {"running": "bold", "done": "green", "failed": "red"}
 
 
 class Row:
-    """An agent and what it does. Used by the main thread."""
+    """An agent and what it does. Used by the main thread; `begin` and `on_report` by any."""
 
     def __init__(self, agent: Agent) -> None:
         """Reads what an earlier part of the sweep has left of the agent."""
@@ -172,23 +104,22 @@ class Row:
         self._follower = Follower(agent.folder, agent.episodes)
         self._rate = Rate()
         self.figures = self._follower.read()
+        self._first_step = self.figures.step  # learnt by earlier processes
         self.steps_per_second = math.nan
-        complete = is_complete(agent.folder, self.figures, agent.total_steps)
+        complete = self.figures.step >= agent.total_steps and has_ended_well(agent.folder)
         self.state: State = "done" if complete else "waiting"
-        self.why = ""  # it failed, as a whole text
+        self.report: Report | None = None  # how its process ended
         self.is_held = False  # another process runs in its folder
+        self.is_ended_early = False  # the scheduler has asked it to end
 
-    def start(self) -> None:
-        """Notes that the agent runs."""
-        self.state, self.is_held = "running", False
+    def begin(self) -> None:
+        """Notes that the agent's program runs."""
+        if self.state == "waiting":
+            self.state = "running"
 
-    def hold(self, is_held: bool) -> None:
-        """Notes whether the agent waits for another process that runs in its folder."""
-        self.is_held = is_held
-
-    def stop(self) -> None:
-        """Notes that the agent was asked to stop, before it is complete."""
-        self.state = "stopping"
+    def on_report(self, report: Report) -> None:
+        """Notes how the process has ended; what comes after the agent's own report is dropped."""
+        self.report = self.report or report
 
     def follow(self, now: float | None = None) -> None:
         """Reads the newest figures of a running agent."""
@@ -197,16 +128,22 @@ class Row:
             now = time.monotonic() if now is None else now
             self.steps_per_second = self._rate.add(self.figures.step, now)
 
-    def end(self, why: str | None, by_scheduler: bool = False) -> None:
-        """Notes that the agent has ended; why: it failed, or None; by_scheduler: it was stopped."""
+    def end(self) -> None:
+        """Notes that the agent has ended."""
         self.follow()
-        self.is_held = False
-        if why is not None:
-            self.state, self.why = "failed", why
+        if self.report is None and self.figures.step > self._first_step:
+            self.report = {"why": "it did not write its checkpoint in time"}
+        if self.why:
+            self.state = "failed"
         elif self.figures.step >= self.agent.total_steps:
             self.state = "done"
         else:
-            self.state = "stopped by the scheduler" if by_scheduler else "stopped"
+            self.state = "stopped by the scheduler" if self.is_ended_early else "stopped"
+
+    @property
+    def why(self) -> str:
+        """Why the agent failed, as a whole text; empty if it did not."""
+        return str((self.report or {}).get("why", ""))
 
     @property
     def reason(self) -> str:
@@ -216,7 +153,7 @@ class Row:
         lines = [line.strip() for line in self.why.splitlines() if line.strip()]
         if lines and KILLED in lines[0]:
             return lines[0].partition(";")[0]
-        return next((line for line in reversed(lines) if not _is_hint(line)), "")
+        return next((line for line in reversed(lines) if not line.startswith("More is in ")), "")
 
     @property
     def cells(self) -> dict[str, str]:
@@ -228,10 +165,6 @@ class Row:
             "episodes": f"{figures.episodes:,}",
             "mean return": number(figures.mean_return),
         }
-
-
-def _is_hint(line: str) -> bool:
-    return line.startswith("More is in ")
 
 
 def number(value: float) -> str:
@@ -326,23 +259,15 @@ def standing(row: Row) -> Standing:
     return Standing(is_done, 0 if is_done else figures.step, value)
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """Agents that differ in their seed alone."""
+Ranked = Sequence[Row]
+"""Agents that differ in their seed alone."""
 
-    rows: Sequence[Row]
 
-    @property
-    def median(self) -> Standing:
-        """The median over all agents, including agents that are not done.
-
-        If two agents are in the middle and cannot be compared, the median is the worse one.
-        """
-        found = sorted(map(standing, self.rows))
-        lower, upper = found[(len(found) - 1) // 2], found[len(found) // 2]
-        if lower[:2] != upper[:2]:
-            return lower
-        return lower._replace(mean_return=(lower.mean_return + upper.mean_return) / 2)
+def median(group: Ranked) -> Standing:
+    """Returns the median over all agents, including agents that are not done; of two in the middle
+    the worse one.
+    """
+    return statistics.median_low(map(standing, group))
 
 
 def ranked(rows: Iterable[Row]) -> list[Ranked]:
@@ -350,28 +275,19 @@ def ranked(rows: Iterable[Row]) -> list[Ranked]:
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row.agent.compared.values()), []).append(row)
-    made = [Ranked(group) for group in groups.values()]
-    return sorted(made, key=lambda group: group.median, reverse=True)
+    return sorted(groups.values(), key=median, reverse=True)
 
 
 def table(ranking: Sequence[Ranked]) -> Table:
     """Lays out the ranking."""
-    with_seeds = any(len(group.rows) > 1 for group in ranking)
-    made = Table(title="Ranking by mean return", title_justify="left")
-    made.add_column("", justify="right")
-    for key in ranking[0].rows[0].agent.compared:
-        made.add_column(key, justify="right")
-    names = [
-        "median return" if with_seeds else "mean return",
-        *(["of seeds"] if with_seeds else []),
-    ]
-    for name in names:
-        made.add_column(name, justify="right")
+    compared = ranking[0][0].agent.compared
+    names = ["", *compared, "median return", "of each agent"]
+    made = table_of("Ranking by mean return", names)
     made.add_column("agents")
     for place, group in enumerate(ranking, 1):
-        seeds = [", ".join(map(_told, sorted(group.rows, key=standing)))] if with_seeds else []
-        settings = group.rows[0].agent.compared.values()
-        cells = [str(place), *settings, str(group.median), *seeds, counts(group.rows)]
+        seeds = ", ".join(map(_told, sorted(group, key=standing)))
+        settings = group[0].agent.compared.values()
+        cells = [str(place), *settings, str(median(group)), seeds, counts(group)]
         made.add_row(*map(Text, cells))
     return made
 
@@ -398,14 +314,12 @@ def report(rows: Sequence[Row], folder: Path) -> None:
 
 def as_csv(ranking: Sequence[Ranked]) -> str:
     """Returns a line for each agent, from best to worst."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["rank", "agent", *ranking[0].rows[0].agent.settings, *_FIGURES])
+    lines = [csv_line(["rank", "agent", *ranking[0][0].agent.settings, *_FIGURES])]
     for place, group in enumerate(ranking, 1):
-        for row in group.rows:
+        for row in group:
             settings = row.agent.settings.values()
-            writer.writerow([place, row.agent.name, *settings, *_figures(row)])
-    return text.getvalue()
+            lines.append(csv_line([place, row.agent.name, *settings, *_figures(row)]))
+    return "".join(lines)
 
 
 def _figures(row: Row) -> list[str | int | float]:
@@ -419,8 +333,7 @@ def _plot(rows: Sequence[Row], output: Path) -> None:
     plotted = [row for row in rows if not math.isnan(row.figures.mean_return)]
     if not plotted:
         return
-    states = {row.agent.folder: row.state for row in plotted if row.state != "done"}
     try:
-        plot.plot([row.agent.folder for row in plotted], output, states)
+        plot.plot([row.agent.folder for row in plotted], output)
     except UsageError as error:
         print(f"There is no plot: {error}.")
