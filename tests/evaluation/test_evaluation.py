@@ -581,7 +581,7 @@ def test_an_evaluation_without_a_checkpoint_is_refused_with_a_message(tmp_path: 
 
 
 def test_a_video_is_written_of_images_and_refused_for_vectors(tmp_path: Path) -> None:
-    with VideoWriter(tmp_path / "video.mp4") as video:
+    with closing(VideoWriter(tmp_path / "video.mp4")) as video:
         for _ in range(5):
             video.write(to_frame(np.random.randint(0, 255, (1, 4, 84, 84), np.uint8)))
     assert (tmp_path / "video.mp4").stat().st_size > 1000
@@ -609,7 +609,7 @@ def test_an_environment_that_can_render_is_filmed_by_its_render(tmp_path: Path) 
     env = SyncVecEnv([Drawing], "Drawing")
     frame = picture(env.render(), env.reset(0))
     assert frame.shape == (480, 240, 3) and (frame == (255, 0, 0)).all()
-    with VideoWriter(tmp_path / "video.mp4") as video:
+    with closing(VideoWriter(tmp_path / "video.mp4")) as video:
         video.write(frame)
     shown = cv2.VideoCapture(str(tmp_path / "video.mp4")).read()[1]
     blue, _, red = shown.mean((0, 1))

@@ -510,8 +510,8 @@ def test_a_run_whose_lock_does_not_reach_here_is_seen_by_its_rows(tmp_path: Path
     watch = RunWatch(tmp_path, 60, clock)
     for now in (50, 100, 150):
         clock.now = now
-        with open(tmp_path / "logs.csv", "a") as file:
-            file.write("row\n")
+        (tmp_path / "logs.csv").write_text("row\n")
+        os.utime(tmp_path / "logs.csv", (now, now))
         assert not watch.has_stopped
     clock.now = 220
     assert watch.has_stopped

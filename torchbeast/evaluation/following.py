@@ -13,12 +13,11 @@ checkpoint again, with the same starts.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
@@ -30,11 +29,16 @@ from torchbeast.processes.child_process import show_output
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import is_in_use
+from torchbeast.reporting.waiting import say, warn
 
 # A run writes a row for each update. The lock alone does not tell: it may not reach other machines,
 # and a run that is started together with this process takes it seconds later.
 QUIET_S = 120.0
-_WRITTEN = ("model.tar", "logs.csv", "out.log", "meta.json")
+_WRITTEN = (NEWEST, "logs.csv", "out.log", "meta.json")
+_POLL_S = 1.0
+
+Check = Callable[[dict[str, Any], Path], None]
+"""Raises UsageError for a checkpoint, at its path, of another agent than the one asked for."""
 
 
 class RunWatch:
@@ -47,6 +51,7 @@ class RunWatch:
 
         quiet_s: seconds without a new byte after which a run that is not seen to run has stopped.
         """
+        self._files = [folder / name for name in _WRITTEN]
         self._folder, self._quiet_s, self._clock = folder, quiet_s, clock
         self._seen, self._since = self._state(), clock()
 
@@ -66,22 +71,16 @@ class RunWatch:
             self._seen, self._since = state, now
         return any(state) and now - self._since >= self._quiet_s
 
-    def _state(self) -> list[tuple[int, int] | None]:
-        return [_size_and_time(self._folder / name) for name in _WRITTEN]
+    def _state(self) -> list[float | None]:
+        return list(map(_time_of, self._files))
 
 
-def _size_and_time(path: Path) -> tuple[int, int] | None:
+def _time_of(path: Path) -> float | None:
+    """Returns when a file was written, in milliseconds' precision; None if it is not there."""
     try:
-        found = path.stat()
+        return round(path.stat().st_mtime, 3)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
-
-
-_POLL_S = 1.0
-
-Check = Callable[[dict[str, Any], Path], None]
-"""Raises UsageError for a checkpoint, at its path, of another agent than the one asked for."""
 
 
 def follow(
@@ -103,19 +102,14 @@ def follow(
         with suppress(KeyboardInterrupt):
             Follower(folder, config, asked, seed, supervisor, ending, check).run()
         if supervisor.ended:
-            print(f"Stopped by {supervisor.reason}.", flush=True)
+            say(f"Stopped by {supervisor.reason}.")
     return EXIT_DONE
-
-
-class _Opened(NamedTuple):
-    """What is made for the first checkpoint and used for all."""
-
-    player: Player
-    scores: Scores
 
 
 class Follower:
     """Evaluates the checkpoints of one run, in the thread that calls `run`."""
+
+    _player: Player  # is made for the first checkpoint, and used for all
 
     def __init__(
         self,
@@ -134,7 +128,7 @@ class Follower:
         self._asked, self._seed, self._check = asked, seed, check
         self._supervisor, self._ending = supervisor, ending
         self._watch = watch or RunWatch(folder)
-        self._opened: _Opened | None = None
+        self._scores: Scores | None = None
         self._tried: float | None = None  # time of the newest file that was read
         self._problem: UsageError | RunError | None = None  # of that file, if it could not be read
         self._learnt = self._target = 0  # env steps of the newest checkpoint, and of the run
@@ -146,7 +140,7 @@ class Follower:
         and UsageError or RunError if the last checkpoint cannot be read or played.
         """
         if not self._path.exists():
-            _say(f"Waiting for the first checkpoint, {self._path}.")
+            say(f"Waiting for the first checkpoint, {self._path}.")
         while not self._supervisor.wait(0.0 if self._look() else _POLL_S):
             if self._has_ended() and not self._is_new():
                 self._say_end()
@@ -166,38 +160,36 @@ class Follower:
         try:
             saved = checkpoints.load(self._path, (*NEEDED, "stats"))
         except (UsageError, RunError) as error:
-            self._tell(error)
+            if str(error) != str(self._problem):
+                warn(f"{error}; waiting for the next checkpoint")
+            self._problem = error
             return False
         self._problem = None
         self._learnt = int(saved["stats"].get("step", 0))
         self._target = int(saved["flags"].get("total_steps", 0))
-        self._evaluate(saved)
+        self._evaluate(saved, self._scores or self._open(saved))
         return True
 
-    def _tell(self, error: UsageError | RunError) -> None:
-        """Says once why a checkpoint cannot be evaluated."""
-        if str(error) != str(self._problem):
-            _warn(f"{error}; waiting for the next checkpoint")
-        self._problem = error
-
-    def _evaluate(self, saved: dict[str, Any]) -> None:
+    def _evaluate(self, saved: dict[str, Any], scores: Scores) -> None:
         """Plays with the weights, keeps the checkpoint if it is the best, and appends a row."""
-        if self._opened is None:
-            self._opened = self._open(saved)
-        player, scores = self._opened
         weights = weights_of(saved)
         if scores.knows(weights):
             return
-        player.load(saved, self._path)
-        played = player.play(lambda _: self._check_goes_on())
-        is_best = self._keep(saved, statistics.fmean(played.returns))
+        self._player.load(saved, self._path)
+        played = self._player.play(lambda _: self._check_goes_on())
+        said, is_best = _sentence(played), False
+        try:
+            is_best = keep_if_better(self._folder, saved, statistics.fmean(played.returns))
+        except OSError as error:
+            warn(f"{best_path(self._folder)} was not written ({error.strerror})")
         try:
             scores.add(weights, played)
         except OSError as error:
-            _warn(f"no row was written to evaluations.csv ({error.strerror})")
-        _say(_sentence(self._learnt, played, is_best))
+            warn(f"no row was written to evaluations.csv ({error.strerror})")
+        kept = f"; the best so far, kept as {best_path(self._folder).name}" if is_best else ""
+        say(f"Step {self._learnt:,}: {said}{kept}")
 
-    def _open(self, saved: dict[str, Any]) -> _Opened:
+    def _open(self, saved: dict[str, Any]) -> Scores:
         """Makes the environments and the agent, and opens the files."""
         if self._check is not None:
             self._check(saved, self._path)
@@ -210,38 +202,27 @@ class Follower:
             seed=self._seed,
             check_goes_on=self._check_goes_on,
         )
-        self._ending.enter_context(closing(player))
-        scores = self._ending.enter_context(closing(Scores(self._folder)))
-        _say(
+        self._player = self._ending.enter_context(closing(player))
+        self._scores = self._ending.enter_context(closing(Scores(self._folder)))
+        say(
             f"Following the run in {self._folder}: {self._config.num_episodes} episodes of "
             f"{player.where} with each checkpoint, {player.how}, seed {self._seed}."
         )
-        if scores.knows(weights_of(saved)):
-            _say(f"Step {self._learnt:,} was evaluated before.")
-        return _Opened(player, scores)
+        if self._scores.knows(weights_of(saved)):
+            say(f"Step {self._learnt:,} was evaluated before.")
+        return self._scores
 
     def _check_goes_on(self) -> None:
         """Ends an evaluation when a signal has come."""
         if self._supervisor.wait(0):
             raise KeyboardInterrupt
 
-    def _keep(self, saved: Mapping[str, Any], score: float) -> bool:
-        """Keeps the checkpoint if it is the best; returns whether it was."""
-        try:
-            return keep_if_better(self._folder, saved, score)
-        except OSError as error:
-            path = best_path(self._folder)
-            _warn(f"the best checkpoint was not written to {path} ({error.strerror})")
-            return False
-
     def _has_ended(self) -> bool:
         """Returns whether the run has learnt all its steps, or stopped before.
 
         Learnt steps do not end it while it runs: it may have been resumed with more.
         """
-        if self._is_complete and not self._watch.is_running:
-            return True
-        return self._watch.has_stopped
+        return self._watch.has_stopped or (self._is_complete and not self._watch.is_running)
 
     @property
     def _is_complete(self) -> bool:
@@ -250,41 +231,24 @@ class Follower:
     def _say_end(self) -> None:
         if self._problem is not None:
             raise self._problem
-        if self._opened is None:
+        if self._scores is None:
             raise RunError(
                 f"the run in {self._folder} has stopped without a checkpoint: start this again "
                 "once it has one"
             )
         if self._is_complete:
-            _say(f"The run has learnt its {self._target:,} steps.")
+            say(f"The run has learnt its {self._target:,} steps.")
             return
-        _say(
+        say(
             f"The run has stopped at step {self._learnt:,} of {self._target:,}. When it goes on, "
             "the same command follows it again."
         )
 
 
-def _time_of(path: Path) -> float | None:
-    """Returns when a file was written, in milliseconds' precision; None if it is not there."""
-    try:
-        return round(path.stat().st_mtime, 3)
-    except OSError:
-        return None
-
-
-def _sentence(step: int, played: Episodes, is_best: bool) -> str:
+def _sentence(played: Episodes) -> str:
     returns = played.returns
-    kept = f"; the best so far, kept as {best_path(Path()).name}" if is_best else ""
     return (
-        f"Step {step:,}: mean return {statistics.fmean(returns):.2f}, from {min(returns):g} to "
+        f"mean return {statistics.fmean(returns):.2f}, from {min(returns):g} to "
         f"{max(returns):g}; mean length {statistics.fmean(played.lengths):.0f}; "
-        f"{played.distinct} of {len(returns)} episodes differ{kept}"
+        f"{played.distinct} of {len(returns)} episodes differ"
     )
-
-
-def _say(sentence: str) -> None:
-    print(sentence, flush=True)
-
-
-def _warn(sentence: str) -> None:
-    print(f"Warning: {sentence}.", file=sys.stderr, flush=True)

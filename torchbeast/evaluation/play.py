@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -123,11 +123,8 @@ class Endings:
         return ending
 
 
-class Watcher(Protocol):
-    """A callback that receives every observation of an evaluation, such as a video writer."""
-
-    def __call__(self, observation: Any) -> None:
-        """Receives an observation, a nest of arrays [E, ...]."""
+Watcher = Callable[[Any], object]
+"""Receives every observation of an evaluation, a nest of arrays [E, ...], such as for a video."""
 
 
 def play(
@@ -162,11 +159,13 @@ def play(
         loop.step()
         endings.add(seen, loop.acted.action, loop.row.reward)
         starts.count(loop.row.episode_end)
-        ended = {index: endings.take(index) for index in _indices(loop.row.episode_end)}
+        ended = {
+            index: endings.take(index) for index in np.flatnonzero(loop.row.episode_end).tolist()
+        }
         counted = loop.row.episode_end & (left > 0)
         played.returns.extend(loop.row.episode_return[counted].tolist())
         played.lengths.extend(loop.row.episode_step[counted].tolist())
-        played.endings.extend(ended[index] for index in _indices(counted))
+        played.endings.extend(ended[index] for index in np.flatnonzero(counted).tolist())
         left -= counted
         longest = int(loop.row.episode_step[left > 0].max(initial=0))
         if longest > MAX_EPISODE_STEPS:
@@ -175,22 +174,13 @@ def play(
                 "the environment a time limit, for example max_episode_steps of gymnasium.make"
             )
         if time.monotonic() >= say_at:
-            print(_progress(len(played.returns), num_episodes, longest), flush=True)
+            print(
+                f"{len(played.returns)} of {num_episodes} episodes have ended; the longest running "
+                f"one is at step {longest:,}.",
+                flush=True,
+            )
             say_at = time.monotonic() + _SAY_S
     return played
-
-
-def _progress(ended: int, num_episodes: int, longest: int) -> str:
-    return (
-        f"{ended} of {num_episodes} episodes have ended; the longest running one is at step "
-        f"{longest:,}."
-    )
-
-
-def _indices(mask: np.ndarray) -> list[int]:
-    """Returns the indices where the mask is true."""
-    found: list[int] = np.flatnonzero(mask).tolist()
-    return found
 
 
 def report(episodes: Episodes) -> str:
@@ -241,7 +231,7 @@ class Player:
         self._seed = secrets.randbits(31) if seed is None else seed
         self._trained_on = checkpoints.env_spec(saved).name
         check_named(saved["flags"], asked)
-        spec = _played(asked, checkpoints.env_spec(saved))
+        self._spec = spec = _played(asked, checkpoints.env_spec(saved))
         num_envs = 1 if film else min(config.num_episodes, MAX_PARALLEL)
         if spec.name in ("", UNKNOWN):
             raise UsageError(
@@ -254,7 +244,6 @@ class Player:
         except BaseException:
             self.close()
             raise
-        self._is_other = self._trained_on not in ("", spec.name)
 
     def load(self, saved: Mapping[str, Any], path: Path) -> None:
         """Takes the weights of another checkpoint; raises UsageError if they do not fit."""
@@ -266,7 +255,7 @@ class Player:
         Raises RunError in place of an exception of the environment.
         """
         torch.manual_seed(self._seed)
-        config, most = self._config, self._random_start
+        config = self._config
         try:
             with one_thread():  # batches are small: more of them would mostly wait
                 return play(
@@ -276,7 +265,7 @@ class Player:
                     self._seed,
                     watch,
                     greedy=not config.sampled,
-                    random_start=most,
+                    random_start=random_start(self.env, config),
                 )
         except (UsageError, RunError):
             raise
@@ -290,19 +279,16 @@ class Player:
     @property
     def where(self) -> str:
         """The environment, and that of training where it is another."""
-        trained = f" (trained on {self._trained_on})" if self._is_other else ""
+        is_other = self._trained_on not in ("", self._spec.name)
+        trained = f" (trained on {self._trained_on})" if is_other else ""
         return f"{self.env.env_id}{trained}"
 
     @property
     def how(self) -> str:
         """How actions are chosen."""
         actions = "sampled actions" if self._config.sampled else "the most likely actions"
-        most = self._random_start
+        most = random_start(self.env, self._config)
         return f"{actions} after 0 to {most} random ones" if most else actions
-
-    @property
-    def _random_start(self) -> int:
-        return random_start(self.env, self._config)
 
 
 def random_start(env: VecEnv, config: EvaluationConfig) -> int:
@@ -366,26 +352,19 @@ def test(
     if said := checkpoints.sentence(found, newest):
         print(f"Warning: {said}.", file=sys.stderr, flush=True)
     show_output()
+    step = saved.get("stats", {}).get("step")
+    learnt = "" if step is None else f"step {int(step):,}, "
     with closing(Player(saved, path, config, asked, seed=seed, film=film)) as player:
-        print(f"{player.where}, {path}, {_step(saved)}{player.how}", flush=True)
+        print(f"{player.where}, {path}, {learnt}{player.how}", flush=True)
         episodes = _filmed(player, folder / "video.mp4") if film else player.play()
         print(report(episodes))
     return EXIT_DONE
 
 
-def _step(saved: dict[str, Any]) -> str:
-    step = saved.get("stats", {}).get("step")
-    return "" if step is None else f"step {int(step):,}, "
-
-
 def _filmed(player: Player, video: Path) -> Episodes:
     from torchbeast.evaluation.video import VideoWriter, picture  # OpenCV, which nothing else needs
 
-    with VideoWriter(video) as writer:
-
-        def film(observation: Any) -> None:
-            writer.write(picture(player.env.render(), observation))
-
-        episodes = player.play(film)
+    with closing(VideoWriter(video)) as writer:
+        episodes = player.play(lambda seen: writer.write(picture(player.env.render(), seen)))
     print(f"The video is {writer.path}")
     return episodes

@@ -8,7 +8,6 @@ newest frame of the observation.
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,37 +27,23 @@ _SMALLEST = 240  # pixels a side; smaller frames are enlarged by a whole factor
 
 
 class VideoWriter:
-    """Writes an mp4 file; used as a context manager."""
+    """Writes an mp4 file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._writer: cv2.VideoWriter | None = None
-
-    def __enter__(self) -> VideoWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._writer is not None:
-            self._writer.release()
+        self._writer = cv2.VideoWriter()
 
     def write(self, frame: np.ndarray) -> None:
         """Appends a frame, uint8 [H, W, 3] in RGB order; all frames have the same size."""
-        if self._writer is None:
-            self._writer = self._open(frame)
+        if not self._writer.isOpened():
+            size, code = (frame.shape[1], frame.shape[0]), cv2.VideoWriter.fourcc(*"mp4v")
+            if not self._writer.open(str(self.path), code, _FRAMES_PER_SECOND, size):
+                raise UsageError(f"OpenCV cannot write {self.path}: use --mode test")
         self._writer.write(np.ascontiguousarray(frame[..., ::-1]))  # OpenCV expects BGR
 
-    def _open(self, frame: np.ndarray) -> cv2.VideoWriter:
-        height, width = frame.shape[:2]
-        code = cv2.VideoWriter.fourcc(*"mp4v")
-        writer = cv2.VideoWriter(str(self.path), code, _FRAMES_PER_SECOND, (width, height))
-        if not writer.isOpened():
-            raise UsageError(f"OpenCV cannot write {self.path}: use --mode test")
-        return writer
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.release()
 
 
 def picture(drawn: np.ndarray | None, observation: Any) -> np.ndarray:
