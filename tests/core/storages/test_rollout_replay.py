@@ -322,39 +322,6 @@ def test_environments_that_come_and_go_leave_nothing_but_their_rows(
 # --- what is refused
 
 
-@pytest.mark.parametrize("leaf", ["image", "vector"])
-@pytest.mark.parametrize(("row", "frame"), [(0, 0), (0, 2), (2, 1), (4, 3)])
-def test_an_observation_that_is_no_stack_is_refused(row: int, frame: int, leaf: str) -> None:
-    envs, rollouts = one_life(4, [6, 6], k=4)
-    replay = RolloutReplay(fields(4, 1, 4), 1000, 4)
-    batch = envs.batch(rollouts[:1])
-    stack = batch["observation"][leaf][row, 0]
-    size = len(stack) // 4
-    if row == 4:  # a stack that shifted by two frames
-        stack[:-size] = stack[size:].copy()
-    stack[frame * size : (frame + 1) * size] = 9
-    with pytest.raises(ValueError, match="rollout 0 of environment 5: the observation of row"):
-        replay.insert(batch, slice(None), 0)
-
-
-def test_an_episode_that_begins_with_different_frames_is_refused() -> None:
-    envs, rollouts = one_life(4, [2, 6], k=4)
-    batch = envs.batch(rollouts[:1])
-    for leaf in flatten(batch["observation"]):  # as if row 2 began no episode
-        size = leaf.shape[2] // 4
-        leaf[2, 0, :-size] = leaf[1, 0, size:]
-    with pytest.raises(ValueError, match=r"row 2 is no stack"):
-        RolloutReplay(fields(4, 1, 4), 1000, 4).insert(batch, slice(None), 0)
-
-
-def test_a_final_observation_that_is_no_stack_is_refused() -> None:
-    envs = Envs(4, 6, 4, ends=1.0)
-    batch = envs.batch([envs.next_rollout(0, 0)])
-    batch["final_observation"]["image"][-1, 2] += 1
-    with pytest.raises(ValueError, match="the final observation of row"):
-        RolloutReplay(fields(6, 1, 4), 1000, 4).insert(batch, slice(None), 0)
-
-
 def test_rollouts_of_another_length_are_refused() -> None:
     envs, rollouts = one_life(4, [8])
     with pytest.raises(ValueError, match="stores rollouts of 5 steps, not 4"):
@@ -395,31 +362,25 @@ def test_a_window_that_was_overwritten_is_not_read() -> None:
 
 
 def test_frames_are_stored_once_and_counted_before_they_are_reserved() -> None:
-    allocated: list[np.ndarray] = []
-
-    def allocate(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        allocated.append(np.empty(shape, dtype))
-        return allocated[-1]
-
     whole, single = (bytes_per_transition(fields(4, 1, 4), k) for k in (1, 4))
     stack_bytes = 4 * 2 * 3 + 2 * 4 * 4
     assert whole - single == stack_bytes * 3 // 4
     others = 4 + 1 + 1 + 1 + 4 + 4 + 8 + 3 * 4 + 8  # of a row, beside its observation
     assert single == stack_bytes // 4 + others + 16
-    replay = RolloutReplay(fields(4, 1, 4), 402, 4, allocate=allocate)
-    assert replay.bytes_per_transition == single
-    assert sum(array.nbytes for array in allocated) == 400 * single
+    replay = RolloutReplay(fields(4, 1, 4), 402, 4)
+    assert sum(leaf.nbytes for leaf in replay._ring.leaves) == 400 * (single - 16)
 
 
-def test_memory_that_cannot_be_had_is_told_with_its_size() -> None:
-    def allocate(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def test_memory_that_cannot_be_had_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> np.ndarray:
         raise MemoryError
 
     each = bytes_per_transition(fields(4, 1, 1), 1)
+    monkeypatch.setattr(np, "empty", no_memory)
     with pytest.raises(
         MemoryError, match=f"400 transitions takes {400 * each} bytes .* {each} each"
     ):
-        RolloutReplay(fields(4, 1, 1), 400, allocate=allocate)
+        RolloutReplay(fields(4, 1, 1), 400)
 
 
 def test_facts_tell_fill_and_samples_per_insert() -> None:
@@ -676,6 +637,7 @@ def test_memory_is_committed_as_it_is_written() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     before = committed()
-    replay = RolloutReplay(fields(100, 1, 1), 4_000_000)
-    assert 4_000_000 * replay.bytes_per_transition > 250e6
+    specs = fields(100, 1, 1)
+    _replay = RolloutReplay(specs, 4_000_000)
+    assert 4_000_000 * bytes_per_transition(specs, 1) > 250e6
     assert committed() - before < 25e6

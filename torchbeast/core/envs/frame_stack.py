@@ -10,7 +10,6 @@ in one step, C the first dimension of a leaf.
 from __future__ import annotations
 
 import dataclasses
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -47,7 +46,7 @@ class FrameStacker:
 
         done: bool [E]; where true, an episode begins and its frame fills the whole stack.
         """
-        pushed = map_leaves2(self._shifted_in, self._stack, observation)
+        pushed = map_leaves2(self._shifted, self._stack, observation)
         self._stack = self._restarted(pushed, observation, done) if done.any() else pushed
         return self._stack
 
@@ -57,12 +56,12 @@ class FrameStacker:
         final_observation: leaves [K, C, ...]. truncated: bool [E] with K entries that are true.
         """
         rows = map_leaves(lambda stack: stack[truncated], self._stack)
-        stacks: ArrayNest = map_leaves2(self._shifted_in, rows, final_observation)
+        stacks: ArrayNest = map_leaves2(self._shifted, rows, final_observation)
         return stacks
 
     def _restarted(self, stacks: ArrayNest, firsts: ArrayNest, done: np.ndarray) -> ArrayNest:
         def choose(stack: np.ndarray, first: np.ndarray) -> np.ndarray:
-            return np.where(_over_leaf(done, stack), first, stack)
+            return np.where(done.reshape(-1, *[1] * (stack.ndim - 1)), first, stack)
 
         restarted: ArrayNest = map_leaves2(choose, stacks, map_leaves(self._repeated, firsts))
         return restarted
@@ -72,15 +71,15 @@ class FrameStacker:
             return frames
         return np.concatenate([frames] * self._num_frames, axis=1)
 
-    def _shifted_in(self, stack: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        if self._num_frames == 1:
-            return frames
-        return np.concatenate([stack[:, frames.shape[1] :], frames], axis=1)
+    def _shifted(self, stacks: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        return shifted(stacks, frames, self._num_frames)
 
 
-def _over_leaf(rows: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-    """Reshapes rows [E] so that they broadcast over leaf [E, ...]."""
-    return rows.reshape((-1,) + (1,) * (leaf.ndim - 1))
+def shifted(stacks: np.ndarray, frames: np.ndarray, num_frames: int) -> np.ndarray:
+    """Returns stacks [R, k * C, ...] without their oldest frames and with others [R, C, ...]."""
+    if num_frames == 1:
+        return frames
+    return np.concatenate([stacks[:, frames.shape[1] :], frames], axis=1)
 
 
 def stacked_space(space: ObservationSpace, num_frames: int) -> ObservationSpace:
@@ -134,34 +133,6 @@ def newest(stacks: np.ndarray, num_frames: int) -> np.ndarray:
         return stacks
     frames: np.ndarray = stacks[:, stacks.shape[1] // num_frames * (num_frames - 1) :]
     return frames
-
-
-def continue_stacks(stacks: np.ndarray, before: np.ndarray, num_frames: int) -> np.ndarray:
-    """Returns bool [R]: which of the stacks [R, k * C, ...] differ from those in `before` only by
-    having dropped the oldest frame and added one. Bits are compared.
-    """
-    older, kept = _words(stacks, num_frames)[:, :-1], _words(before, num_frames)[:, 1:]
-    equal: np.ndarray = (older == kept).all(axis=(1, 2))
-    return equal
-
-
-def repeat_a_frame(stacks: np.ndarray, num_frames: int) -> np.ndarray:
-    """Returns bool [R]: which of the stacks [R, k * C, ...] consist of one frame, k times."""
-    frames = _words(stacks, num_frames)
-    equal: np.ndarray = (frames[:, :-1] == frames[:, -1:]).all(axis=(1, 2))
-    return equal
-
-
-def _words(stacks: np.ndarray, num_frames: int) -> np.ndarray:
-    """Returns stacks as unsigned integers [R, k, words per frame], of 8 bytes where possible: they
-    are compared quickly, and a NaN equals itself.
-    """
-    entries = math.prod(stacks.shape[1:]) // num_frames
-    frames = stacks.reshape(len(stacks), num_frames, entries)
-    size = entries * frames.itemsize
-    width = next(width for width in (8, 4, 2, 1) if size % width == 0)
-    words: np.ndarray = frames.view(f"u{width}")
-    return words
 
 
 def stack_positions(positions: np.ndarray, starts: np.ndarray, num_frames: int) -> np.ndarray:

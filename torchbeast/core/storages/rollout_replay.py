@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchbeast.core.checks import require
-from torchbeast.core.envs.frame_stack import copy_runs, runs, stack_positions
+from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.replay_file import integer
 from torchbeast.core.storages.rollout_store import Arrays, RolloutStore
@@ -64,13 +64,10 @@ class RolloutReplay(RolloutStore):
         # steps that lie before the window.
         self._walks: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def _note_rows(self, track: Track) -> None:
-        """Needs no notes: the ring lists complete episodes."""
+    def _sampling_state(self) -> tuple[dict[str, Any], None]:
+        return {"walks": [[*key, *walk] for key, walk in self._walks.items()]}, None
 
-    def _sampling_state(self) -> dict[str, Any]:
-        return {"walks": [[*key, *walk] for key, walk in self._walks.items()]}
-
-    def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
+    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
         self._walks = {
             (integer(agent), integer(number)): (integer(row), integer(before))
             for agent, number, row, before in state["walks"]
@@ -137,29 +134,22 @@ class RolloutReplay(RolloutStore):
         batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT. Raises ValueError
         when the window has been overwritten.
         """
-        self._check_stored(window)
-        positions = np.arange(window.position, window.position + self.unroll_length + 1)
-        self._read_others(window.track, positions, batch, column)
-        starts = np.where(batch["done"][:, column], positions, window.episode)
-        frames = stack_positions(positions, np.maximum.accumulate(starts), self.frame_stack)
-        frame_rows = window.track.rows(frames) % self._ring.num_rows
-        self._read_stacks(frame_rows, [leaf[:, column] for leaf in flatten(batch["observation"])])
-        self.sampled += self.unroll_length
-        cuts = 1 + np.flatnonzero(batch["truncated"][1:, column])
-        return [
-            (row, self._final(window.track.row(window.position + row), frame_rows[row - 1]))
-            for row in cuts.tolist()
-        ]
-
-    def _check_stored(self, window: Window) -> None:
         require(
             window.episode >= window.track.start,
             "the window's episode was overwritten: read windows before the next insert",
         )
+        positions = np.arange(window.position, window.position + self.unroll_length + 1)
+        self._read_others(window.track, positions, batch, column)
+        starts = np.where(batch["done"][:, column], positions, window.episode)
+        frames = stack_positions(positions, np.maximum.accumulate(starts), self.frame_stack)
+        stacks = [leaf[:, column] for leaf in flatten(batch["observation"])]
+        self._read_stacks(self._ring.ring_rows_at(window.track, frames), stacks)
+        self.sampled += self.unroll_length
+        return self._finals(window, batch["truncated"][:, column], stacks)
 
     def _read_others(self, track: Track, positions: np.ndarray, batch: Arrays, column: int) -> None:
         """Writes all fields but the observation."""
-        rows = runs(track.rows(positions) % self._ring.num_rows)
+        rows = runs(self._ring.ring_rows_at(track, positions))
         leaves = flatten({name: batch[name] for name in self._ring.fields})
         for leaf, source in zip(leaves, self._ring.others, strict=True):
             copy_runs(leaf[:, column], source, rows)
@@ -170,22 +160,18 @@ class RolloutReplay(RolloutStore):
         """Copies frames to stacks [T+1, k * C, ...]; frame_rows: their ring rows [T+1, k]."""
         by_place = [runs(rows) for rows in frame_rows.T]
         for stack, frames in zip(stacks, self._ring.frames, strict=True):
-            if self.frame_stack == 1:
-                copy_runs(stack, frames, by_place[0])
-                continue
-            size = frames.shape[1]
+            places = stack.reshape(*frame_rows.shape, *frames.shape[1:])  # a view
             for place, rows in enumerate(by_place):
-                copy_runs(stack[:, place * size : (place + 1) * size], frames, rows)
+                copy_runs(places[:, place], frames, rows)
 
-    def _final(self, row: int, before: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves of the final observation of a truncated row.
-
-        before: ring rows [k] of the frames in the stack of the row before.
-        """
-        finals = self._ring.final(row)
-        if self.frame_stack == 1:
-            return finals
-        return [
-            np.concatenate([*frames[before[1:]], final])
-            for frames, final in zip(self._ring.frames, finals, strict=True)
-        ]
+    def _finals(
+        self, window: Window, truncated: np.ndarray, stacks: list[np.ndarray]
+    ) -> list[Final]:
+        """Returns the final observations of truncations in rows 1..T; truncated: [T+1]."""
+        found: list[Final] = []
+        for row in (1 + np.flatnonzero(truncated[1:])).tolist():
+            newest = self._ring.final(window.track.row(window.position + row))
+            pairs = zip(stacks, newest, strict=True)
+            whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
+            found.append((row, [leaf[0] for leaf in whole]))
+        return found

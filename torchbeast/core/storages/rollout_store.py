@@ -10,96 +10,23 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from torchbeast.core.checks import at_least, require
-from torchbeast.core.envs.frame_stack import (
-    continue_stacks,
-    frame_spec,
-    newest,
-    repeat_a_frame,
-)
+from torchbeast.core.envs.frame_stack import frame_spec, newest
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.replay_file import ReplayReader, ReplayWriter, integer
-from torchbeast.core.storages.tracks import (
-    BYTES_PER_ROW,
-    Allocate,
-    Track,
-    TrackRing,
-)
-
-
-class RolloutColumn(NamedTuple):
-    """One rollout."""
-
-    env_index: int
-    rollout: int  # rollout_index
-    done: np.ndarray  # bool [T+1]
-    truncated: np.ndarray  # bool [T+1]
-    others: list[np.ndarray]  # leaves [T+1, *shape] of the stored fields except the observation
-    stacks: list[np.ndarray]  # leaves [T+1, k * C, ...] of the observation
-    finals: list[np.ndarray]  # leaves [K, k * C, ...]; [] without truncations
-
-    def __str__(self) -> str:
-        return f"rollout {self.rollout} of environment {self.env_index}"
-
-    def check_stacks(self, num_frames: int) -> None:
-        """Raises ValueError unless every stack of k = num_frames frames follows from the row before
-        it, so that it can be rebuilt from single frames.
-        """
-        if num_frames == 1:
-            return
-        done, rows_before = self.done, np.flatnonzero(self.truncated[1:])
-        for stacks in self.stacks:
-            sound = np.ones(len(stacks), bool)
-            sound[1:] = continue_stacks(stacks[1:], stacks[:-1], num_frames)
-            sound[done] = repeat_a_frame(stacks[done], num_frames)
-            self._require_stacks(sound, np.arange(len(stacks)), "observation")
-        for finals, stacks in zip(self.finals, self.stacks, strict=False):
-            sound = continue_stacks(finals, stacks[rows_before], num_frames)
-            self._require_stacks(sound, rows_before + 1, "final observation")
-
-    def _require_stacks(self, sound: np.ndarray, rows: np.ndarray, name: str) -> None:
-        if not sound.all():
-            raise ValueError(
-                f"{self}: the {name} of row {rows[~sound][0]} is no stack that continues the row "
-                "before it; give frame_stack 1 to store observations whole"
-            )
-
-
-def columns_of(
-    arrays: Mapping[str, Any], others: Collection[str], columns: slice
-) -> Iterator[RolloutColumn]:
-    """Yields columns of a batch.
-
-    arrays: by field, with final_observation. others: the fields that are stored beside the
-    observation.
-    """
-    leaves = flatten({name: arrays[name] for name in others})
-    stacks, finals = flatten(arrays["observation"]), flatten(arrays["final_observation"])
-    counts = arrays["truncated"][1:].sum(axis=0)
-    ends = counts.cumsum()
-    for column in range(*columns.indices(len(counts))):
-        own = slice(int(ends[column] - counts[column]), int(ends[column]))
-        yield RolloutColumn(
-            env_index=int(arrays["env_index"][0, column]),
-            rollout=int(arrays["rollout_index"][0, column]),
-            done=arrays["done"][:, column],
-            truncated=arrays["truncated"][:, column],
-            others=[leaf[:, column] for leaf in leaves],
-            stacks=[leaf[:, column] for leaf in stacks],
-            finals=[leaf[own] for leaf in finals] if counts[column] else [],
-        )
-
+from torchbeast.core.storages.tracks import BYTES_PER_ROW, Track, TrackRing
 
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
 
 _MANY_ENVIRONMENTS = 10_000  # more may have left the run
+_PRIORITIES = "has_priorities"  # in the header of a file
 
 
 class Facts(NamedTuple):
@@ -120,18 +47,10 @@ class RolloutStore(ABC):
     inserted, sampled: steps inserted and read so far.
     """
 
-    def __init__(
-        self,
-        fields: Arrays,
-        capacity: int,
-        frame_stack: int = 1,
-        seed: int = 0,
-        allocate: Allocate = np.empty,
-    ) -> None:
+    def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
         """Reserves memory, which is committed page by page as it is written.
 
-        fields, frame_stack: see `row_specs`. capacity: in transitions. allocate: makes an array of
-        a shape and dtype.
+        fields, frame_stack: see `row_specs`. capacity: in transitions.
 
         Raises ValueError when the capacity has no room for two rollouts, and MemoryError when so
         much memory cannot be reserved.
@@ -139,23 +58,19 @@ class RolloutStore(ABC):
         self.unroll_length = fields["reward"].shape[0] - 1
         self.capacity = capacity
         self.frame_stack = frame_stack
-        self.bytes_per_transition = bytes_per_transition(fields, frame_stack)
-        _check_capacity(capacity, self.unroll_length)
         self._specs = row_specs(fields, frame_stack)
-        self._reserve(allocate)
+        _check_capacity(capacity, self.unroll_length)
+        try:
+            num_chunks = capacity // self.unroll_length
+            self._ring = TrackRing(self._specs, self.unroll_length, num_chunks)
+        except MemoryError:
+            each = bytes_per_transition(fields, frame_stack)
+            raise MemoryError(
+                f"a replay of {capacity} transitions takes {capacity * each} bytes of memory, "
+                f"{each} each, which cannot be reserved"
+            ) from None
         self._generator = np.random.default_rng(seed)
         self._clear(first_chunk=0)
-
-    def _reserve(self, allocate: Allocate) -> None:
-        num_chunks = self.capacity // self.unroll_length
-        try:
-            self._ring = TrackRing(self._specs, self.unroll_length, num_chunks, allocate)
-        except MemoryError:
-            total = self.capacity * self.bytes_per_transition
-            raise MemoryError(
-                f"a replay of {self.capacity} transitions takes {total} bytes of memory, "
-                f"{self.bytes_per_transition} each, which cannot be reserved"
-            ) from None
 
     def _clear(self, first_chunk: int) -> None:
         """Forgets everything stored and counted; chunks are numbered from first_chunk on."""
@@ -189,17 +104,30 @@ class RolloutStore(ABC):
 
         A rollout whose rollout_index does not follow its environment's last one begins a new track.
 
-        Raises ValueError when rollouts have another length, and when the observations of one
-        are no stacks. The columns before that one have been stored.
+        Raises ValueError when rollouts have another length.
         """
         steps = arrays["reward"].shape[0] - 1
-        if steps != self.unroll_length:
-            raise ValueError(
-                f"the replay stores rollouts of {self.unroll_length} steps, not {steps}"
+        require(
+            steps == self.unroll_length,
+            f"the replay stores rollouts of {self.unroll_length} steps, not {steps}",
+        )
+        leaves = flatten({name: arrays[name] for name in self._ring.fields})
+        stacks, finals = flatten(arrays["observation"]), flatten(arrays["final_observation"])
+        ends = [0, *arrays["truncated"][1:].sum(axis=0).cumsum().tolist()]
+        for column in range(*columns.indices(len(ends) - 1)):
+            rows = [leaf[:, column] for leaf in leaves]
+            rows += [newest(stack[:, column], self.frame_stack) for stack in stacks]
+            own = slice(ends[column], ends[column + 1])
+            frames = [newest(leaf[own], self.frame_stack).copy() for leaf in finals]
+            env_index, rollout = (
+                int(arrays[name][0, column]) for name in ("env_index", "rollout_index")
             )
-        for column in columns_of(arrays, self._ring.fields, columns):
-            column.check_stacks(self.frame_stack)
-            self._insert(column, agent)
+            track = self._open.get((agent, env_index))
+            if track is None or rollout != track.rollout + 1:
+                track = self._begin(Track(agent, env_index, rollout, self.unroll_length), rows)
+            track.rollout = rollout
+            self._append(track, rows, frames if own.start < own.stop else [])
+            self.inserted += self.unroll_length
 
     def new_source(self, agent: int) -> None:
         """Announces that the agent's next rollouts are from another source, such as a resumed
@@ -207,49 +135,35 @@ class RolloutStore(ABC):
         """
         self._open = {key: track for key, track in self._open.items() if key[0] != agent}
 
-    def _insert(self, column: RolloutColumn, agent: int) -> None:
-        track = self._open.get((agent, column.env_index))
-        if track is None or column.rollout != track.rollout + 1:
-            track = self._begin(column, agent)
-        track.rollout = column.rollout
-        rows = self._ring.extend(track)
-        self._write(column, 1, rows)
-        self._note_rows(track)
-        finals = [newest(leaf, self.frame_stack).copy() for leaf in column.finals]
-        self._ring.finish(track, finals)
-        self.inserted += self.unroll_length
-
-    def _begin(self, column: RolloutColumn, agent: int) -> Track:
-        """Begins a track with row 0, in a chunk of zeros."""
+    def _begin(self, track: Track, rows: list[np.ndarray]) -> Track:
+        """Begins a track with row 0 of a rollout, in a chunk of zeros."""
         if len(self._open) >= _MANY_ENVIRONMENTS + 2 * self._ring.num_chunks:
-            self._forget_overwritten()
-        track = Track(agent, column.env_index, column.rollout, self.unroll_length)
-        self._open[agent, column.env_index] = track
-        rows = self._ring.extend(track)
-        for leaf in (*self._ring.others, *self._ring.frames):
-            leaf[rows] = 0
-        self._write(column, 0, slice(rows.stop - 1, rows.stop))
-        self._note_rows(track)
-        self._ring.finish(track, [])
+            # Most tracks without a stored row are of environments that left the run.
+            self._open = {key: old for key, old in self._open.items() if old.start < old.end}
+        self._open[track.agent, track.env_index] = track
+        row_0 = [np.zeros_like(leaf) for leaf in rows]
+        for alone, leaf in zip(row_0, rows, strict=True):
+            alone[-1] = leaf[0]
+        self._append(track, row_0, [])
         return track
 
-    def _forget_overwritten(self) -> None:
-        """Forgets tracks without a stored row: most are of environments that left the run."""
-        self._open = {key: track for key, track in self._open.items() if track.start < track.end}
+    def _append(self, track: Track, rows: list[np.ndarray], finals: list[np.ndarray]) -> None:
+        """Copies rows 1..T of leaves [T+1, *shape] to the next chunk of a track.
 
-    def _write(self, column: RolloutColumn, first: int, ring_rows: slice) -> None:
-        """Copies rows first, first + 1, ... of a column to the ring."""
-        rows = slice(first, first + ring_rows.stop - ring_rows.start)
-        for to, leaf in zip(self._ring.others, column.others, strict=True):
-            to[ring_rows] = leaf[rows]
-        for to, leaf in zip(self._ring.frames, column.stacks, strict=True):
-            to[ring_rows] = newest(leaf[rows], self.frame_stack)
+        finals: see TrackRing.finish.
+        """
+        ring_rows = self._ring.extend(track)
+        for to, leaf in zip(self._ring.leaves, rows, strict=True):
+            to[ring_rows] = leaf[1:]
+        self._note_rows(track)
+        self._ring.finish(track, finals)
 
     # --- files
 
     def save(self, file: BinaryIO) -> None:
         """Writes the contents and the state of sampling, chunk by chunk."""
         tracks = self._ring.tracks(self._open.values())
+        state, numbers = self._sampling_state()
         header = {
             **self._description(),
             "first_chunk": self._ring.chunks.start,
@@ -258,14 +172,15 @@ class RolloutStore(ABC):
             "episodes": len(self._ring.episodes),
             "inserted": self.inserted,
             "sampled": self.sampled,
-            **self._sampling_state(),
+            **state,
+            _PRIORITIES: numbers is not None,
             "generator": self._generator.bit_generator.state,
         }
         writer = ReplayWriter(file, header)
         self._ring.write(writer, tracks)
         writer.array(self._ring.episodes.rows)
-        for array in self._sampling_arrays():
-            writer.array(array)
+        if numbers is not None:
+            writer.array(numbers)
         writer.end()
 
     def load(self, file: BinaryIO) -> None:
@@ -288,20 +203,21 @@ class RolloutStore(ABC):
 
     def _load(self, reader: ReplayReader) -> None:
         header = reader.header
-        self._check_alike(header)
+        for name, own in self._description().items():
+            require(header[name] == own, f"its {name} is {header[name]}, that of this replay {own}")
         self._clear(integer(header["first_chunk"]))
         tracks = [self._restored(*entry) for entry in header["tracks"]]
         chunks, count = integer(header["chunks"]), integer(header["episodes"])
         self._ring.read(reader, tracks, chunks)
         require(count <= chunks * self.unroll_length, f"it cannot have {count} episodes")
         order = reader.array((count,), "int64").tolist()
-        saved = self._read_sampling_arrays(reader, chunks)
+        rows = chunks * self.unroll_length
+        numbers = reader.array((rows,), "float64") if header.get(_PRIORITIES) else None
         reader.end()
-        episodes = self._ring.episodes
-        episodes.reorder([row for row in order if row in episodes])
+        self._ring.episodes.reorder([row for row in order if row in self._ring.episodes])
         self.inserted, self.sampled = integer(header["inserted"]), integer(header["sampled"])
         self._generator.bit_generator.state = header["generator"]
-        self._restore_sampling(header, saved)
+        self._restore_sampling(header, numbers)
 
     def _saved(self, track: Track) -> list[int]:
         """Returns a track without its chunks, as JSON values."""
@@ -323,36 +239,24 @@ class RolloutStore(ABC):
             "rows": described(self._specs),
         }
 
-    def _check_alike(self, header: dict[str, Any]) -> None:
-        for name, own in self._description().items():
-            saved = header[name]
-            require(saved == own, f"its {name} is {saved}, that of this replay {own}")
-
     # --- what the kinds of replay define
 
     @abstractmethod
     def _clear_sampling(self) -> None:
         """Begins with nothing that refers to stored rows."""
 
-    @abstractmethod
-    def _note_rows(self, track: Track) -> None:
+    def _note_rows(self, track: Track) -> None:  # noqa: B027
         """Takes note of a track's newest chunk, which is written; its ends are not noted yet."""
 
     @abstractmethod
-    def _sampling_state(self) -> dict[str, Any]:
-        """Returns what `_restore_sampling` needs, as JSON values."""
-
-    def _sampling_arrays(self) -> list[np.ndarray]:
-        """Returns what is too large for JSON of the state of sampling."""
-        return []
-
-    def _read_sampling_arrays(self, reader: ReplayReader, chunks: int) -> list[np.ndarray]:
-        """Reads what `_sampling_arrays` returned; chunks: number of them in the file."""
-        return []
+    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
+        """Returns what `_restore_sampling` needs: JSON values, and a float64 for each stored row,
+        oldest first, or None.
+        """
 
     @abstractmethod
-    def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
-        """Takes over a state, after the rows."""
+    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
+        """Takes over a state, after the rows; numbers: of all rows of the file."""
 
 
 def _check_capacity(capacity: int, unroll_length: int) -> None:

@@ -22,7 +22,7 @@ within the track, plus the row within the chunk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,6 @@ import numpy as np
 from torchbeast.core.checks import require
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.replay_file import ReplayReader, ReplayWriter
-
-Allocate = Callable[[tuple[int, ...], str], np.ndarray]  # shape, dtype -> array of any contents
 
 BYTES_PER_ROW = 16  # of an EpisodeList, at most: where every row is an episode's first
 
@@ -66,15 +64,6 @@ class Track:
         nth, place = divmod(position, self.unroll_length)
         return self.chunks[nth - self.overwritten] * self.unroll_length + place
 
-    def rows(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the rows at stored positions, both int64 of the same shape."""
-        nth, places = np.divmod(positions, self.unroll_length)
-        first, last = int(nth.min()), int(nth.max())
-        stored = range(first - self.overwritten, last - self.overwritten + 1)
-        chunks = np.array([self.chunks[n] for n in stored])
-        rows: np.ndarray = chunks[nth - first] * self.unroll_length + places
-        return rows
-
     def note_ends(self, done: np.ndarray) -> list[tuple[int, int]]:
         """Notes the episodes that begin and end in the newest chunk; done: bool [T].
 
@@ -102,12 +91,12 @@ class EpisodeList:
     Every method takes constant time. `place` is never initialised: it counts where `first` agrees.
     """
 
-    def __init__(self, rows: int, allocate: Allocate) -> None:
+    def __init__(self, rows: int) -> None:
         """Makes an empty list; rows: how many a replay stores, numbered modulo this."""
         self._rows = rows
-        self._place = allocate((rows,), "int32")
-        self._first = allocate((rows,), "int64")
-        self._length = allocate((rows,), "int32")
+        self._place = np.empty(rows, np.int32)
+        self._first = np.empty(rows, np.int64)
+        self._length = np.empty(rows, np.int32)
         self._count = 0
 
     def clear(self) -> None:
@@ -170,28 +159,24 @@ class TrackRing:
         ring.finish(track, finals)        lists the episodes that have become complete
 
     fields: arrays [num_rows, *shape], a nest for each field of a row except the observation.
-    others: the same arrays as a list. frames: the observation's leaves. episodes: the list.
+    others: the same arrays as a list. frames: the observation's leaves. leaves: all of these.
+    episodes: the list.
 
     K is the number of truncations in a chunk. A truncation in row 0 of a track does not count: its
     final observation was in a rollout before.
     """
 
-    def __init__(
-        self, rows: Mapping[str, Any], unroll_length: int, num_chunks: int, allocate: Allocate
-    ) -> None:
+    def __init__(self, rows: Mapping[str, Any], unroll_length: int, num_chunks: int) -> None:
         """Reserves the memory of all chunks. rows: a nest of ArraySpec for each field of a row."""
         self.unroll_length, self.num_chunks = unroll_length, num_chunks
         self.num_rows = num_chunks * unroll_length
-        others = {name: nest for name, nest in rows.items() if name != "observation"}
         self.fields: dict[str, Any] = map_leaves(
-            lambda spec: allocate((self.num_rows, *spec.shape), spec.dtype), others
+            lambda spec: np.empty((self.num_rows, *spec.shape), spec.dtype), dict(rows)
         )
+        self.frames: list[np.ndarray] = flatten(self.fields.pop("observation"))
         self.others: list[np.ndarray] = flatten(self.fields)
-        self.frames: list[np.ndarray] = [
-            allocate((self.num_rows, *spec.shape), spec.dtype)
-            for spec in flatten(rows["observation"])
-        ]
-        self.episodes = EpisodeList(self.num_rows, allocate)
+        self.leaves = [*self.others, *self.frames]
+        self.episodes = EpisodeList(self.num_rows)
         self.clear(0)
 
     def clear(self, first_chunk: int) -> None:
@@ -226,6 +211,15 @@ class TrackRing:
         """Returns the ring rows of a chunk."""
         start = chunk % self.num_chunks * self.unroll_length
         return slice(start, start + self.unroll_length)
+
+    def ring_rows_at(self, track: Track, positions: np.ndarray) -> np.ndarray:
+        """Returns the ring rows at stored positions of a track, both int64 of the same shape."""
+        nth, places = np.divmod(positions, self.unroll_length)
+        first, last = int(nth.min()), int(nth.max())
+        stored = range(first - track.overwritten, last - track.overwritten + 1)
+        starts = [track.chunks[n] % self.num_chunks * self.unroll_length for n in stored]
+        rows: np.ndarray = np.array(starts)[nth - first] + places
+        return rows
 
     def tracks(self, others: Iterable[Track]) -> list[Track]:
         """Returns every track that has stored chunks, and others."""
@@ -335,7 +329,7 @@ class TrackRing:
         numbers = {id(track): number for number, track in enumerate(tracks)}
         for chunk in self.chunks:
             writer.array(np.array(numbers[id(self._track(chunk))], np.int64))
-            for leaf in (*self.others, *self.frames):
+            for leaf in self.leaves:
                 writer.array(leaf[self.ring_rows(chunk)])
             for final in self._finals.get(chunk, ()):
                 writer.array(final)
@@ -346,7 +340,7 @@ class TrackRing:
             number = int(reader.array((), "int64"))
             require(0 <= number < len(tracks), f"there is no track {number} of {len(tracks)}")
             rows = self.extend(tracks[number])
-            for leaf in (*self.others, *self.frames):
+            for leaf in self.leaves:
                 reader.into(leaf[rows])
             self.finish(tracks[number], self._read_finals(reader, rows))
 

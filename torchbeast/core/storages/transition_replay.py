@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchbeast.core.checks import at_least, between, require
+from torchbeast.core.envs.frame_stack import shifted
 from torchbeast.core.nest_py import flatten, map_leaves, pack_as
-from torchbeast.core.storages.replay_file import ReplayReader
 from torchbeast.core.storages.rollout_store import RolloutStore
 from torchbeast.core.storages.tracks import Track
 
@@ -82,7 +82,6 @@ class SumTree:
 
 GOAL, ACHIEVED = "desired_goal", "achieved_goal"  # leaves of a goal environment's observation
 _RUNNING = -1  # steps left in an episode whose end is not stored
-_PRIORITIES = "has_priorities"  # in the header of a file
 _SMALLEST = 1e-6  # priority, so that everything is sampled now and then
 _MOST_ROUNDS = 1000  # of drawing until enough transitions are whole
 
@@ -175,17 +174,17 @@ class TransitionReplay(RolloutStore):
         Raises LookupError when none is stored, or hardly one is whole.
         """
         names, starts = self._draw(count)
-        joined = self._joined(names)
+        rewards, num_joined, last = self._joined(names)
         observation = self._observations(self._stack_rows(starts))
         drawn = Sample(
             names=names,
             observation=observation,
             action=self._rows_of("action", names),
-            reward=joined.rewards[:, 0],
-            later_rewards=joined.rewards[:, 1:],
-            num_joined=joined.num_joined,
-            terminated=self._is_terminated(joined.last),
-            next_observation=self._next_observations(joined.last),
+            reward=rewards[:, 0],
+            later_rewards=rewards[:, 1:],
+            num_joined=num_joined,
+            terminated=self._rows_of("done", last) & ~self._rows_of("truncated", last),
+            next_observation=self._next_observations(last),
             extras=self._rows_of("extras", names),
             policy_version=self._rows_of("policy_version", names),
             probabilities=self._probabilities(names),
@@ -259,8 +258,10 @@ class TransitionReplay(RolloutStore):
         ring_rows = self._ring_rows(rows)
         return map_leaves(lambda leaf: leaf[ring_rows], self._ring.fields[name])
 
-    def _joined(self, names: np.ndarray) -> _Joined:
-        """Returns the steps of transitions."""
+    def _joined(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns rewards float32 [N, n_step] of the steps of transitions, 0 behind the last step,
+        their number int64 [N], and the row of the last one int64 [N].
+        """
         last, count = names, np.ones(len(names), np.int64)
         rewards = np.zeros((len(names), self._how.n_step), np.float32)
         rewards[:, 0] = self._rows_of("reward", names)
@@ -271,11 +272,7 @@ class TransitionReplay(RolloutStore):
             last = np.where(goes_on, following, last)
             rewards[:, step] = np.where(goes_on, self._rows_of("reward", last), 0.0)
             count = count + goes_on
-        return _Joined(rewards, count, last)
-
-    def _is_terminated(self, rows: np.ndarray) -> np.ndarray:
-        ended: np.ndarray = self._rows_of("done", rows) & ~self._rows_of("truncated", rows)
-        return ended
+        return rewards, count, last
 
     def _stack_rows(self, rows: np.ndarray) -> np.ndarray:
         """Returns the rows [N, k] of the frames in the stacks of rows, oldest first; -1 where one
@@ -284,31 +281,24 @@ class TransitionReplay(RolloutStore):
         stacks = np.empty((len(rows), self.frame_stack), np.int64)
         stacks[:, -1] = rows
         for place in range(self.frame_stack - 2, -1, -1):
-            stacks[:, place] = rows = self._frame_before(rows)
+            before = self._ring.rows_before(rows)
+            before[
+                self._ring.begin_tracks(rows)
+            ] = -1  # the rows before a track's first are fillers
+            rows = np.where(self._rows_of("done", rows), rows, before)  # an episode's first repeats
+            stacks[:, place] = rows
         return stacks
-
-    def _frame_before(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the rows of the frames before those of rows; that of an episode's first is its
-        own.
-        """
-        before = self._ring.rows_before(rows)
-        is_known = ~self._ring.begin_tracks(rows)
-        before = np.where(is_known, before, -1)  # the rows before a track's first are fillers
-        found: np.ndarray = np.where(self._rows_of("done", rows), rows, before)
-        return found
 
     def _observations(self, stack_rows: np.ndarray) -> Any:
         """Returns observations, leaves [N, k * C, ...], of the rows [N, k] of their frames."""
-        leaves = [
-            self._stacked(frames[self._ring_rows(stack_rows)]) for frames in self._ring.frames
-        ]
-        return pack_as(self._specs["observation"], leaves)
-
-    def _stacked(self, frames: np.ndarray) -> np.ndarray:
-        """Returns frames [N, k, C, ...] as stacks [N, k * C, ...]."""
+        rows = self._ring_rows(stack_rows)
         if self.frame_stack == 1:
-            return frames[:, 0]
-        return frames.reshape(len(frames), -1, *frames.shape[3:])
+            return pack_as(
+                self._specs["observation"], [all_[rows[:, 0]] for all_ in self._ring.frames]
+            )
+        frames = [all_[rows] for all_ in self._ring.frames]
+        leaves = [leaf.reshape(len(rows), -1, *leaf.shape[3:]) for leaf in frames]
+        return pack_as(self._specs["observation"], leaves)
 
     def _next_observations(self, last: np.ndarray) -> Any:
         """Returns the observations after the last steps of transitions, [N] rows."""
@@ -319,7 +309,7 @@ class TransitionReplay(RolloutStore):
         for place in cuts.tolist():
             finals = self._ring.final(int(last[place]))
             for leaf, final in zip(flatten(observations), finals, strict=True):
-                leaf[place] = _shifted(leaf[place], final, self.frame_stack)
+                leaf[place] = shifted(leaf[place][None], final[None], self.frame_stack)[0]
         return observations
 
     # --- hindsight
@@ -384,51 +374,32 @@ class TransitionReplay(RolloutStore):
         first: position from which on nothing is noted. episode: position of the first row of the
         episode that ran before; None: not known.
         """
-        new = self._ring_rows(track.rows(np.arange(first, track.end)))
+        new = self._ring.ring_rows_at(track, np.arange(first, track.end))
         self._left[new] = _RUNNING
         start = max(track.start, episode or 0)
         for end in (first + np.flatnonzero(self._ring.fields["done"][new])).tolist():
             positions = np.arange(start, end)
             if len(positions):
-                self._left[self._ring_rows(track.rows(positions))] = end - positions
+                self._left[self._ring.ring_rows_at(track, positions)] = end - positions
             start = max(start, end)
 
-    def _sampling_state(self) -> dict[str, Any]:
-        return {"highest": self._highest, _PRIORITIES: bool(self._alpha)}
+    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
+        names = np.array(self._ring.rows, np.int64)
+        priorities = self._tree.priorities(self._ring_rows(names)) if self._alpha else None
+        return {"highest": self._highest}, priorities
 
-    def _sampling_arrays(self) -> list[np.ndarray]:
-        """Returns the priorities of all stored rows, oldest first, where there are any."""
-        return (
-            [self._tree.priorities(self._ring_rows(np.array(self._ring.rows, np.int64)))]
-            if self._alpha
-            else []
-        )
-
-    def _read_sampling_arrays(self, reader: ReplayReader, chunks: int) -> list[np.ndarray]:
-        if not reader.header.get(_PRIORITIES):
-            return []
-        return [reader.array((chunks * self.unroll_length,), "float64")]
-
-    def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
+    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
         """Takes over the priorities; where none were saved, every transition has the same."""
         names = np.array(self._ring.rows, np.int64)
         rows = self._ring_rows(names)
         if self._alpha and len(rows):
             self._tree.set(rows, np.where(self._ring.begin_tracks(names), 0.0, self._highest))
-            for saved in arrays:
-                self._tree.set(rows, saved[len(saved) - len(rows) :])
+            if numbers is not None:
+                self._tree.set(rows, numbers[len(numbers) - len(rows) :])
                 self._highest = float(state["highest"])
         if self._how.hindsight is not None:
             for track in self._ring.tracks([]):
                 self._note_steps_left(track, track.start, None)
-
-
-class _Joined(NamedTuple):
-    """The steps of transitions."""
-
-    rewards: np.ndarray  # float32 [N, n_step], 0 behind the last step
-    num_joined: np.ndarray  # int64 [N] number of steps
-    last: np.ndarray  # int64 [N] row of the last step
 
 
 def check_goals(observation: Any, frame_stack: int) -> None:
@@ -455,14 +426,6 @@ def importance_weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
     weights = (probabilities / probabilities.min()) ** -beta
     rounded: np.ndarray = weights.astype(np.float32)
     return rounded
-
-
-def _shifted(stack: np.ndarray, frame: np.ndarray, num_frames: int) -> np.ndarray:
-    """Returns a stack [k * C, ...] without its oldest frame and with another one [C, ...]."""
-    if num_frames == 1:
-        return frame
-    shifted: np.ndarray = np.concatenate([stack[len(frame) :], frame])
-    return shifted
 
 
 def _bytes_per_entry(size: int) -> int:
