@@ -51,7 +51,7 @@ def shared_replay(
     config: LearnerConfig, agent: Agent, extras: Sequence[str], supervisor: Supervisor
 ) -> Iterator[Measure]:
     """Yields the same of a replay in a process of its own, with the CPU time of both processes."""
-    with tempfile.TemporaryDirectory(prefix="tb") as folder, serving(Path(folder)) as served:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder, serving(Path(folder, "r")) as served:
         service = dataclasses.replace(config.replay, replay_service=served.address)
         config = dataclasses.replace(config, replay=service)
         with (

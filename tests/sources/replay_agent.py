@@ -11,11 +11,13 @@ import pickle
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from shared_running import joining
 from true_rows import Envs, empty_batch, fields
 
+from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.shared_replay import Joining
 
@@ -40,6 +42,7 @@ def die() -> None:
 
 def main(path: Path, moment: str) -> None:
     agent = SharedReplayClient(str(path), how("dying"))
+    agent.start(Supervisor())
     if moment == "joined":
         die()
     envs = Envs(0, T, K)
@@ -58,10 +61,11 @@ def _arrange(agent: Any, moment: str) -> None:
         die()
     if moment == "within an insertion":
         request = bytes(pickle.dumps(("insert", [])))
-        agent._socket.sendall(len(request).to_bytes(4, "big") + request[: len(request) // 2])
+        length = len(request).to_bytes(4, "big")
+        os.write(agent._connection.fileno(), length + request[: len(request) // 2])
         die()
     if moment == "before the answer":
-        agent._answer = die
+        agent._answers = SimpleNamespace(get=lambda timeout: die())
 
 
 if __name__ == "__main__":

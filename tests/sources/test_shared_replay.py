@@ -10,7 +10,7 @@ import stat
 import weakref
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener, answer_challenge
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Filled, OwnReplay, Replay, ReplayClosed
-from torchbeast.sources.sharing.client import SharedReplayClient, _connected
+from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.service import Region, key_path, region_bytes
 from torchbeast.sources.sharing.shared_replay import Joining
 
@@ -180,8 +180,14 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"capacity": 3000}, "the shared replay has --replay_size 2000, this agent 3000"),
-        ({"frame_stack": 1}, "the shared replay has a frame stack of 2, this agent 1"),
+        (
+            {"capacity": 3000},
+            "has --replay_size 2000, this agent --replay_size 3000",
+        ),
+        (
+            {"frame_stack": 1},
+            "has a frame stack of 2, this agent a frame stack of 1",
+        ),
     ],
 )
 def test_an_agent_with_another_replay_is_refused(
@@ -198,9 +204,9 @@ def test_an_agent_with_another_replay_is_refused(
 def test_an_agent_with_other_rollouts_is_refused(path: Path) -> None:
     other = {**fields(T, 1, K), "extras": {}}
     with service_at(path), agent_of(path, how("a")):
-        with pytest.raises(UsageError, match="has --unroll_length 4, this agent 7"):
+        with pytest.raises(UsageError, match="has --unroll_length 4, this agent --unroll_length 7"):
             SharedReplayClient(str(path), joining(fields(7, 1, K), B, S, frame_stack=K))
-        with pytest.raises(UsageError, match=r"stores rows of extras float32 \[3\].*nothing more"):
+        with pytest.raises(UsageError, match=r"has rows of extras float32 \[3\].*nothing more"):
             SharedReplayClient(str(path), joining(other, B, S, frame_stack=K))
 
 
@@ -240,13 +246,8 @@ def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) ->
 
 
 def test_where_nobody_serves_it_is_told(path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no replay serves there \(No such file"):
+    with pytest.raises(UsageError, match=r"no replay serves there \(.*No such file"):
         SharedReplayClient(str(path), how())
-    with service_at(path):
-        pass
-    assert list(path.parent.iterdir()) == []
-    with pytest.raises(UsageError, match="AF_UNIX path too long"):
-        SharedReplayClient("/" + "x" * 200, how())
 
 
 def test_only_the_user_may_connect_and_read_the_key(path: Path) -> None:
@@ -257,9 +258,8 @@ def test_only_the_user_may_connect_and_read_the_key(path: Path) -> None:
 
 def test_the_newer_of_two_agents_with_one_name_stays(path: Path) -> None:
     supervisor = Supervisor()
-    with service_at(path), agent_of(path, how("a")) as old:
+    with service_at(path), agent_of(path, how("a"), supervisor) as old:
         insert(old, Envs(0, T, K), 0)
-        old.start(supervisor)
         with agent_of(path, how("a")) as new:
             for _ in range(2):  # it stays so
                 with pytest.raises(RunError, match="another run with the same name has joined"):
@@ -302,8 +302,8 @@ def honest(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[Connection[Any, Any]]:
-    """A connection that has not shown the key; calls wait for a limited time."""
-    with _connected(str(path)) as made, Connection(os.dup(made.fileno())) as connection:
+    """A connection that has not shown the key."""
+    with Client(str(path), "AF_UNIX") as connection:
         yield connection
 
 
@@ -363,7 +363,9 @@ def test_an_agent_that_reads_no_answers_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchbeast.sources.sharing.client._ANSWER_S", 1)
-    with agent_of(path, how("deaf")) as deaf:
+    deaf = SharedReplayClient(str(path), how("deaf"))
+    with contextlib.closing(deaf):
+        os.set_blocking(deaf._connection.fileno(), False)
         with pytest.raises(BlockingIOError):  # both directions are full
             while True:
                 deaf._connection.send(("fill", None))
@@ -406,8 +408,7 @@ def test_the_end_of_the_service_ends_the_run_of_an_agent_that_waits(path: Path) 
     supervisor = Supervisor()
     with contextlib.ExitStack() as ending:
         with service_at(path):
-            agent = ending.enter_context(agent_of(path, how()))
-            agent.start(supervisor)
+            agent = ending.enter_context(agent_of(path, how(), supervisor))
             assert not supervisor.ended
         wait_for(lambda: supervisor.ended)
         failure = str(supervisor.failure)
@@ -420,8 +421,7 @@ def test_the_end_of_the_service_ends_the_run_of_an_agent_that_waits(path: Path) 
 
 def test_an_agent_that_leaves_is_no_failure(path: Path) -> None:
     supervisor = Supervisor()
-    with service_at(path), agent_of(path, how()) as agent:
-        agent.start(supervisor)
+    with service_at(path), agent_of(path, how(), supervisor) as agent:
         agent.close()
         assert supervisor.join(SOON) == [] and not supervisor.ended
         for call in (lambda: insert(agent, Envs(0, T, K), 0), lambda: fill(agent)):
@@ -433,7 +433,6 @@ def test_closing_ends_a_call_that_waits_for_its_answer(path: Path) -> None:
     with service_at(path) as service, agent_of(path, how()) as agent:
         with service.replay._lock:
             call = Background(fill, agent)
-            wait_for(agent._lock.locked)
             agent.close()
             with pytest.raises(ReplayClosed):
                 call.result()

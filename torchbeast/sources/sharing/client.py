@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import socket
-import struct
+import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Client
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
@@ -28,11 +25,10 @@ from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
-from torchbeast.sources.sharing.service import Region, key_path
+from torchbeast.sources.sharing.service import Region, key_path, shut
 from torchbeast.sources.sharing.shared_replay import Figures, Joining
 
 _ANSWER_S = 120  # longest wait for an answer: the service has others to answer first
-_HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux tells of the end of the other side
 
 
 class SharingAgent(ABC):
@@ -91,7 +87,8 @@ class SharingAgent(ABC):
 class SharedReplayClient(SharingAgent):
     """An agent of a replay that serves at a socket.
 
-    Threads: one makes all calls but `close`; `start` adds one that notices the service's end.
+    Threads: one makes all calls but `close`; `start` adds one that receives the answers, and
+    notices the service's end.
     """
 
     def __init__(self, address: str, joining: Joining) -> None:
@@ -99,47 +96,41 @@ class SharedReplayClient(SharingAgent):
 
         Raises UsageError when nobody serves there, and when the replay refuses this agent.
         """
-        self._address = address
-        self._joining = joining
+        self._address, self._joining = address, joining
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # of the connection
-        self._end: str | None = None  # why the connection ended, once that was asked
-        self._socket = _connected(address)
-        self._connection = Connection(os.dup(self._socket.fileno()))
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
-            self._join()
-        except BaseException:
-            self._socket.close()
-            self._connection.close()
-            raise
+            self._connection = Client(address, "AF_UNIX", authkey=_key(address))
+            self._figures = self._join()
+        except (ValueError, AuthenticationError) as error:
+            raise UsageError(f"--replay_service {address}: {error}") from error
+        except (OSError, EOFError) as error:
+            raise UsageError(
+                f"--replay_service {address}: no replay serves there ({error!r}); "
+                "python -m torchbeast.sweep --shared_replay starts one and gives agents its address"
+            ) from error
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts a thread that fails the run when the service ends, used or not."""
-        if _HANG_UP:
-            supervisor.start_thread("shared replay", self._wait_for_its_end)
+        supervisor.start_thread("shared replay", self._receive)
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; may be called by any thread, and again."""
         self._closed.set()
-        with contextlib.suppress(OSError):  # the service has closed it
-            self._socket.shutdown(socket.SHUT_RDWR)
+        shut(self._connection)
 
-    def _join(self) -> None:
-        try:
-            with self._failing_as_run():
-                key = _key(self._address)
-                answer_challenge(self._connection, key)
-                deliver_challenge(self._connection, key)
-                self._connection.send(self._joining)
-                self._figures = self._answer()
-                descriptor = recv_handle(self._connection)
-        except (ValueError, AuthenticationError) as error:
-            raise UsageError(f"--replay_service {self._address}: {error}") from error
+    def _join(self) -> Figures:
+        self._connection.send(self._joining)
+        answer: Figures | ValueError = self._connection.recv()
+        if isinstance(answer, ValueError):
+            raise answer
+        descriptor = recv_handle(self._connection)
         try:
             self._region = Region(self._joining, descriptor)
         finally:
             os.close(descriptor)
         self._inserted = self._region.inserted
+        return answer
 
     def _insert(self, finals: list[np.ndarray]) -> Figures:
         figures: Figures = self._ask("insert", finals)
@@ -151,45 +142,32 @@ class SharedReplayClient(SharingAgent):
 
     def _ask(self, method: str, argument: Any) -> Any:
         """Sends a request and returns its answer."""
-        with self._failing_as_run(), self._lock:
+        with contextlib.suppress(OSError):  # the service has ended: the last answer says so
             self._connection.send((method, argument))
-            return self._answer()
-
-    def _answer(self) -> Any:
-        answer = self._connection.recv()
+        try:
+            answer = self._answers.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            raise RunError(
+                f"the shared replay {self._address} has not answered for {_ANSWER_S} s"
+            ) from None
+        if isinstance(answer, (RunError, ReplayClosed)):
+            self._answers.put(answer)  # it is the answer to later requests too
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    @contextlib.contextmanager
-    def _failing_as_run(self) -> Iterator[None]:
-        """Raises ReplayClosed once it is closed, and RunError where the service fails."""
-        try:
-            yield
-        except BlockingIOError as error:
-            raise RunError(
-                f"the shared replay {self._address} has not answered for {_ANSWER_S} s"
-            ) from error
-        except (OSError, EOFError) as error:
-            if self._closed.is_set():
-                raise ReplayClosed from None
-            raise RunError(self._ended()) from error
-
-    def _ended(self) -> str:
-        """Returns why the connection ended: as the service said at last, or that it ended."""
-        with self._lock:
-            if self._end is None:
-                self._end = has_ended(self._address)
-                with contextlib.suppress(OSError, EOFError):
-                    self._end = str(self._connection.recv())
-            return self._end
-
-    def _wait_for_its_end(self) -> None:
-        poll = select.poll()
-        poll.register(self._socket, _HANG_UP)
-        poll.poll()
-        if not self._closed.is_set():
-            raise RunError(self._ended())
+    def _receive(self) -> None:
+        """Receives answers until the last one, and fails the run with it unless this is closed."""
+        last: Exception = RunError(has_ended(self._address))
+        with contextlib.suppress(OSError, EOFError):
+            while not isinstance(answer := self._connection.recv(), RunError):
+                self._answers.put(answer)
+            last = answer
+        if self._closed.is_set():
+            self._answers.put(ReplayClosed())
+        else:
+            self._answers.put(last)
+            raise last
 
 
 def _key(address: str) -> bytes:
@@ -198,19 +176,3 @@ def _key(address: str) -> bytes:
         is_own = os.fstat(file.fileno()).st_uid == os.getuid()
         require(is_own, f"{file.name} belongs to another user: join a replay that you have started")
         return file.read()
-
-
-def _connected(address: str) -> socket.socket:
-    """Returns a socket whose calls wait for a limited time, and then raise BlockingIOError."""
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _ANSWER_S, 0))
-    try:
-        connected.connect(address)
-    except OSError as error:
-        connected.close()
-        raise UsageError(
-            f"--replay_service {address}: no replay serves there ({error.strerror or error}); "
-            "python -m torchbeast.sweep --shared_replay starts one and gives agents its address"
-        ) from error
-    return connected

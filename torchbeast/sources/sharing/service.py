@@ -30,6 +30,7 @@ import logging
 import os
 import queue
 import secrets
+import shutil
 import socket
 import sys
 import threading
@@ -41,7 +42,7 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError
 from torchbeast.processes.child_main import failure, follow_parent, take_stdin, take_stdout
 from torchbeast.processes.child_process import ChildProcess, end_all
 from torchbeast.processes.system import free_memory
@@ -52,7 +53,6 @@ _log = logging.getLogger("torchbeast.replay_service")
 
 _MODULE = "torchbeast.sources.sharing.service"
 _START_S = 60.0
-_LONGEST_PATH = 107  # bytes, of a Unix socket's
 _WAITING = 100  # connections that are not accepted yet
 
 
@@ -93,10 +93,9 @@ class Service:
 
         free_memory: see SharedReplay. Raises OSError where there is one already.
         """
-        self._path = path
         self._key = secrets.token_bytes(32)
         self.replay = SharedReplay(free_memory)
-        self._connections: set[socket.socket] = set()
+        self._connections: set[Connection[Any, Any]] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
@@ -108,42 +107,36 @@ class Service:
         self._socket.listen(_WAITING)
 
     def run(self, ends: BinaryIO) -> None:
-        """Serves agents until `ends` is readable, then removes the socket."""
+        """Serves agents until `ends` is readable."""
         try:
             while ends.fileno() not in wait([self._socket, ends.fileno()]):
-                accepted, _ = self._socket.accept()
-                self._connections.add(accepted)
-                threading.Thread(target=self._serve, args=[accepted], daemon=True).start()
+                connection: Connection[Any, Any] = Connection(self._socket.accept()[0].detach())
+                self._connections.add(connection)
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
         finally:
-            self.close()
+            self._socket.close()
+            for connection in list(self._connections):
+                shut(connection)
 
-    def close(self) -> None:
-        """Removes the socket and ends all connections."""
-        _remove(self._path)
-        self._socket.close()
-        for accepted in list(self._connections):
-            _shut(accepted, socket.SHUT_RDWR)
-
-    def _serve(self, accepted: socket.socket) -> None:
+    def _serve(self, connection: Connection[Any, Any]) -> None:
         """Serves one agent. Whatever it does ends its connection only."""
         try:
-            with accepted, Connection(os.dup(accepted.fileno())) as connection:
-                self._serve_agent(accepted, connection)
+            with connection:
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+                self._serve_agent(connection, connection.recv())
         except (EOFError, OSError, AuthenticationError) as error:
             _log.warning("a connection is lost: %r", error)
         except Exception:
             _log.exception("an agent is cut off")
         finally:
-            self._connections.discard(accepted)
+            self._connections.discard(connection)
 
-    def _serve_agent(self, accepted: socket.socket, connection: Connection[Any, Any]) -> None:
-        deliver_challenge(connection, self._key)
-        answer_challenge(connection, self._key)
-        joining: Joining = connection.recv()
+    def _serve_agent(self, connection: Connection[Any, Any], joining: Joining) -> None:
         try:
             region = Region(joining)
             ticket = self.replay.join(
-                joining, region_bytes(joining), lambda: _shut(accepted, socket.SHUT_RD)
+                joining, region_bytes(joining), lambda: shut(connection, socket.SHUT_RD)
             )
         except (ValueError, MemoryError, OSError) as error:
             _log.warning("agent %s is refused: %s", joining.name, error)
@@ -177,19 +170,15 @@ class Service:
             connection.send(error)
 
 
-def _shut(connection: socket.socket, how: int) -> None:
-    with contextlib.suppress(OSError):  # the agent has gone
-        connection.shutdown(how)
+def shut(connection: Connection[Any, Any], how: int = socket.SHUT_RDWR) -> None:
+    """Ends the calls of a connection, also those that wait in another thread."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(how)
 
 
 def key_path(path: str | Path) -> Path:
     """Returns the file of the key that belongs to a socket."""
     return Path(f"{path}.key")
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    key_path(path).unlink(missing_ok=True)
 
 
 class Served:
@@ -208,50 +197,29 @@ class Served:
 def serving(folder: Path) -> Iterator[Served]:
     """Starts a shared replay on this machine, and ends it with the block.
 
-    folder: for its socket; only the user should have access to it. If it is missing it is made, and
-    removed in the end, also when this process is killed.
+    folder: is made for its socket, for this user only, and removed in the end. Its path is short,
+    as a Unix socket's must be.
 
-    Raises UsageError when the folder's name is too long, and RunError when the process does not
-    start. The process ends by itself when this one dies.
+    Raises RunError when the process does not start. The process ends when this one dies, and then
+    removes the folder.
     """
-    path = folder.absolute() / "replay.sock"
-    length = len(os.fsencode(path))
-    if length > _LONGEST_PATH:
-        raise UsageError(
-            f"{path} has {length} bytes, but the path of a socket at most {_LONGEST_PATH}: choose "
-            "a shorter folder"
-        )
-    is_new = not folder.exists()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _remove(path)  # of a process that was killed
-    served = Served(str(path))
-    try:
-        with _started(path, served, is_new):
-            yield served
-    finally:  # unless the process did
-        _remove(path)
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-@contextmanager
-def _started(path: Path, served: Served, removes_folder: bool) -> Iterator[None]:
-    """Runs the process for as long as the block, which begins once agents can connect."""
+    folder.mkdir(mode=0o700, parents=True)
+    served = Served(str(folder.absolute() / "replay.sock"))
     first: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def note_end(error: Exception) -> None:
         served.failure = error
         first.put(error)
 
-    arguments = {"path": str(path), "removes_folder": removes_folder}
+    arguments = {"path": served.address}
     child = ChildProcess("shared replay", _MODULE, arguments, lambda _: first.put(None), note_end)
     try:
         _raise_first(first)
         served.pid = child.pid
-        yield
+        yield served
     finally:
         end_all([child])
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
@@ -265,23 +233,20 @@ def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Serves until the parent ends or closes the standard input; then removes the socket, and the
-    folder if "removes_folder" is true.
-    """
+    """Serves until the parent ends or closes the standard input; then removes the folder."""
     follow_parent()
     report, stdin = take_stdout(), take_stdin()
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    path = Path(arguments["path"])
     try:
-        service = Service(Path(arguments["path"]), free_memory)
-        report({"serves": arguments["path"]})
+        service = Service(path, free_memory)
+        report({"serves": str(path)})
         service.run(stdin)
     except Exception as error:
         report(failure(error))
         return 1
     finally:
-        if arguments["removes_folder"]:
-            with contextlib.suppress(OSError):
-                Path(arguments["path"]).parent.rmdir()
+        shutil.rmtree(path.parent, ignore_errors=True)
     return 0
 
 

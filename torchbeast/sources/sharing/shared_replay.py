@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,21 +58,22 @@ class Joining:
         """Raises ValueError, naming the difference, unless another agent's rollouts go into the
         replay that this one's decided.
         """
-        for flag, mine, theirs in (
-            ("--replay_size", self.capacity, other.capacity),
-            ("--unroll_length", self.unroll_length, other.unroll_length),
-            ("a frame stack", self.frame_stack, other.frame_stack),
-        ):
-            require(
-                mine == theirs,
-                f"the shared replay has {flag} {_of(flag, mine)}, this agent {theirs}: {_ALIKE}",
-            )
-        rows, others = (described(row_specs(each.batch(1), 1)) for each in (self, other))
+        ours, theirs = self._described(), other._described()
         require(
-            rows == others,
-            f"the shared replay stores rows of {_without(rows, others)}, this agent has "
-            f"{_without(others, rows)}: {_ALIKE}",
+            ours == theirs,
+            f"the shared replay has {_without(ours, theirs)}, this agent "
+            f"{_without(theirs, ours)}: {_ALIKE}",
         )
+
+    def _described(self) -> set[str]:
+        """Returns what the agents of a replay have in common."""
+        rows = described(row_specs(self.batch(1), 1))
+        return {
+            f"--replay_size {self.capacity}",
+            f"--unroll_length {self.unroll_length}",
+            f"a frame stack of {self.frame_stack}",
+            *(f"rows of {row}" for row in rows),
+        }
 
 
 _ALIKE = (
@@ -81,12 +82,8 @@ _ALIKE = (
 )
 
 
-def _of(flag: str, value: int) -> str:
-    return f"of {value}" if flag.startswith("a ") else str(value)
-
-
-def _without(lines: Iterable[str], others: Iterable[str]) -> str:
-    return "; ".join(sorted(set(lines) - set(others))) or "nothing more"
+def _without(lines: set[str], others: set[str]) -> str:
+    return "; ".join(sorted(lines - others)) or "nothing more"
 
 
 _AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"
