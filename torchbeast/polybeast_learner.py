@@ -39,7 +39,7 @@ from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.system import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
-from torchbeast.sources.servers.addresses import awaited_hosts, server_addresses, user_basename
+from torchbeast.sources.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.sources.servers.config import ServedFleetConfig
 from torchbeast.sources.servers.security import credentials, flags_of_others, silence_grpc
 
@@ -224,13 +224,8 @@ def _finder(
     if served.env_servers is None:
         basename = served.pipes_basename or user_basename()
         return functools.partial(find, [basename], wanted, timeout, None)
-    named, security = served.env_servers, flags.security_of_servers()
-
-    def find_on_hosts(check_goes_on: Callable[[], None]) -> Fleet:
-        hosts = awaited_hosts(named, timeout, check_goes_on)
-        return find(hosts, wanted, timeout, security, check_goes_on)
-
-    return find_on_hosts
+    named, security = hosts(served.env_servers), flags.security_of_servers()
+    return functools.partial(find, named, wanted, timeout, security)
 
 
 def train(

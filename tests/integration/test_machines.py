@@ -295,7 +295,7 @@ def test_a_learner_with_unusable_files_or_hosts_ends_at_once(
     assert "no-such-host.invalid is unknown on this machine" in fails(
         "--env_servers", "no-such-host.invalid:1", *of_learner(keys), code=1
     ), "a container that is not up has no name"
-    assert "a file with one HOST:PORT on a line" in fails("--env_servers", "/none", "--insecure")
+    assert "expected HOST:PORT with a port" in fails("--env_servers", "/none", "--insecure")
 
 
 def test_the_status_of_an_absent_server_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,14 +320,12 @@ def test_nothing_but_our_sentence_is_said_of_a_port_without_tls(
 
 
 def test_the_status_of_several_hosts_has_all_in_the_order_of_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     first = free_ports(4)
     a, b, c, d = (f"127.0.0.1:{first + i}" for i in range(4))
-    listed = tmp_path / "hosts.txt"
-    listed.write_text(f"{c}\n{d}\n")
     asked = ["--insecure", "--timeout", "0.1"]
-    for words in ([b, f"{a},{d}", *asked], [*asked, str(listed), a]):
+    for words in ([b, f"{a},{d}", *asked], [*asked, f"{c},{d}", a]):
         assert status.main(words) == 1
         said = re.findall(r"no environment server answers at (\S+)", capsys.readouterr().out)
         assert said == ([b, a, d] if words[0] == b else [c, d, a])

@@ -18,7 +18,6 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.envs import EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import discovery
-from torchbeast.sources.servers.addresses import NoAddressError
 from torchbeast.sources.servers.config import SecurityConfig
 
 CATCH: dict[str, Any] = {
@@ -209,7 +208,6 @@ def test_a_server_that_belongs_to_a_host_named_before_is_refused(servers: dict) 
     ("fault", "said"),
     [
         (RunError("b:50: its certificate has expired"), "b:50: its certificate has expired"),
-        (NoAddressError("the host b is unknown"), "the host b is unknown"),
         (
             None,
             "no environment server answers at b:50 (waited 0.1 s): start servers there (python -m "
@@ -242,7 +240,7 @@ def test_a_run_begins_with_the_hosts_that_answer_unless_their_number_is_given(
         discovery.find(["b:50"], None, 0.1, PLAIN)
 
 
-def test_where_no_host_can_be_used_a_refusal_is_said_and_not_silence(
+def test_where_no_host_can_be_used_the_reason_of_each_is_said(
     servers: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explain(address: str, *_: object) -> None:

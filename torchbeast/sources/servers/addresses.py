@@ -9,7 +9,6 @@ users never do. Both folders are open to their owner only (0700).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -18,27 +17,19 @@ import socket
 import ssl
 import stat
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchbeast.errors import RunError, UsageError, expanded
+from torchbeast.errors import RunError, UsageError
 
 MAX_SOCKET_PATH = 107  # most bytes in the path of a Unix socket on Linux
 MAX_PORT = 65_535
 _UNIX = "unix:"
-_DNS = "dns:///"
-# NAME@ states the name in the certificate of a host that is reached at an address.
-_HOST = re.compile(r"(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])", re.ASCII)
-_PAUSE_S = 0.5  # between two questions to a name server
+_HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]", re.ASCII)
 _EVERY_NETWORK = {"0.0.0.0", "::"}  # for gRPC each means IPv4 and IPv6
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # of an address, of IPv6
-
-
-class NoAddressError(RunError):
-    """A name has no address, maybe for now: that of a container which is not up has none."""
 
 
 def server_addresses(basename: str, count: int) -> list[str]:
@@ -92,17 +83,11 @@ def socket_path(address: str) -> Path | None:
 def hosts(named: str) -> list[str]:
     """Returns the address of the first server of each host.
 
-    named: HOST:PORT or dns:///NAME:PORT, separated by commas, or the name of a file with one of
-    them on a line, where # begins a comment. dns:///NAME:PORT stands for all addresses that the
-    name has now, of IPv4 or of IPv6; the certificates there must be for the name.
+    named: HOST:PORT of each, separated by commas.
 
-    Raises UsageError for a file that cannot be read, an invalid address and a host that is named
-    twice, NoAddressError for a dns:/// name that has no address.
+    Raises UsageError for an invalid address and a host that is named twice.
     """
-    entries = named.split(",") if ":" in named else _lines(named)
-    found = [address for entry in entries for address in _addresses(entry)]
-    if not found:
-        raise UsageError(f"{named} names no host: give one HOST:PORT on a line")
+    found = ["{}:{}".format(*host_and_port(each.strip())) for each in named.split(",")]
     for address in found:
         if found.count(address) > 1:
             raise UsageError(
@@ -111,68 +96,23 @@ def hosts(named: str) -> list[str]:
     return found
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        lines = expanded(path).read_text().splitlines()
-    except (OSError, UnicodeError) as error:
-        raise UsageError(
-            f"{path} cannot be read as a list of hosts ({_reason(error)}): give --env_servers "
-            "HOST:PORT, or a file with one HOST:PORT on a line"
-        ) from None
-    return [entry for line in lines if (entry := line.partition("#")[0].strip())]
-
-
-def _addresses(entry: str) -> list[str]:
-    host, port = host_and_port(entry.strip().removeprefix(_DNS))
-    if _DNS not in entry:
-        return [f"{host}:{port}"]
-    found = resolved(host, port)
-    of_one_kind = [address for family, address in found if family == found[0][0]]
-    names = [f"[{address}]" if ":" in address else address for address, *_ in of_one_kind]
-    return list(dict.fromkeys(f"{host}@{name}:{port}" for name in names))
-
-
-def awaited_hosts(named: str, timeout: float, check_goes_on: Callable[[], None]) -> list[str]:
-    """Returns the hosts, as `hosts`, once every dns:/// name has an address: a service of a
-    scheduler has none before its first server is ready.
-
-    timeout: seconds to wait. check_goes_on: raises RunError to give up.
-
-    Raises NoAddressError after the timeout; UsageError as `hosts`.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            return hosts(named)
-        except NoAddressError:
-            if time.monotonic() >= deadline:
-                raise
-        check_goes_on()
-        time.sleep(_PAUSE_S)
-
-
 def resolved(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
-    """Returns the family and the address of each socket of a host; raises NoAddressError for a name
-    without one.
+    """Returns the family and the address of each socket of a host; raises RunError for a name
+    without one, such as the name of a container that is not up yet.
     """
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise NoAddressError(
-            f"the host {host} is unknown on this machine ({_reason(error)}): correct the name, or "
-            "give an address in numbers"
+        raise RunError(
+            f"the host {host} is unknown on this machine ({error}): correct the name, or give an "
+            "address in numbers"
         ) from None
     return [(family, address) for family, *_, address in found]
 
 
-def _reason(error: Exception) -> str:
-    """Returns what the system says of an error."""
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
 def check_free(address: str) -> None:
     """Raises UsageError if a server could not listen at all addresses of HOST:PORT; gRPC would be
-    content with some of them. Those of a name that are not on this machine are left out.
+    content with some of them. A name's addresses on other machines are skipped.
     """
     host, port = host_and_port(address)
     places = resolved(host, port)
@@ -180,19 +120,16 @@ def check_free(address: str) -> None:
         places = [(socket.AF_INET, ("0.0.0.0", port)), (socket.AF_INET6, ("::", port))]
     away = [error for place in places if (error := _why_not_free(*place)) is not None]
     if len(away) == len(places) or any(error.errno not in _NOT_HERE for error in away):
+        reason = os.strerror(away[-1].errno or 0)
         raise UsageError(
-            f"cannot listen at {address} ({away[-1].strerror}): end the program that uses the "
-            "port, or give another address of this machine or port"
+            f"cannot listen at {address} ({reason}): end the program that uses the port, or give "
+            "another address of this machine or port"
         )
 
 
 def _why_not_free(family: int, place: tuple[Any, ...]) -> OSError | None:
     try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has its own
-            probe.bind(place)
+        socket.create_server(place, family=family).close()
     except OSError as error:
         return error
     return None
@@ -201,28 +138,20 @@ def _why_not_free(family: int, place: tuple[Any, ...]) -> OSError | None:
 def answers(address: str, seconds: float) -> bool:
     """Returns whether this process's server at HOST:PORT still accepts connections.
 
-    A server has so many seconds to answer the first message of a TLS client; without TLS it speaks
-    first. Returns False too if this process has too many open files to open a connection.
+    A server has so many seconds to answer a TLS client; without TLS it speaks first, which such a
+    client takes for an error. Returns False too if this process has too many open files to open a
+    connection.
     """
     host, port = host_and_port(address)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         with socket.create_connection((host.strip("[]"), port), seconds) as probe:
-            probe.sendall(_hello())
-            probe.recv(1)
+            context.wrap_socket(probe, server_hostname="localhost")
     except TimeoutError:
         return False
     except OSError as error:
         return error.errno not in (errno.EMFILE, errno.ENFILE)
     return True
-
-
-def _hello() -> bytes:
-    """Returns the first message of a TLS client; for other bytes gRPC would print an error."""
-    context, sent = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
-    tls = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
-    with contextlib.suppress(ssl.SSLWantReadError):
-        tls.do_handshake()
-    return sent.read()
 
 
 @contextmanager

@@ -114,8 +114,7 @@ class ServedFleetConfig:
     user."""
     env_servers: str | None = None
     """Servers on other machines: HOST:PORT,HOST:PORT with the port of each host's first server,
-    whose others follow at the next ports; or a file with one HOST:PORT on a line; or
-    dns:///NAME:PORT for a host at each address of a name. Default: servers on this machine."""
+    whose others follow at the next ports. Default: servers on this machine."""
     listen: str | None = None
     """HOST:PORT to which hosts of servers dial in (polybeast_env --learner), where this machine
     cannot reach them. HOST 0.0.0.0 is every network of this machine, IPv4 and IPv6. The run begins

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,10 +47,6 @@ _ALIKE = (
 
 def _goes_on() -> None:
     pass
-
-
-class NoAnswerError(RunError):
-    """No environment server answers at an address."""
 
 
 Description = dict[str, Any]
@@ -135,8 +130,8 @@ def find(
 def _answered(
     answers: Mapping[str, Future[dict[str, Description]]], all_needed: bool
 ) -> dict[str, Description]:
-    """Returns the servers of hosts by address; raises the error of one that has not answered if all
-    are needed, or none has.
+    """Returns the servers of hosts by address; raises the errors of those that have not answered if
+    all are needed, or none has.
     """
     found: dict[str, Description] = {}
     away: dict[str, RunError] = {}
@@ -150,8 +145,8 @@ def _answered(
             found |= answer.result()
         except RunError as error:
             away[name] = error
-    if away and (all_needed or not found):  # a refusal says more than silence
-        raise min(away.values(), key=lambda error: isinstance(error, NoAnswerError))
+    if away and (all_needed or not found):
+        raise RunError("\n".join(map(str, away.values())))
     for name, why in away.items():
         _log.warning("the run begins without the host %s: %s", name, why)
     return found
@@ -196,22 +191,25 @@ def fleet_of(
 ) -> Fleet:
     """Returns the fleet of servers with these descriptions, by address.
 
-    Raises RunError when they do not serve the same environment.
+    Raises RunError when they do not serve the same environment, or their description is invalid.
     """
     (first_address, first), *others = found.items()
     for address, description in others:
         check_same(first_address, first, address, description)
     streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
-    return Fleet(
-        env=_env(first_address, first),
-        observation_space=_observation_space(first_address, first),
-        action_space=_action_space(first_address, first),
-        frame_stack=first["frame_stack"],
-        stream_addresses=[address for address, _ in streams],
-        envs_per_stream=[description["num_envs"] for _, description in streams],
-        credentials=credentials,
-        descriptions=found,
-    )
+    try:
+        return Fleet(
+            env=_env(first),
+            observation_space=_observation_space(first),
+            action_space=_action_space(first),
+            frame_stack=first["frame_stack"],
+            stream_addresses=[address for address, _ in streams],
+            envs_per_stream=[description["num_envs"] for _, description in streams],
+            credentials=credentials,
+            descriptions=found,
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunError(f"the description from {first_address} is not valid: {error}") from None
 
 
 class Asking:
@@ -260,11 +258,11 @@ class Asking:
             raise RunError(f"{address} does not tell its status ({error})") from None
 
 
-def _no_answer(address: str, why: str) -> NoAnswerError:
+def _no_answer(address: str, why: str) -> RunError:
     start = "start servers there (python -m torchbeast.polybeast_env)"
     others = " or name those of other machines (--env_servers, --listen)"
     is_here = socket_path(address) is not None
-    return NoAnswerError(
+    return RunError(
         f"no environment server answers at {address} ({why}): {start}{others * is_here}"
     )
 
@@ -273,8 +271,6 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
     """Raises RunError when the servers at two addresses, or of two hosts, serve different
     environments.
     """
-    if address == other:  # a host that was started again, or at two places of a machine
-        address, other = f"{address} (at the start)", f"{other} (now)"
     for key in _ALIKE:
         if ours.get(key) != theirs.get(key):
             raise RunError(
@@ -283,44 +279,29 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
             )
 
 
-def _action_space(address: str, description: dict[str, Any]) -> ActionSpace | None:
+def _action_space(description: dict[str, Any]) -> ActionSpace | None:
     said = description["action_space"]
-    with _making_sense(address):
-        return None if said is None else action_space_from_json(said)
+    return None if said is None else action_space_from_json(said)
 
 
-def _observation_space(address: str, description: dict[str, Any]) -> Any:
+def _observation_space(description: dict[str, Any]) -> Any:
     """Returns the nest of ArraySpec, with ranges of values if the server describes them."""
-    said = description.get("observation_space")
-    with _making_sense(address):
-        specs = _to_specs(description["observation"])
-        return specs if said is None else observation_space_from_json(said, specs)
+    said, specs = description.get("observation_space"), _to_specs(description["observation"])
+    return specs if said is None else observation_space_from_json(said, specs)
 
 
-def _env(address: str, description: dict[str, Any]) -> EnvSpec:
+def _env(description: dict[str, Any]) -> EnvSpec:
     """Returns the served environment.
 
     Servers of earlier versions send no keyword arguments, those of the original no options. The
     info keywords are those that come with steps, whatever the options say.
     """
     said = description.get("options") or {}
-    with _making_sense(address):
-        if not isinstance(said, dict):
-            raise ValueError(f"its options must be a JSON object, got {said!r}")
-        kwargs = said.get("env_kwargs", {})
-        options = {**said, "info_keywords": description.get("info_keywords", ())}
-        return EnvSpec.from_json(
-            {"name": description["env_id"], "kwargs": kwargs, "options": options}
-        )
-
-
-@contextmanager
-def _making_sense(address: str) -> Iterator[None]:
-    """Raises RunError in place of an error about an invalid description."""
-    try:
-        yield
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RunError(f"the description from {address} is not valid: {error}") from None
+    if not isinstance(said, dict):
+        raise ValueError(f"its options must be a JSON object, got {said!r}")
+    kwargs = said.get("env_kwargs", {})
+    options = {**said, "info_keywords": description.get("info_keywords", ())}
+    return EnvSpec.from_json({"name": description["env_id"], "kwargs": kwargs, "options": options})
 
 
 def _to_specs(nest: Any) -> Any:

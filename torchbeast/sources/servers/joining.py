@@ -9,22 +9,20 @@ docs/machines.md for what ends it instead.
 
 from __future__ import annotations
 
-import collections
 import random
 import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import libtorchbeast
 from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.places import Deaths
 from torchbeast.sources.servers.config import SecurityConfig
-from torchbeast.sources.servers.security import ClosedError, credentials, explain
+from torchbeast.sources.servers.security import credentials, explain
 
 _CONNECT_S = 5.0  # for a learner to accept a connection
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
-_MOST_FAILURES, _FAILURES_S = 5, 600.0  # of environments of a stream, within this time
 
 Say = Callable[[str, str], None]
 """Called with a learner and a sentence about it."""
@@ -51,7 +49,6 @@ class JoiningStreams:
         self._lock = threading.Lock()
         self._stopped, self._may_dial = threading.Event(), threading.Event()
         self._hosts: set[libtorchbeast.Host] = set()
-        self._has_joined = False  # any stream, at least once
         self._run_has_ended = False
         self._failure: Exception | None = None
 
@@ -62,8 +59,7 @@ class JoiningStreams:
     def run(self) -> bool:
         """Plays until `stop`, or the end of the learner's run; returns whether that has ended.
 
-        Raises RunError or UsageError for what no attempt can mend, before any stream has joined,
-        and RunError with the traceback of environments that fail too often.
+        Raises RunError with the traceback of environments that fail too often.
         """
         self._may_dial.wait()
         streams = [
@@ -95,12 +91,11 @@ class JoiningStreams:
 
     def _join_again_and_again(self, learner: str) -> None:
         """Joins until the learner's run has ended, or the streams are to end."""
-        pauses = _Pauses()
-        failures: collections.deque[float] = collections.deque(maxlen=_MOST_FAILURES)
+        pauses, failures = _pauses(), Deaths()
 
         def taken() -> None:
-            pauses.restart()
-            self._has_joined = True
+            nonlocal pauses
+            pauses = _pauses()
             self._say(learner, f"Connected to the learner at {learner}.")
 
         while not self._stopped.is_set():
@@ -109,10 +104,11 @@ class JoiningStreams:
                 self._run_has_ended = self._run_has_ended or not self._stopped.is_set()
                 return
             except (OSError, ValueError, UsageError) as error:
-                self._end_in_vain(learner, error)
+                self._say(learner, f"{self._explained(learner, error)}; dialling again.")
             except RuntimeError as error:
-                _count_failure(failures, error)
-            self._wait(pauses.next())
+                if failures.too_many(error):
+                    raise RunError(f"failure 5 within ten minutes: {error}") from None
+            self._wait(next(pauses))
 
     def _wait(self, seconds: float) -> None:
         self._stopped.wait(seconds)
@@ -136,44 +132,19 @@ class JoiningStreams:
             with self._lock:
                 self._hosts.discard(host)
 
-    def _end_in_vain(self, learner: str, error: Exception) -> None:
-        """Says why an attempt failed; raises it instead if no other can help.
-
-        A learner that was there once comes back, whatever uses its port or is wrong with the files
-        meanwhile, so that no wrong start on its machine ends a fleet.
-        """
+    def _explained(self, learner: str, error: Exception) -> Exception:
+        """Returns the reason why an attempt failed."""
         try:
-            if not isinstance(error, ConnectionError):  # the token, the protocol, or the files
-                raise error if isinstance(error, UsageError) else RunError(str(error))
-            explain(learner, self._security)
-        except ClosedError as likely:  # a learner that ends at this moment does it too
-            error = likely
-        except (RunError, UsageError) as final:
-            if not self._has_joined:
-                raise final from None
-            error = final
-        self._say(learner, f"{error}; dialling again.")
+            if isinstance(error, ConnectionError):  # not the token, the protocol, or the files
+                explain(learner, self._security)
+        except RunError as reason:
+            return reason
+        return error
 
 
-class _Pauses:
-    """The pauses between two attempts, which grow. Used by one thread."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Begins with the first one again."""
-        self._next = _FIRST_PAUSE_S
-
-    def next(self) -> float:
-        """Returns the seconds of the next one, shortened at random."""
-        pause, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE_S)
-        return pause * random.uniform(0.5, 1.0)
-
-
-def _count_failure(times: collections.deque[float], error: Exception) -> None:
-    """Counts a failure of a stream's environments; raises RunError if there are too many."""
-    now = time.monotonic()
-    times.append(now)
-    if len(times) == _MOST_FAILURES and now - times[0] < _FAILURES_S:
-        raise RunError(f"failure {_MOST_FAILURES} within ten minutes: {error}")
+def _pauses() -> Iterator[float]:
+    """Yields the seconds between two attempts, which grow and are shortened at random."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -7,6 +7,7 @@ Only names of files are passed to other processes, which read them again.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shlex
@@ -43,12 +44,8 @@ _OTHER_PROGRAM = (
     "servers, or of a learner that hosts dial in to"
 )
 _CERTIFICATE_WANTED = (
-    "it refused this side's certificate, or wants one: give --tls_cert and --tls_key, signed by "
-    "its --tls_client_ca and not expired"
-)
-_CLOSED = (
-    "it ended the connection before it said anything. If it keeps doing so, give --tls_cert and "
-    "--tls_key, signed by its --tls_client_ca and not expired"
+    "it wants a certificate, or refuses this side's: give --tls_cert and --tls_key, signed by its "
+    "--tls_client_ca and not expired"
 )
 
 
@@ -174,7 +171,7 @@ def flags_of_others(flag: str, listen: Sequence[str], own: SecurityConfig) -> st
     flag: takes the addresses. own: the files of this side; those of the others are named as
     torchbeast.keys names them.
     """
-    reached = ",".join(_reached_at(address, own.tls_cert) for address in listen)
+    reached = ",".join(_reached_at(address) for address in listen)
     words = [flag, reached, *(typed("--tls_ca", "ca.pem") if own.tls_cert else ["--insecure"])]
     if own.tls_client_ca:
         words += ["--tls_cert", "client.pem", "--tls_key", "client-key.pem"]
@@ -182,35 +179,10 @@ def flags_of_others(flag: str, listen: Sequence[str], own: SecurityConfig) -> st
     return shlex.join(words)
 
 
-def _reached_at(listen: str, cert: str | None) -> str:
-    """Returns HOST:PORT for others. HOST is this machine's own name if the certificate has it, or
-    has no name, else the first name in the certificate.
-    """
+def _reached_at(listen: str) -> str:
+    """Returns HOST:PORT for others: this machine's name in place of every network."""
     host, port = host_and_port(listen)
-    own = socket.gethostname() if host in _EVERY_NETWORK else host
-    names = [] if cert is None else _machines(cert)
-    return f"{own if own in names or not names else names[0]}:{port}"
-
-
-def _machines(cert: str) -> list[str]:
-    """Returns the names and addresses of machines in a certificate, without patterns."""
-    from cryptography import x509
-
-    [certificate, *_] = _parsed(_text(cert, "tls_cert"))
-    try:
-        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return []
-    kinds = x509.DNSName, x509.IPAddress
-    names = [str(name.value) for name in alternatives.value if isinstance(name, kinds)]
-    return [f"[{name}]" if ":" in name else name for name in names if "*" not in name]
-
-
-class ClosedError(RunError):
-    """The other side ended the connection after the handshake and did not say why.
-
-    It refused this side's certificate, unless it ended at this moment.
-    """
+    return f"{socket.gethostname() if host in _EVERY_NETWORK else host}:{port}"
 
 
 def silence_grpc() -> None:
@@ -225,42 +197,38 @@ def explain(address: str, files: SecurityConfig) -> None:
     where gRPC only says that it does not answer: a host without an address, an end that uses TLS
     while the other does not, and a refused certificate.
 
-    Raises ClosedError, which is a RunError too, if that is likely and not certain. Returns if the
-    other side may still come. An end that closes the connection before the handshake is over says
-    nothing: so does a tunnel or a load balancer behind which nobody listens yet.
+    Returns if the other side may still come. An end that closes the connection before the handshake
+    is over says nothing: so does a tunnel or a load balancer behind which nobody listens yet.
     """
-    where, port = host_and_port(address)
-    name, _, host = where.rpartition("@")
-    try:
-        with socket.create_connection((host.strip("[]"), port), _CONNECT_S) as connection:
-            why = _fault(connection, (name or host).strip("[]"), files)
-    except (socket.gaierror, UnicodeError) as error:
-        if not isinstance(error, OSError) or error.errno != socket.EAI_AGAIN:
-            resolved(host, port)  # says what is wrong with the name
-        return
-    except OSError:  # nobody listens yet, or whoever does says nothing
-        return
-    if why:
-        kind = ClosedError if why == _CLOSED else RunError
-        raise kind(f"{address}: {why}")
+    host, port = host_and_port(address)
+    resolved(host, port)
+    name = host.strip("[]")
+    with contextlib.suppress(OSError):  # nobody listens yet, or whoever does says nothing
+        with socket.create_connection((name, port), _CONNECT_S) as connection:
+            if why := _fault(connection, name, files):
+                raise RunError(f"{address}: {why}")
 
 
 def _fault(connection: socket.socket, name: str, files: SecurityConfig) -> str:
     """Describes the fault that a handshake with the host `name` shows; "" if it shows none."""
-    has_tls = files.tls_ca is not None
+    has_tls, closed = files.tls_ca is not None, ""
     try:
         with _client_tls(files).wrap_socket(connection, server_hostname=name) as encrypted:
             if not has_tls:
                 return _PORT_OF_TLS
-            speaks_grpc = encrypted.selected_alpn_protocol() == _GRPC
-            return _fault_after_handshake(encrypted) if speaks_grpc else _OTHER_PROGRAM
+            if encrypted.selected_alpn_protocol() != _GRPC:
+                return _OTHER_PROGRAM
+            # A server that refuses this side's certificate, or misses it, ends the connection only
+            # now, and not always with an alert; one that accepts it begins to speak.
+            closed = _CERTIFICATE_WANTED
+            return "" if encrypted.recv(1) else closed
     except ssl.SSLCertVerificationError as error:
         return (
             f"its certificate is refused ({error.verify_message}): it must name {name}, be valid "
             f"now, and be signed by --tls_ca {files.tls_ca}; another machine may have answered"
         )
-    except ssl.SSLEOFError:  # whoever listens there closes connections for now
-        return ""
+    except (ssl.SSLEOFError, ConnectionError):  # during the handshake: it closes all for now
+        return closed
     except ssl.SSLError as error:
         is_alert = "ALERT" in (error.reason or "")
         if not has_tls:
@@ -281,14 +249,3 @@ def _client_tls(files: SecurityConfig) -> ssl.SSLContext:
     if files.tls_cert is not None and files.tls_key is not None:
         _load_pair(context, files.tls_cert, files.tls_key)
     return context
-
-
-def _fault_after_handshake(tls: ssl.SSLSocket) -> str:
-    """Describes the end of a connection after its handshake: a server that refuses this side's
-    certificate, or misses it, ends the connection only now, and not always with an alert; one that
-    accepts it begins to speak.
-    """
-    try:
-        return "" if tls.recv(1) else _CLOSED
-    except (ssl.SSLEOFError, ConnectionError):
-        return _CLOSED
