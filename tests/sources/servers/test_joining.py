@@ -66,7 +66,7 @@ def start(
             {},
             ["a:1"],
             SecurityConfig(insecure=True),
-            lambda learner, sentence: said.append(sentence),
+            lambda report: said.append(report["said"]),
         )
         streams.dial()
         return learner, streams

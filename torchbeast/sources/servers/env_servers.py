@@ -9,6 +9,7 @@ after a pause. Every other end before `close` fails the run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -122,10 +123,18 @@ class EnvServers:
         self._say, self._may_dial = say, False
         self._servers = []
         streams = itertools.cycle(learners)
+        common = {
+            "env": env.as_json(),
+            "num_servers": len(plans),
+            "folder": None if folder is None else str(folder),
+            # names of files: whoever lists processes sees the arguments
+            "security": None if security is None else dataclasses.asdict(security),
+            "counts": counts,
+        }
         for i, (plan, address) in enumerate(zip(plans, addresses, strict=True)):
-            arguments = _arguments(env, plan, len(plans), address, folder, security, counts)
             dialled = list(itertools.islice(streams, plan.num_streams))
-            self._servers.append(_Server(i, self, arguments | {"learners": dialled}))
+            own = {"address": address, "learners": dialled, **dataclasses.asdict(plan)}
+            self._servers.append(_Server(i, common | own, self._reported, self._ended))
         try:
             for server in self._servers:
                 self._places.start(server)
@@ -195,46 +204,28 @@ class EnvServers:
 
     # --- called by the threads that watch the servers
 
-    def serves(self, server: _Server) -> None:
-        """Records that a server accepts connections."""
-        self._places.works(server)
-        server.ready.set()
-        if self._may_dial and server.process is not None:
-            server.process.send({"dial": True})
-
-    def reported(self, report: Report) -> None:
-        """Passes on what a server says of a learner; ends the program with the learner's run."""
-        if "run_has_ended" in report:
+    def _reported(self, server: _Server, report: Report) -> None:
+        """Takes a report: that a server works, what it does, or what it says of a learner."""
+        if "ready" in report:
+            server.limit.cancel()
+            self._places.works(server)
+            server.ready.set()
+            if self._may_dial and server.process is not None:
+                server.process.send({"dial": True})
+        elif "steps" in report:
+            server.activity = report
+        elif "run_has_ended" in report:
             self._supervisor.stop("the learner's run has ended")
         else:
             self._say(report["learner"], report["said"])
 
-    def ended(self, server: _Server, error: Exception) -> None:
+    def _ended(self, server: _Server, error: Exception) -> None:
         """Replaces a server, or fails the run, unless that has ended."""
+        server.limit.cancel()
+        if not isinstance(error, ProcessDied):
+            server.ready.clear()  # its socket is gone, or belongs to another that took the address
         if not self._supervisor.ended:
             self._places.ended(server, error)
-
-
-def _arguments(
-    env: EnvSpec,
-    plan: ServerPlan,
-    num_servers: int,
-    address: str,
-    folder: Path | None,
-    security: SecurityConfig | None,
-    counts: bool,
-) -> dict[str, Any]:
-    return {
-        "env": env.as_json(),
-        "address": address,
-        "num_servers": num_servers,
-        "num_streams": plan.num_streams,
-        "envs_per_stream": plan.envs_per_stream,
-        "folder": None if folder is None else str(folder),
-        # names of files: whoever lists processes sees the arguments
-        "security": None if security is None else dataclasses.asdict(security),
-        "counts": counts,
-    }
 
 
 class _Server:
@@ -242,34 +233,43 @@ class _Server:
 
     process: ChildProcess | None = None
 
-    def __init__(self, index: int, servers: EnvServers, arguments: dict[str, Any]) -> None:
-        self.index = index
-        self.address = str(arguments["address"])
+    def __init__(
+        self,
+        index: int,
+        arguments: dict[str, Any],
+        on_report: Callable[[_Server, Report], None],
+        on_end: Callable[[_Server, Exception], None],
+    ) -> None:
+        self.index, self.address = index, str(arguments["address"])
         self.name = f"environment server {index} at {self.address}"
         self.activity: Report = {}
         self.ready = threading.Event()
         self.deaths = Deaths()
-        self.limit = threading.Timer(_START_S, self._give_up)  # of the current process's start
-        self._servers, self._folder = servers, servers.folder
-        self._arguments = arguments
+        self.limit = self._new_limit()
+        self._arguments, self._on_report, self._on_end = arguments, on_report, on_end
 
     def start(self) -> None:
         """Starts a process: the first one, or one that replaces another."""
         self.activity = {}
-        if self._folder is not None:  # the last server to end has removed it
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+        if (folder := self._arguments["folder"]) is not None:  # the last server has removed it
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         self.limit.cancel()
-        self.limit = threading.Timer(_START_S, self._give_up)  # before the process may serve
-        self.limit.daemon = True
-        self.limit.start()
+        self.limit = self._new_limit()
+        self.limit.start()  # before the process may serve
         self.process = ChildProcess(
             f"environment server {self.index}",
             "torchbeast.sources.servers.server_main",
             self._arguments,
-            on_report=self._report,
-            on_end=self._ended,
+            on_report=functools.partial(self._on_report, self),
+            on_end=functools.partial(self._on_end, self),
             environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules beside a script
         )
+
+    def _new_limit(self) -> threading.Timer:
+        """Returns the time limit of a process's start."""
+        limit = threading.Timer(_START_S, self._give_up)
+        limit.daemon = True
+        return limit
 
     def _give_up(self) -> None:
         if self.process is not None:
@@ -277,23 +277,8 @@ class _Server:
                 f"did not serve within {_START_S / 60:.0f} minutes, and was killed"
             )
 
-    def _report(self, report: Report) -> None:
-        if "ready" in report:
-            self.limit.cancel()
-            self._servers.serves(self)
-        elif "steps" not in report:
-            self._servers.reported(report)
-        else:
-            self.activity = report
-
-    def _ended(self, error: Exception) -> None:
-        self.limit.cancel()
-        if not isinstance(error, ProcessDied):
-            self.ready.clear()  # its socket is gone, or belongs to another that took the address
-        self._servers.ended(self, error)
-
     def remove_socket(self) -> None:
         """Removes the socket of a server that was killed; never that of another process."""
-        path = socket_path(self._arguments["address"])
+        path = socket_path(self.address)
         if path is not None and self.ready.is_set():
             path.unlink(missing_ok=True)

@@ -17,15 +17,13 @@ from typing import Any
 
 import libtorchbeast
 from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.child_main import Report
 from torchbeast.processes.places import Deaths
 from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.security import credentials, explain
 
 _CONNECT_S = 5.0  # for a learner to accept a connection
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
-
-Say = Callable[[str, str], None]
-"""Called with a learner and a sentence about it."""
 
 
 class JoiningStreams:
@@ -37,15 +35,16 @@ class JoiningStreams:
         description: dict[str, Any],
         learners: Sequence[str],
         security: SecurityConfig,
-        say: Say,
+        report: Report,
     ) -> None:
         """Opens nothing yet.
 
         make: makes the environments of a stream. learners: HOST:PORT of each stream's learner.
         security: its files are read again for each attempt, so renewed ones are used from then on.
+        report: gets a sentence about a learner, {"learner": ..., "said": ...}.
         """
         self._make, self._description, self._learners = make, description, list(learners)
-        self._security, self._say = security, say
+        self._security, self._report = security, report
         self._lock = threading.Lock()
         self._stopped, self._may_dial = threading.Event(), threading.Event()
         self._hosts: set[libtorchbeast.Host] = set()
@@ -131,6 +130,9 @@ class JoiningStreams:
         finally:
             with self._lock:
                 self._hosts.discard(host)
+
+    def _say(self, learner: str, sentence: str) -> None:
+        self._report({"learner": learner, "said": sentence})
 
     def _explained(self, learner: str, error: Exception) -> Exception:
         """Returns the reason why an attempt failed."""

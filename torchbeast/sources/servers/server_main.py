@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
     from torchbeast.envs import EnvSpec
 
-_GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
 _REPORT_EVERY_S = 1.0  # what the environments do
 _SERVING_S = 1.0  # between two looks whether the server has stopped before it served
 # Open at once, for each stream that a learner is told to open: a second learner may use the
@@ -109,29 +108,13 @@ def main(arguments: dict[str, Any]) -> int:
     report = take_stdout()
     allow_descriptors(_DESCRIPTORS)
     serving: list[Any] = []
-    served, stopped = threading.Event(), threading.Event()
+    stopped = threading.Event()
+    follow_stdin(lambda _: serving[0].dial(), lambda: _stop(serving))
     activity = Activity() if arguments["counts"] else None
-    told = threading.Event()  # to dial, with the first message
-    follow_stdin(
-        lambda _: told.set(), lambda: _end_in_time(serving, served, stopped, told, arguments)
-    )
     try:
-        server = _make_server(arguments, activity, report)
-    except Exception as error:
-        report(failure(error))
-        return 1
-    serving.append(server)
-    if arguments["learners"]:
-        _thread(lambda: _dial_when_told(server, told))
-        report({"ready": True})
-    else:
-        _thread(lambda: _report_when_serving(server, served, stopped, report))
-        if socket_path(arguments["address"]) is None:
-            _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
-    if activity is not None:
-        _thread(lambda: _report_until(stopped, activity, report))
-    try:
-        if server.run():
+        serving.append(_make_server(arguments, activity, report))
+        _report_and_watch(serving[0], arguments, activity, stopped, report)
+        if serving[0].run():
             report({"run_has_ended": True})
     except Exception as error:
         is_of_address = isinstance(error, ConnectionError)  # the server's own, without a traceback
@@ -139,8 +122,17 @@ def main(arguments: dict[str, Any]) -> int:
         return 1
     finally:
         stopped.set()
-        _remove_folder(arguments)
+        if arguments["folder"] is not None:
+            with contextlib.suppress(OSError):  # other servers still use it, or it is gone
+                os.rmdir(arguments["folder"])
     return 0
+
+
+def _stop(serving: list[Any]) -> None:
+    """Stops the server; a stuck environment ends with the process."""
+    if not serving:
+        exit_now(0)
+    _thread(serving[0].stop)
 
 
 def _make_server(
@@ -150,6 +142,8 @@ def _make_server(
     import libtorchbeast
     from torchbeast import envs
     from torchbeast.envs import make_environment
+    from torchbeast.sources.servers.config import SecurityConfig
+    from torchbeast.sources.servers.security import credentials
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
     # The first one is made now, so that a wrong name is reported at once.
@@ -165,8 +159,12 @@ def _make_server(
         return env if is_plain else ServedEnv(env, keywords, activity or Activity())
 
     description = _description(first[0], spec, arguments)
+    files = arguments["security"]
     if arguments["learners"]:
-        return _joining_streams(make, description, arguments, report)
+        from torchbeast.sources.servers.joining import JoiningStreams
+
+        security = SecurityConfig(**files)
+        return JoiningStreams(make, description, arguments["learners"], security, report)
     if socket_path(arguments["address"]) is None:
         check_free(arguments["address"])  # gRPC would be content with some of a name's addresses
     return libtorchbeast.Server(
@@ -174,40 +172,33 @@ def _make_server(
         arguments["address"],
         description=description,
         max_streams=_STREAMS_PER_STREAM * arguments["num_streams"],
-        credentials=_credentials(arguments["security"]),
+        credentials=None if files is None else credentials(SecurityConfig(**files)),
     )
 
 
-def _joining_streams(
-    make: Callable[[], Any], description: dict[str, Any], arguments: dict[str, Any], report: Report
-) -> Any:
-    from torchbeast.sources.servers.config import SecurityConfig
-    from torchbeast.sources.servers.joining import JoiningStreams
-
-    def say(learner: str, sentence: str) -> None:
-        report({"learner": learner, "said": sentence})
-
-    security = SecurityConfig(**arguments["security"])
-    return JoiningStreams(make, description, arguments["learners"], security, say)
-
-
-def _dial_when_told(streams: Any, told: threading.Event) -> None:
-    told.wait()
-    streams.dial()
-
-
-def _credentials(files: dict[str, Any] | None) -> Any:
-    """Returns the credentials of a server that listens to other machines."""
-    if files is None:
-        return None
-    from torchbeast.sources.servers.config import SecurityConfig
-    from torchbeast.sources.servers.security import credentials
-
-    return credentials(SecurityConfig(**files))
+def _report_and_watch(
+    server: Any,
+    arguments: dict[str, Any],
+    activity: Activity | None,
+    stopped: threading.Event,
+    report: Report,
+) -> None:
+    """Starts the threads that report, and that look whether the server is deaf."""
+    if activity is not None:
+        _thread(lambda: _report_until(stopped, activity, report))
+    if arguments["learners"]:
+        report({"ready": True})
+    else:
+        _thread(lambda: _watch(server, arguments["address"], stopped, report))
 
 
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the description that a learner gets before it connects."""
+    """Returns the description that a learner gets before it connects.
+
+    Its options are without the info keywords: learners of earlier versions, which read options
+    only, would log columns without a number. Keyword arguments are one of them unless empty.
+    """
+    options = dataclasses.replace(spec.options, info_keywords=()).as_json()
     return {
         "env_id": spec.name,
         "num_envs": env.num_envs,
@@ -217,32 +208,9 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
         "action_space": action_space_to_json(env.action_space),
         "observation_space": observation_space_to_json(env.observation_space),
-        "options": {**_options(spec), **_env_kwargs(spec)},
+        "options": options | ({"env_kwargs": spec.kwargs} if spec.kwargs else {}),
         "info_keywords": list(spec.options.info_keywords),
     }
-
-
-def _options(spec: EnvSpec) -> dict[str, Any]:
-    """Returns the options without the info keywords: learners of earlier versions, which read
-    options only, would log columns without a number.
-    """
-    return dataclasses.replace(spec.options, info_keywords=()).as_json()
-
-
-def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:
-    """Returns the keyword arguments as an option; left out if empty, as in earlier versions."""
-    return {"env_kwargs": spec.kwargs} if spec.kwargs else {}
-
-
-def _report_when_serving(
-    server: Any, served: threading.Event, stopped: threading.Event, report: Report
-) -> None:
-    """Reports that the server accepts connections."""
-    while not server.wait_until_serving(_SERVING_S):
-        if stopped.is_set():
-            return
-    served.set()
-    report({"ready": True})
 
 
 def _report_until(stopped: threading.Event, activity: Activity, report: Report) -> None:
@@ -250,15 +218,19 @@ def _report_until(stopped: threading.Event, activity: Activity, report: Report) 
         report(activity.report())
 
 
-def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Event) -> None:
-    """Ends the process once it accepts no connection, so that another one takes its place.
+def _watch(server: Any, address: str, stopped: threading.Event, report: Report) -> None:
+    """Reports that the server accepts connections, and ends the process once it does not any more,
+    so that another one takes its place.
 
     gRPC 1.51 stops listening for good when it cannot accept a connection, and says nothing.
     """
-    served.wait()  # if it never serves, until the process ends
+    while not server.wait_until_serving(_SERVING_S):
+        if stopped.is_set():
+            return
+    report({"ready": True})
     unanswered = 0
     while unanswered < 2:
-        if stopped.wait(_PROBE_EVERY_S):
+        if socket_path(address) is not None or stopped.wait(_PROBE_EVERY_S):
             return
         unanswered = 0 if answers(address, _ANSWER_S) else unanswered + 1
     print(
@@ -269,33 +241,6 @@ def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Eve
         flush=True,
     )
     os._exit(1)
-
-
-def _end_in_time(
-    serving: list[Any],
-    served: threading.Event,
-    stopped: threading.Event,
-    told: threading.Event,
-    arguments: dict[str, Any],
-) -> None:
-    """Stops the server; exits if its environment does not return in time."""
-    told.set()
-    for server in serving:
-        _thread(server.stop)
-    if not serving or not stopped.wait(_GRACE_S):
-        path = socket_path(arguments["address"])
-        if path is not None and served.is_set():  # before, it may belong to another server
-            path.unlink(missing_ok=True)
-        _remove_folder(arguments)
-        exit_now(0)
-
-
-def _remove_folder(arguments: dict[str, Any]) -> None:
-    """Removes the run's folder of sockets if this was the last server in it."""
-    if arguments["folder"] is None:
-        return
-    with contextlib.suppress(OSError):  # other servers still use it, or it is gone
-        os.rmdir(arguments["folder"])
 
 
 def _thread(body: Callable[[], None]) -> None:
