@@ -18,10 +18,11 @@ from torchbeast.core.algos.torch_ranks import RankGone
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
 from torchbeast.learning import roll_call
-from torchbeast.learning.roll_call import JointBatch, JointSource, Report
+from torchbeast.learning.roll_call import RankedLearner
 from torchbeast.learning.training import DONE
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away, Shortage
+from torchbeast.sources.joint import JointBatch, Report
 
 SOON = 20.0
 
@@ -91,7 +92,8 @@ class Member:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.supervisor = Supervisor()
         self.fed = FedSource(rank)
-        self.source = JointSource(self.fed, meeting.gather_as(rank), rank, self)
+        step: Any = self
+        self.source = RankedLearner(self.fed, meeting.gather_as(rank), rank, step)
         self.source.start(self.supervisor)
         self.batches = self.source.batches()
 
@@ -213,12 +215,12 @@ def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(
 
 
 def test_lags_are_weighted_by_steps() -> None:
-    report = Report(True, "", {}, {}, [], "")
+    report = Report({}, {}, ready=True)
     few = report._replace(env_steps=1, lags={"mean_lag": 9.0, "max_lag": 9.0})
     many = report._replace(env_steps=3, lags={"mean_lag": 1.0, "max_lag": 2.0})
-    lags = JointBatch(rollout(), [few, many]).lags(0)
+    lags = JointBatch([few, many]).lags(0)
     assert lags == {"mean_lag": 3.0, "max_lag": 9.0}
-    assert JointBatch(rollout(), [report]).lags(0) == {}
+    assert JointBatch([report]).lags(0) == {}
 
 
 @pytest.mark.parametrize("learns_all", [False, True])

@@ -35,9 +35,8 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Made, Place
-from torchbeast.schemes.gradients.updates import GatheredStep, gradient_workers
 from torchbeast.schemes.gradients.worker import GradientWorker
-from torchbeast.schemes.gradients.workers import WORKER, GradientWorkers
+from torchbeast.schemes.gradients.workers import WORKER, GradientWorkers, gradient_workers
 from torchbeast.schemes.local_fleet import LocalFleet
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
@@ -318,25 +317,23 @@ def running(
     in_processes: bool = False,
     fleet: Any = None,
     **config: Any,
-) -> Iterator[tuple[GradientWorkers, GatheredStep, Any]]:
+) -> Iterator[tuple[GradientWorkers, Any]]:
     """Gradient workers: of a fleet; without one in threads, or in processes, which ranks need."""
     settings = GradientConfig(**{"num_workers": 2} | config)
     in_processes = in_processes or settings.is_decentralised
     own: Any = LocalFleet(WORKER) if in_processes else ThreadFleet()
     with (
         fleet or own as fleet,
-        gradient_workers(make_worker, settings, centre, fleet) as (workers, step),
+        contextlib.closing(gradient_workers(make_worker, settings, centre, fleet)) as workers,
     ):
-        yield workers, step, fleet
+        yield workers, fleet
 
 
-def learnt(
-    workers: GradientWorkers, step: GatheredStep, updates: int
-) -> list[tuple[Any, dict[str, float]]]:
+def learnt(workers: GradientWorkers, updates: int) -> list[tuple[Any, dict[str, float]]]:
     """Learns from so many rounds; returns each with its figures."""
     rounds = workers.batches()
     found = []
     for _ in range(updates):
         batch = next(rounds)
-        found.append((batch, step.update(batch).figures))
+        found.append((batch, workers.update(batch).figures))
     return found

@@ -26,10 +26,11 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
     """Trains until the run ends; returns supervisor, checkpoint and the rows of the log."""
     centre, supervisor = PPO_LEARNING.step(total_steps=total_steps), Supervisor()
     make = partial(of_given, learning=PPO_LEARNING, batches=batches)
-    with running(make, centre, **how) as (workers, step, _), closing(LogFiles(folder, 0)) as logs:
+    with running(make, centre, **how) as (workers, _), closing(LogFiles(folder, 0)) as logs:
+        joint: Any = workers
         components = TrainingComponents(
             source=workers,
-            optimiser_step=step,
+            optimiser_step=joint,
             weights=PublishedWeights(centre.algo.actor),
             device=torch.device("cpu"),
             log=logs,

@@ -41,8 +41,7 @@ from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Place
-from torchbeast.schemes.gradients.worker import Meeting
-from torchbeast.schemes.gradients.workers import GradientWorkers
+from torchbeast.schemes.gradients.workers import Decentralised, gradient_workers
 
 NOTICED_S = 10.0  # for the others to notice that one has ended
 CENTRAL = {"update_execution": "centralised"}
@@ -84,10 +83,10 @@ def test_workers_learn_as_one_learner_from_all_their_batches(how: Any, kind: Any
     batches = given(2, 3)
     whole, centre = learning.step(), learning.step()
     with running(partial(of_given, learning=learning, batches=batches), centre, **how) as run:
-        workers, step, _ = run
-        figures = [found for _, found in learnt(workers, step, 3)]
-        step.state_dict()
-        counters = copy.copy(step.counters)
+        workers, _ = run
+        figures = [found for _, found in learnt(workers, 3)]
+        workers.state_dict()
+        counters = copy.copy(workers.counters)
     for k in range(3):
         halves = [[*parts.split(-(-parts.batch_size // 2))] for parts in (b[k] for b in batches)]
         order = [0, 1] if kind is TwoSteps else [0]
@@ -107,14 +106,14 @@ def test_a_layer_that_is_frozen_in_the_learner_keeps_its_values_in_all_workers(h
     centre = learning.step()
     layers = dict(centre.algo.actor.named_children())
     with running(partial(of_given, learning=learning, batches=batches), centre, **how) as run:
-        workers, step, _ = run
+        workers, _ = run
         rounds, last = workers.batches(), as_arrays(centre)
         for frozen in ({"policy"}, set(), {"torso", "fc"}):  # before the workers start, and later
             for name, layer in layers.items():
                 layer.requires_grad_(name not in frozen)
             for _ in range(updates):
-                step.update(next(rounds))
-            step.state_dict()
+                workers.update(next(rounds))
+            workers.state_dict()
             before, last = last, as_arrays(centre)
             moved = {name.split(".")[0] for name in last if (last[name] != before[name]).any()}
             assert moved - {"scale"} == {"torso", "fc", "policy", "baseline"} - frozen
@@ -128,11 +127,11 @@ def test_a_layer_that_is_frozen_in_the_learner_keeps_its_values_in_all_workers(h
 def test_a_schedule_in_a_worker_reads_the_counters_of_the_run(how: Any, count: int) -> None:
     learning, expected = Learning(kind=NotesCounters), []
     make = partial(of_given, learning=learning, batches=given(count, 4))
-    with running(make, learning.step(), num_workers=count, **how) as (workers, step, _):
+    with running(make, learning.step(), num_workers=count, **how) as (workers, _):
         rounds = workers.batches()
         for _ in range(3):
-            expected = [(f"noted_{name}", n) for name, n in step.counters.state_dict().items()]
-            figures = step.update(next(rounds)).figures
+            expected = [(f"noted_{name}", n) for name, n in workers.counters.state_dict().items()]
+            figures = workers.update(next(rounds)).figures
             assert set(expected) <= set(figures.items()), "the mean of all workers"
     assert {("noted_version", 2), ("noted_optimiser_steps", 4)} <= set(expected)
     assert ("noted_steps", 2 * T * sum(range(B, B + count))) in expected
@@ -154,9 +153,9 @@ def test_decentralised_updates_are_bit_equal_to_centralised_ones() -> None:
         centre = PPO_LEARNING.step()
         make = partial(of_given, learning=PPO_LEARNING, batches=batches)
         with running(make, centre, in_processes=True, num_workers=3, **how) as run:
-            workers, step, _ = run
-            figures = [found for _, found in learnt(workers, step, 2)]
-            step.state_dict()
+            workers, _ = run
+            figures = [found for _, found in learnt(workers, 2)]
+            workers.state_dict()
         found.append((as_arrays(centre), figures, centre.counters))
     (central, figures, counters), (apart, other_figures, other_counters) = found
     assert counters == other_counters and counters.optimiser_steps == 2 * 2 * 3
@@ -175,19 +174,19 @@ def test_a_run_that_is_saved_restored_and_continued_takes_the_identical_next_ste
     learning, batches = Learning(kind=TwoSteps), given(2, 3)
     straight = learning.step()
     with running(partial(of_given, learning=learning, batches=batches), straight, **how) as run:
-        workers, step, _ = run
+        workers, _ = run
         rounds = workers.batches()
         for _ in range(2):
-            step.update(next(rounds))
-        saved = copy.deepcopy(step.state_dict())
-        step.update(next(rounds))
-        step.state_dict()
+            workers.update(next(rounds))
+        saved = copy.deepcopy(workers.state_dict())
+        workers.update(next(rounds))
+        workers.state_dict()
     again, last = learning.step(), [[each[2]] for each in batches]
+    again.load_state_dict(saved)
     with running(partial(of_given, learning=learning, batches=last), again, **how) as run:
-        workers, step, _ = run
-        step.load_state_dict(saved)
-        learnt(workers, step, 1)
-        step.state_dict()
+        workers, _ = run
+        learnt(workers, 1)
+        workers.state_dict()
     assert again.counters == straight.counters and again.version == 3
     for name, array in as_arrays(straight).items():
         np.testing.assert_array_equal(as_arrays(again)[name], array, err_msg=name)
@@ -196,8 +195,8 @@ def test_a_run_that_is_saved_restored_and_continued_takes_the_identical_next_ste
 def test_after_a_synchronous_update_nothing_waits_anywhere() -> None:
     centre, batches = PPO_LEARNING.step(), given(2, 2)
     with running(partial(of_given, learning=PPO_LEARNING, batches=batches), centre) as run:
-        workers, step, fleet = run
-        for batch, _ in learnt(workers, step, 2):
+        workers, fleet = run
+        for batch, _ in learnt(workers, 2):
             assert batch.env_steps == T * (2 * B + 1)
         assert len(workers._inbox) == 0
         assert [lane.qsize() for w in fleet.workers for lane in w.lanes.values()] == [0] * 4
@@ -210,9 +209,9 @@ def test_asynchronous_gradients_are_applied_as_they_come_with_bounded_lag() -> N
     centre = learning.step()
     before = as_arrays(centre)
     with running(partial(of_given, learning=learning, batches=batches), centre, **FREE) as run:
-        workers, step, _ = run
-        rounds = learnt(workers, step, 6)
-    assert centre.version == 6 and all(len(batch.collected) == 1 for batch, _ in rounds)
+        workers, _ = run
+        rounds = learnt(workers, 6)
+    assert centre.version == 6 and all(len(batch.reports) == 1 for batch, _ in rounds)
     assert centre.counters.env_steps == sum(batch.env_steps for batch, _ in rounds)
     assert any((as_arrays(centre)[name] != array).any() for name, array in before.items())
     for _, figures in rounds:
@@ -225,8 +224,8 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted() -> None:
     learning, batches = Learning(kind=TwoSteps), given(2, 8)
     centre = learning.step()
     make = partial(of_given, learning=learning, batches=batches)
-    with running(make, centre, max_lag=0, **FREE) as (workers, step, _):
-        rounds = learnt(workers, step, 12)
+    with running(make, centre, max_lag=0, **FREE) as (workers, _):
+        rounds = learnt(workers, 12)
         dropped = workers.status()["dropped_gradients"]
     taken = [figures["gradient_lag"] for _, figures in rounds if "gradient_lag" in figures]
     assert set(taken) <= {0.0}
@@ -241,12 +240,12 @@ def test_stragglers_stop_once_the_others_have_collected_but_not_too_early() -> N
         centre = learning.step()
         make = partial(of_slow, learning=learning, batch=whole)
         share = {"fraction_workers": 0.5, "fraction_samples": 0.4}
-        with running(make, centre, **share, **how) as (workers, step, _):
-            for batch, _ in learnt(workers, step, 2):
-                of_each = [each.env_steps for each in batch.collected]
+        with running(make, centre, **share, **how) as (workers, _):
+            for batch, _ in learnt(workers, 2):
+                of_each = [each.env_steps for each in batch.reports]
                 assert of_each[0] == T * B and 2 * B <= of_each[1] < T * B
-            assert step.counters.env_steps == step.counters.learnt_steps
-            assert step.version == 2
+            assert workers.counters.env_steps == workers.counters.learnt_steps
+            assert workers.version == 2
 
 
 def test_a_loss_that_is_not_finite_in_one_worker_changes_the_weights_of_none() -> None:
@@ -258,10 +257,10 @@ def test_a_loss_that_is_not_finite_in_one_worker_changes_the_weights_of_none() -
         centre = learning.step()
         before = as_arrays(centre)
         with running(partial(of_given, learning=learning, batches=batches), centre, **how) as run:
-            workers, step, _ = run
+            workers, _ = run
             with pytest.raises(NonFiniteError, match="is nan in optimiser step 0"):
-                learnt(workers, step, 1)
-            step.state_dict()
+                learnt(workers, 1)
+            workers.state_dict()
         for name, array in before.items():
             np.testing.assert_array_equal(as_arrays(centre)[name], array, err_msg=name)
 
@@ -272,26 +271,26 @@ def test_an_exception_in_one_worker_ends_the_run_with_its_name_and_cause(how: An
     learning = Learning(kind=BadLoss)
     make = partial(of_given, learning=learning, batches=[[rollout(2), rollout(3)], [bad]])
     with (
-        running(make, learning.step(), **how) as (workers, step, _),
+        running(make, learning.step(), **how) as (workers, _),
         pytest.raises(RunError, match=r"(?s)gradient worker 1: .*no such head"),
     ):
-        learnt(workers, step, 3)
+        learnt(workers, 3)
 
 
 @pytest.mark.parametrize("how", [pytest.param(CENTRAL, marks=pytest.mark.long), DECENTRAL])
 def test_a_worker_that_dies_ends_the_run_soon_and_is_named(how: Any) -> None:
     learning = Learning()
     make = partial(of_given, learning=learning, batches=given(2, 2))
-    with running(make, learning.step(), in_processes=True, **how) as (workers, step, fleet):
+    with running(make, learning.step(), in_processes=True, **how) as (workers, fleet):
         processes = [worker.process for worker in fleet._workers]
         rounds = workers.batches()
-        step.update(next(rounds))
+        workers.update(next(rounds))
         processes = [worker.process for worker in fleet._workers]
         batch = next(rounds)
         began = time.monotonic()
         os.kill(processes[1].pid, 9)
         with pytest.raises(RunError, match=r"gradient worker 1: process \d+ was killed by SIGKILL"):
-            step.update(batch)
+            workers.update(batch)
         assert time.monotonic() - began < NOTICED_S
     for process in processes:
         with pytest.raises(ProcessLookupError):
@@ -304,20 +303,20 @@ def test_the_end_of_the_run_ends_every_wait(how: Any) -> None:
     learning = Learning()
     make = partial(of_given, learning=learning, batches=given(2, 1))
     supervisor = Supervisor()
-    with running(make, learning.step(), **how) as (workers, step, _):
+    with running(make, learning.step(), **how) as (workers, _):
         workers.start(supervisor)
         taken = threading.Event()
 
         def learn() -> None:
             for batch in workers.batches():
                 taken.set()
-                step.update(batch)
+                workers.update(batch)
 
         supervisor.start_thread("learner", learn)
         assert taken.wait(TIMEOUT_S)
         supervisor.stop("a test wants it")
         assert supervisor.join(NOTICED_S) == []
-        assert step.state_dict()["scheduler_state_dict"]["version"] >= 0
+        assert workers.state_dict()["scheduler_state_dict"]["version"] >= 0
     assert supervisor.failure is None
 
 
@@ -329,9 +328,9 @@ def test_every_arrangement_changes_the_weights_with_little_lag_and_seeds_of_its_
     centre = of_catch(place_of_centre(), str(tmp_path), algo).optimiser_step
     before = as_arrays(centre)
     with running(partial(of_catch, folder=str(tmp_path), algo=algo), centre, **how) as run:
-        workers, step, _ = run
-        rounds = learnt(workers, step, 4)
-        step.state_dict()
+        workers, _ = run
+        rounds = learnt(workers, 4)
+        workers.state_dict()
     assert any((as_arrays(centre)[name] != array).any() for name, array in before.items())
     for number, (batch, figures) in enumerate(rounds):
         lags = batch.lags(number) if how is not FREE else figures
@@ -354,8 +353,9 @@ def test_ranks_meet_where_the_fleet_is_reached_by_nccl_if_each_has_a_gpu(
     fleet = ThreadFleet()
     fleet.host = "10.0.0.7"
     config = GradientConfig(num_workers=2, gpus=gpus, **DECENTRAL)
-    workers = GradientWorkers(of_catch, config, Learning().step(), fleet)
-    assert workers._meeting() == Meeting("10.0.0.7", workers._store.port, device)
+    workers = gradient_workers(of_catch, config, Learning().step(), fleet)
+    assert isinstance(workers, Decentralised)
+    assert workers._meeting() == ("10.0.0.7", workers._store.port, device)
 
 
 def test_what_does_not_go_together_is_refused_with_both_parts() -> None:

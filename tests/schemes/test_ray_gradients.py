@@ -71,9 +71,9 @@ def test_decentralised_updates_on_ray_are_bit_equal_to_centralised_ones_here() -
     for fleet, how in [(None, {}), (on_ray(), DECENTRAL)]:
         centre = PPO_LEARNING.step()
         with running(make, centre, in_processes=True, fleet=fleet, **how) as run:
-            workers, step, _ = run
-            learnt(workers, step, 2)
-            step.state_dict()
+            workers, _ = run
+            learnt(workers, 2)
+            workers.state_dict()
         found.append((as_arrays(centre), centre.counters))
     (here, counters), (there, other_counters) = found
     assert counters.optimiser_steps == 2 * 2 * 3 and counters.env_steps == 2 * T * (2 * B + 1)
@@ -88,9 +88,9 @@ def test_a_straggler_on_ray_stops_while_it_collects() -> None:
     learning = Learning(kind=MeanImpala)
     make = partial(of_slow, learning=learning, batch=rollout(1))
     share = {"fraction_workers": 0.5, "fraction_samples": 0.4}
-    with running(make, learning.step(), fleet=on_ray(), **share) as (workers, step, _):
-        ((batch, _),) = learnt(workers, step, 1)
-    of_each = [each.env_steps for each in batch.collected]
+    with running(make, learning.step(), fleet=on_ray(), **share) as (workers, _):
+        ((batch, _),) = learnt(workers, 1)
+    of_each = [each.env_steps for each in batch.reports]
     assert of_each[0] == T * B and 2 * B <= of_each[1] < T * B
 
 
@@ -98,15 +98,15 @@ def test_a_straggler_on_ray_stops_while_it_collects() -> None:
 def test_a_worker_that_is_killed_ends_the_run_soon_and_is_named(how: Any) -> None:
     batches = [[rollout(10 * i + k) for k in range(3)] for i in range(2)]
     make = partial(of_given, learning=Learning(), batches=batches)
-    with running(make, Learning().step(), fleet=on_ray(), **how) as (workers, step, _):
+    with running(make, Learning().step(), fleet=on_ray(), **how) as (workers, _):
         rounds = workers.batches()
-        step.update(next(rounds))
+        workers.update(next(rounds))
         pids = [workers._places[index].pid for index in range(2)]
         began = time.monotonic()
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(RunError, match=rf"gradient worker 1: process {pids[1]} on .* died"):
             while True:
-                step.update(next(rounds))
+                workers.update(next(rounds))
         assert time.monotonic() - began < NOTICED_S
     wait_for(lambda: not any(map(is_running, pids)))
 
@@ -128,8 +128,8 @@ def test_an_exception_ends_the_run_with_its_origin_and_environments_are_closed(
         of_given_that_ends, folder=str(tmp_path), learning=learning, batches=[[rollout(2)], [bad]]
     )
     with (
-        running(make, learning.step(), fleet=on_ray()) as (workers, step, _),
+        running(make, learning.step(), fleet=on_ray()) as (workers, _),
         pytest.raises(RunError, match=r"(?s)gradient worker 1: .*no such head"),
     ):
-        learnt(workers, step, 1)
+        learnt(workers, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -345,7 +345,7 @@ class Learner:
         else:
             from torchbeast.learner.fleets import gradient_fleet
             from torchbeast.learner.gradients import WorkerParts
-            from torchbeast.schemes.gradients.updates import gradient_workers
+            from torchbeast.schemes.gradients.workers import gradient_workers
 
             parts = WorkerParts(
                 scheme=scheme,
@@ -354,10 +354,9 @@ class Learner:
                 seed=self._run.environment_seed(self._progress),
             )
             fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
-            workers = gradient_workers(parts, scheme.gradients, self._made.optimiser_step, fleet)
-            self._source, step = ending.enter_context(workers)
-            as_step: Any = step  # it has the methods of an OptimiserStep
-            self._made = dataclasses.replace(self._made, optimiser_step=as_step)
+            joint: Any = gradient_workers(parts, scheme.gradients, self._made.optimiser_step, fleet)
+            self._source = ending.enter_context(closing(joint))
+            self._made = dataclasses.replace(self._made, optimiser_step=joint)
         # Whatever `ending` refers to outlives a Learner that is forgotten: no method of its own.
         also_saved = functools.partial(_callbacks_saved, self._callbacks)
         self._training, self._saving = ending.enter_context(

@@ -204,14 +204,12 @@ def assemble(
     earlier: EarlierRun | None = None,
     say: Callable[[Compute, Agent], None] | None = None,
     ranks: Ranks | None = None,
-    equalise: Callable[[OptimiserStep[Any]], None] | None = None,
 ) -> Assembled[Weights]:
     """Assembles a learner on this machine, and restores the state of an earlier run, if any.
 
     say: called once the network is on its device, before it is compiled or learns, to report
         hardware and agent.
     ranks: all learners that take every optimiser step together; None: this one alone.
-    equalise: gives all of them the same state, before weights are published.
 
     Sets torch's number of threads, which affects initial weights too: call it before other threads
     use torch, and in another program's process within OwnProcess. Raises UsageError when the
@@ -235,8 +233,6 @@ def assemble(
             agent.model.compile()  # the copies that act are not compiled
         step = _optimiser_step(algo, config, compute, agent, ranks)
         earlier.restore(step)
-        if equalise is not None:
-            equalise(step)
         weights = make_weights(agent.model, step.version)
     return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
 

@@ -22,8 +22,7 @@ from torch import nn
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
-from torchbeast.core.algos.ranks import Ranks
+from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.wording import worded
@@ -163,7 +162,10 @@ class LearnerRun:
             self._say_complete(progress)
             return
         with self.source(made, progress, make_source) as (source, saved):
-            self._learn(made, self._with_others(source, made), progress, saved)
+            if self._replica is not None:
+                joint: Any = self._replica.joint(source, made.optimiser_step)
+                source, made = joint, replace(made, optimiser_step=joint)
+            self._learn(made, source, progress, saved)
 
     def assemble(
         self, make_agent: MakeAgent, make_weights: Callable[[nn.Module, int], Weights]
@@ -174,11 +176,15 @@ class LearnerRun:
         self._earlier.check_same_algorithm(self._recorded["algo"])
         config, say = self.settings.learner, self._say_start
         check_learns_from_replay(config, self._recorded["algo"])
-        ranks, equalise = self._ranks()
-        made = assemble(config, make_agent, make_weights, self._earlier, say, ranks, equalise)
+        replica = self._replica
+        ranks = None if replica is None else replica.ranks
+        made = assemble(config, make_agent, make_weights, self._earlier, say, ranks)
         progress = self._earlier.progress()
-        if self._replica is not None and not self._replica.leads:
-            torch.manual_seed(self.environment_seed(progress))  # other actions than those of rank 0
+        if replica is not None:
+            replica.equalise(made.optimiser_step)
+            made.weights.publish(made.agent.model, made.optimiser_step.version)
+            if not replica.leads:  # other actions than those of rank 0
+                torch.manual_seed(self.environment_seed(progress))
         progress.keep_last(self.settings.display.episodes_for_avg)
         self._say_resumed(progress)
         return made, progress
@@ -234,18 +240,6 @@ class LearnerRun:
         """Returns a seed for environments and replay that no earlier part of the run has used."""
         seed = _environment_seed(self._recorded["seed"], progress.step)
         return seed if self._replica is None else self._replica.seed(seed)
-
-    def _ranks(self) -> tuple[Ranks | None, Callable[[OptimiserStep[Any]], None] | None]:
-        """Returns the learners that learn together, and what gives all of them the same state."""
-        replica = self._replica
-        return (None, None) if replica is None else (replica.ranks, replica.equalise)
-
-    def _with_others(self, source: Source, made: Assembled[Any]) -> Source:
-        """Returns the source that yields when all learners are ready, if there are several."""
-        replica = self._replica
-        if replica is None:
-            return source
-        return replica.joint_source(source, made.optimiser_step)
 
     @property
     def _total_steps(self) -> int:
@@ -305,15 +299,14 @@ class LearnerRun:
         saving = self._saving(made.agent, saved, also_saved)
         folder = self.session.folder.path
         run = LoggedRun(folder=folder, settings=self._recorded, step=progress.step)
-        supervisor, step, replica = self.session.supervisor, made.optimiser_step, self._replica
         with closing(Logs(self.settings.loggers, run)) as log:
             components = TrainingComponents(
                 source=source,
-                optimiser_step=step if replica is None else replica.joint_updates(step, supervisor),
+                optimiser_step=made.optimiser_step,
                 weights=made.weights,
                 device=made.compute.device,
                 log=log,
-                supervisor=supervisor,
+                supervisor=self.session.supervisor,
             )
             yield self._training(components, progress, saving), saving
 

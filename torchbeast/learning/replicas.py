@@ -35,8 +35,7 @@ from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
-from torchbeast.learning.roll_call import JointSource, JointUpdates
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.learning.roll_call import RankedLearner
 from torchbeast.processes.system import Launch
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig
@@ -206,13 +205,11 @@ class Replica:
         """Returns this rank's seed of what has this seed in a learner alone; rank 0 keeps it."""
         return root if self.leads else seed_of(root, "rank", self.rank)
 
-    def joint_source(self, source: Source, step: OptimiserStep[Any]) -> JointSource:
-        """Returns a source that yields this rank's batches, each once all ranks have one."""
-        return JointSource(source, self.ranks.gather, self.rank, step)
-
-    def joint_updates(self, step: OptimiserStep[Any], supervisor: Supervisor) -> JointUpdates:
-        """Returns the updates from the batches of a `joint_source`."""
-        return JointUpdates(step, supervisor)
+    def joint(self, source: Source, step: OptimiserStep[Any]) -> RankedLearner:
+        """Returns the source of this rank's batches, each once all ranks have one, with the updates
+        from them.
+        """
+        return RankedLearner(source, self.ranks.gather, self.rank, step)
 
 
 @contextmanager

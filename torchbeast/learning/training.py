@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from torchbeast.core.algos.base import Algorithm, Counters
-from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError
+from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError, OptimiserStep
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.device import CudaStream
 from torchbeast.core.storages.batch import Batch
@@ -113,34 +112,12 @@ class NoMoment(RunError):
     """An update takes longer than its end was waited for, so nothing was copied."""
 
 
-class Updates(Protocol):
-    """The update of a training loop: an OptimiserStep, or that of gradient workers."""
-
-    @property
-    def algo(self) -> Algorithm[Any]:
-        """The algorithm."""
-
-    @property
-    def counters(self) -> Counters:
-        """Counts from the start of the run, across restarts."""
-
-    @property
-    def version(self) -> int:
-        """Version of the weights: number of updates, across restarts."""
-
-    def update(self, batch: Any) -> Learnt:
-        """Learns from a batch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state that the next update depends on; tensors are shared, not copied."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingComponents:
     """The components of a training loop."""
 
     source: Source
-    optimiser_step: Updates
+    optimiser_step: OptimiserStep[Any]  # or a JointLearner, which takes its place
     weights: Publisher
     device: torch.device
     log: Log

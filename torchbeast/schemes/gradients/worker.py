@@ -19,12 +19,12 @@ Nothing here knows of processes or Ray.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
 import os
 import pickle
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -37,45 +37,21 @@ from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.ranks import Contribution
 from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.core.ambient import own_settings
+from torchbeast.errors import RunError
 from torchbeast.processes.child_main import failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.fleet import Place as Where
-from torchbeast.schemes.gradients.contract import Made, Make, Place
-from torchbeast.schemes.worker import Failed, Packed, packed, unpacked
+from torchbeast.schemes.gradients.contract import Make, Place
+from torchbeast.schemes.worker import Failed, Packed, unpacked
+from torchbeast.sources.joint import Report, report_of
 
+Meeting = tuple[str, int, str]
+"""Host and port of a store at which ranks meet, and the device of their gradients, "cpu" or "cuda".
+"""
 
-class Meeting(NamedTuple):
-    """Where ranks meet: a store that another process serves.
-
-    device: of their gradients, "cpu" or "cuda".
-    """
-
-    host: str
-    port: int
-    device: str
-
-
-class Weights(NamedTuple):
-    """The weights of all models of an algorithm.
-
-    trained: which parameters are not frozen at present, by requires_grad.
-    """
-
-    packed: Packed
-    trained: tuple[bool, ...]
-
-
-class Collected(NamedTuple):
-    """A batch that a worker has collected and keeps."""
-
-    env_steps: int
-    lags: Mapping[str, float]  # behind the newest weights that the worker had
-    version: int  # of these weights
-    episodes: tuple[list[float], list[int]]  # returns and lengths
-    info: dict[str, list[float]]  # theirs, by keyword
-    observed: list[list[np.ndarray]]  # what it adds to the running statistics
-    status: Mapping[str, float]  # of its source
-    seconds: Mapping[str, float]  # of its source, since the start
+Weights = tuple[Packed, tuple[bool, ...]]
+"""The weights of all models of an algorithm, and which parameters are not frozen at present, by
+requires_grad."""
 
 
 class Contributed(NamedTuple):
@@ -95,31 +71,20 @@ class Contributed(NamedTuple):
         return Contribution(self.message, as_tensor(self.gradients))
 
 
-class Begun(NamedTuple):
-    """The first contribution of a batch that an asynchronous worker has collected."""
+def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a method return what it raises, as a Failed."""
 
-    collected: Collected
-    contributed: Contributed
+    @functools.wraps(method)
+    def call(self: GradientWorker, *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except RankGone as error:
+            return Failed(str(error), usage=False, is_consequence=True)
+        except Exception as error:
+            self.leave(error)
+            return Failed(**failure(error))
 
-
-class Finished(NamedTuple):
-    """There is no minibatch left."""
-
-
-class Updated(NamedTuple):
-    """A worker's update, with all the others.
-
-    figures: of all of them, except for the metrics of the whole batch, which are its own.
-    """
-
-    figures: dict[str, float]
-    counters: dict[str, int]
-
-
-class NotFinite(NamedTuple):
-    """An update that changed nothing, because a loss or gradient was not finite."""
-
-    error: str
+    return call
 
 
 class GradientWorker:
@@ -134,7 +99,7 @@ class GradientWorker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._supervisor = Supervisor()
-        self._made: Made | None = None
+        self._end: Callable[[], None] = lambda: None
         self._ranks: TorchRanks | None = None
         self._round = self._stopped_round = -1  # counts batches
         self._least = 0.0  # share of the batch of the round that is stopped
@@ -148,97 +113,86 @@ class GradientWorker:
         """Returns where the worker runs; it does not know its node."""
         return Where(socket.gethostname(), os.getpid(), "")
 
+    @_reporting
     def start(
         self, make: bytes, index: int, count: int, meeting: Meeting | None, state: bytes
-    ) -> Failed | None:
+    ) -> None:
         """Makes source and learner.
 
         make: a pickled `Make`. meeting: None: another process applies the gradients. state: of the
         learner.
         """
-        with self._failing() as failed:
-            make_parts: Make = pickle.loads(make)
-            if meeting is not None:
-                store, device = store_at(meeting.host, meeting.port), torch.device(meeting.device)
-                self._ranks = TorchRanks(store, index, count, device=device)
-            place = Place(
-                index=index, count=count, ranks=self._ranks, stops_early=self._stops_early
-            )
-            made = self._made = make_parts(place)
-            self._models = nn.ModuleDict(self._step.algo.models)
-            load(self._step, state)
-            self._publish(self._step.version)
-            made.source.start(self._supervisor)
-            self._supervisor.on_close(made.source.close)
-            self._batches = iter(made.source.batches())
-        return failed.result
+        make_parts: Make = pickle.loads(make)
+        if meeting is not None:
+            host, port, device = meeting
+            store = store_at(host, port)
+            self._ranks = TorchRanks(store, index, count, device=torch.device(device))
+        place = Place(index=index, count=count, ranks=self._ranks, stops_early=self._stops_early)
+        self._parts = made = make_parts(place)
+        self._end = made.end
+        self._step = made.optimiser_step
+        self._models = nn.ModuleDict(self._step.algo.models)
+        load(self._step, state)
+        self._publish(self._step.version)
+        made.source.start(self._supervisor)
+        self._supervisor.on_close(made.source.close)
+        self._batches = iter(made.source.batches())
 
-    def collect(
-        self, number: int, counters: Mapping[str, int], weights: Weights | None
-    ) -> Collected | Failed | None:
-        """Takes the next batch, with newer weights if any; None: the source has ended.
+    @_reporting
+    def collect(self, number: int, counters: Mapping[str, int], weights: Weights | None) -> Report:
+        """Takes the next batch, with newer weights if any.
 
         number: of the round, for `stop_early`. counters: of the run, at the weights that the worker
         then has, newer ones or not.
         """
-        with self._failing() as failed:
-            self._load(counters, weights)
-            self._publish(counters["version"])
-            return self._collect(number)
-        return failed.result
+        self._load(counters, weights)
+        self._publish(counters["version"])
+        return self._collect(number)
 
+    @_reporting
     def contribute(
         self, counters: Mapping[str, int], weights: Weights | None
-    ) -> Contributed | Finished | Failed:
-        """Returns the gradients of the batch's next minibatch, with newer weights if any."""
-        with self._failing() as failed:
-            self._load(counters, weights)
-            return self._next_contribution() or Finished()
-        return failed.result
+    ) -> Contributed | None:
+        """Returns the gradients of the batch's next minibatch, with newer weights if any; None:
+        there is none left.
+        """
+        self._load(counters, weights)
+        return self._next_contribution()
 
-    def update(self, trained: tuple[bool, ...]) -> Updated | NotFinite | Failed:
-        """Learns from the batch, together with the other ranks; trained: as in Weights."""
-        with self._failing() as failed:
-            self._freeze(trained)
-            try:
-                with own_settings():
-                    figures = self._step.update(self._batch).figures
-            except NonFiniteError as error:
-                return NotFinite(str(error))
-            return Updated(figures, self._step.counters.state_dict())
-        return failed.result
+    @_reporting
+    def update(self, trained: tuple[bool, ...]) -> tuple[dict[str, float], dict[str, int]] | str:
+        """Learns from the batch, together with the other ranks; trained: as in Weights.
 
+        Returns the figures of all of them, except for the metrics of the whole batch, which are its
+        own, and the counters. Or why it has changed nothing: a loss or gradient was not finite.
+        """
+        self._freeze(trained)
+        try:
+            with own_settings():
+                figures = self._step.update(self._batch).figures
+        except NonFiniteError as error:
+            return str(error)
+        return figures, self._step.counters.state_dict()
+
+    @_reporting
     def step(
         self, counters: Mapping[str, int], weights: Weights | None, goes_on: bool
-    ) -> Begun | Contributed | Finished | Failed | None:
-        """Returns the gradients of the next minibatch with newer weights if any; Finished, once,
-        after the last one of a batch; None: the source has ended.
+    ) -> tuple[Report | None, Contributed | None]:
+        """Returns the gradients of the next minibatch with newer weights if any, after the report
+        of a batch that begins with it; None, once, after the last one of a batch.
 
         goes_on: with the same batch; otherwise the rest of it is left out.
         """
-        with self._failing() as failed:
-            self._load(counters, weights)
-            if goes_on:
-                return self._next_contribution() or Finished()
-            self._publish(counters["version"])
-            if (collected := self._collect(self._round + 1)) is None:
-                return None
-            contributed = self._next_contribution()
-            assert contributed is not None  # minibatches() yields at least one
-            return Begun(collected, contributed)
-        return failed.result
+        self._load(counters, weights)
+        if goes_on:
+            return None, self._next_contribution()
+        self._publish(counters["version"])
+        return self._collect(self._round + 1), self._next_contribution()
 
-    def state(self) -> bytes | Failed:
+    @_reporting
+    def state(self) -> bytes:
         """Returns the state of the learner."""
-        with self._failing() as failed:
-            return saved(self._step)
-        return failed.result
-
-    def load(self, state: bytes) -> Failed | None:
-        """Restores the state of the learner."""
-        with self._failing() as failed:
-            load(self._step, state)
-        return failed.result
+        return saved(self._step)
 
     def stop_early(self, number: int, fraction: float) -> None:
         """Ends the collection in this round, once the batch has this share of its steps."""
@@ -250,28 +204,22 @@ class GradientWorker:
 
     def close(self) -> None:
         """Ends what the source has started."""
-        if self._made is not None:
-            self._made.end()
+        self._end()
 
-    @property
-    def _parts(self) -> Made:
-        assert self._made is not None  # `start` was called
-        return self._made
-
-    @property
-    def _step(self) -> OptimiserStep[Any]:
-        return self._parts.optimiser_step
+    def leave(self, error: Exception) -> None:
+        """Tells the other ranks, if there are any, why this one has ended."""
+        if self._ranks is not None:
+            self._ranks.leave(str(error).strip().splitlines()[-1] if str(error) else repr(error))
 
     def _stops_early(self, share: float) -> bool:
         return self._stopped_round == self._round and share >= self._least
 
-    def _collect(self, number: int) -> Collected | None:
+    def _collect(self, number: int) -> Report:
         self._round = number
         taken = next(self._batches, None)
         if taken is None:
-            if self._supervisor.failure is not None:
-                raise self._supervisor.failure.error
-            return None
+            failed = self._supervisor.failure
+            raise RunError("the source has ended") if failed is None else failed.error
         device = self._parts.device
         self._batch = batch = taken.map(lambda leaf: leaf.to(device))
         observed: list[Moments] = []
@@ -279,16 +227,8 @@ class GradientWorker:
             with own_settings():
                 observed = self._step.statistics.observed(batch)
             self._minibatches = self._contributions(batch)
-        return Collected(
-            env_steps=batch.env_steps,
-            lags=taken.lags(self._version),
-            version=self._version,
-            episodes=taken.finished_episodes(),
-            info=taken.finished_info(),
-            observed=[[part.cpu().numpy() for part in moments] for moments in observed],
-            status=dict(self._parts.source.status()),
-            seconds=self._parts.source.seconds(),
-        )
+        sent = [[part.cpu().numpy() for part in moments] for moments in observed]
+        return report_of(self._parts.source, taken, self._version)._replace(observed=sent)
 
     def _next_contribution(self) -> Contributed | None:
         with own_settings():
@@ -308,8 +248,9 @@ class GradientWorker:
         if self._ranks is None:  # else this worker counts its steps itself
             self._step.counters.load_state_dict(counters)
         if weights is not None:
-            self._models.load_state_dict(unpacked(weights.packed, self._models))
-            self._freeze(weights.trained)
+            packed, trained = weights
+            self._models.load_state_dict(unpacked(packed, self._models))
+            self._freeze(trained)
 
     def _freeze(self, trained: tuple[bool, ...]) -> None:
         for parameter, is_trained in zip(self._models.parameters(), trained, strict=True):
@@ -319,36 +260,10 @@ class GradientWorker:
         self._version = version
         self._parts.publish(self._step.algo.actor, version)
 
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[_Outcome]:
-        """Keeps an exception of the body as the result."""
-        outcome = _Outcome()
-        try:
-            yield outcome
-        except RankGone as error:
-            outcome.result = Failed(str(error), usage=False, is_consequence=True)
-        except Exception as error:
-            self._leave(error)
-            report = failure(error)
-            outcome.result = Failed(report["error"], report["usage"])
-
-    def _leave(self, error: Exception) -> None:
-        if self._ranks is not None:
-            self._ranks.leave(str(error).strip().splitlines()[-1] if str(error) else repr(error))
-
-
-class _Outcome:
-    result: Failed | None = None
-
 
 def as_tensor(array: np.ndarray) -> Tensor:
     """Returns an array that was sent; a copy if it is read-only, as in the memory of Ray."""
     return torch.from_numpy(np.require(array, requirements="W"))
-
-
-def weights_of(step: OptimiserStep[Any], trained: tuple[bool, ...]) -> Weights:
-    """Returns a copy of the weights of a learner; trained: as in Weights."""
-    return Weights(packed(nn.ModuleDict(step.algo.models)), trained)
 
 
 def saved(step: OptimiserStep[Any]) -> bytes:

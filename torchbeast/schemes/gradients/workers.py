@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient workers as the source of a learner: what it learns from are rounds of them.
+"""Several gradient workers as one learner: the source and the update of a training loop.
 
-    synchronous     all have collected ----------------> Round --> GatheredStep.update
-    asynchronous    a contribution has arrived --------> Round --> GatheredStep.update
+    Centralised     every minibatch: gradients of all --> the centre's step --> weights to all
+    Asynchronous    gradients of one --> the centre's step --> weights to this one
+    Decentralised   the workers join their gradients among themselves, and each takes the step
 
-The workers keep their batches; a round says what they have collected. `updates.py` says what an
-update does with them.
+The workers keep their batches; a JointBatch says what they have collected. `env_steps` counts those
+of all workers, and `version` the updates: rounds in which all took part, or with asynchronous
+workers batches of one of them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import pickle
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import nn
 
-from torchbeast.core.algos.optimiser_step import OptimiserStep
+from torchbeast.core.actors.running_norm import Moments
+from torchbeast.core.algos.figures import means
+from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError, OptimiserStep
 from torchbeast.core.algos.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
@@ -30,9 +36,10 @@ from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
 from torchbeast.schemes.gathering import Inbox, Task, Workers, gather
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Make
-from torchbeast.schemes.gradients.round import Round
-from torchbeast.schemes.gradients.worker import Collected, Meeting, saved, weights_of
+from torchbeast.schemes.gradients.worker import Contributed, Meeting, as_tensor, load, saved
+from torchbeast.schemes.worker import packed
 from torchbeast.sources.contract import WAIT_S, Away
+from torchbeast.sources.joint import JointBatch, JointLearner, Report, total
 
 WORKER = "torchbeast.schemes.gradients.worker:GradientWorker"
 """The class of the workers that a fleet has to make."""
@@ -45,15 +52,14 @@ def _ignore(answer: Any) -> None:
     """Does nothing with an answer."""
 
 
-class GradientWorkers:
-    """The workers of a run, as a source of rounds.
+class GradientWorkers(JointLearner):
+    """The workers of a run.
 
     Threads: `batches` and the update belong to one learner thread; another one that asks for
     batches waits for the end. When the run ends, the supervisor closes the source, which ends every
     wait. The fleet ends the workers.
     """
 
-    yields = Round
     num_bytes = 0
 
     def __init__(
@@ -61,64 +67,42 @@ class GradientWorkers:
     ) -> None:
         """Prepares workers, which begin when the first batch is asked for.
 
-        centre: the learner of this process, with whose state they begin. fleet: of WORKERs.
+        centre: the learner of this process, with whose state they begin. With centralised updates
+        it applies the gradients, with decentralised ones it only holds the state that is saved.
+        fleet: of WORKERs.
         """
-        self.config, self.centre = config, centre
-        self._make, self._fleet = _dumped(make), fleet
+        super().__init__(centre)
+        self._config, self._make, self._fleet = config, _dumped(make), fleet
         self._names = [f"gradient worker {index}" for index in range(config.num_workers)]
         self._supervisor: Supervisor | None = None
-        self._workers: list[Worker] = []
+        self._workers: list[Worker] = []  # empty before they begin
         self._places: dict[int, Any] = {}  # of the workers that have said theirs
-        self._store: Any = None  # where ranks meet
         self._inbox = Inbox()
         self._one_thread = threading.Lock()
         self._round = 0
         self._doing: dict[int, tuple[str, float]] = {}  # task of a worker, and when it began
-        self._latest: dict[int, Collected] = {}  # by worker
+        self._latest: dict[int, Report] = {}  # by worker
         self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
-        self._revision = 0  # counts changes of the centre's weights
-        # What each worker has: a revision, and which parameters are frozen.
-        self._held = [self._state] * config.num_workers
-        self._stored: tuple[Any, Any] = None, None  # such a state, and the weights for workers
-        self.figures: dict[str, float] = {}  # of the updates, for `status`
-        self.contributions: Iterator[list[tuple[int, Any]]] = iter(())  # of asynchronous workers
-        # The batch that each asynchronous worker learns from, with the figures of its minibatches.
-        self.learning: dict[int, tuple[Collected, list[dict[str, float]]]] = {}
-
-    @property
-    def has_started(self) -> bool:
-        """Whether the workers have begun, with the state that the centre had then."""
-        return bool(self._workers)
 
     def start(self, supervisor: Supervisor) -> None:
         """Lets the end of the run end every wait, and a worker's failure end the run."""
         self._supervisor = supervisor
         supervisor.on_close(self.close)
 
-    def batches(self) -> Iterator[Round]:
-        """Yields rounds; ask for the next one after the update of the one before.
+    def batches(self) -> Iterator[JointBatch]:
+        """Yields the batches of rounds; ask for the next one after the update of the one before.
 
         Ends when a worker fails, which then is the failure of the run; raises it if `start` was not
         called.
         """
         try:
-            yield from self._rounds()
+            with self._one_thread:
+                if self._start_workers() is not None:
+                    yield from self._rounds()
         except (RunError, UsageError) as error:
             if self._supervisor is None:
                 raise
             self._supervisor.fail("", error)
-
-    def _rounds(self) -> Iterator[Round]:
-        with self._one_thread:
-            if self._start_workers() is None:
-                return
-            if self.config.is_synchronous:
-                while (collected := self._collected()) is not None:
-                    yield Round(collected=collected)
-                return
-            self.contributions = self.gather(self.next_step)
-            for answers in self.contributions:
-                yield Round(answers=answers)
 
     def close(self) -> None:
         """Ends every wait here and in the workers. May be called again."""
@@ -126,81 +110,13 @@ class GradientWorkers:
         for worker in self._workers:
             worker.call(_ignore, "end")
 
-    def gather(
-        self,
-        task: Callable[[int], Task],
-        fraction: float = 1.0,
-        hurry: Callable[[int], None] = _ignore,
-    ) -> Iterator[list[tuple[int, Any]]]:
-        """Gathers answers of the workers in the configured mode; see `gathering.gather`."""
-        everyone, mode = self._everyone, self.config.communication
-        return gather(everyone, task, mode, fraction, inbox=self._inbox, hurry=hurry)
-
-    def ask_all(self, task: Callable[[int], Task]) -> list[Any] | None:
-        """Returns the answers of all workers to one task; None once closed."""
-        found = next(gather(self._everyone, task, "synchronous", inbox=self._inbox), None)
-        return None if found is None else [answer for _, answer in found]
-
-    def ask_first(self, method: str) -> Any:
-        """Returns the answer of the first worker, also after the end of the run."""
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._workers[0].call(answer.put, method)
-        try:
-            with waiting_for(self._names[0]):
-                return answer.get(timeout=_ANSWER_S)
-        except queue.Empty:
-            raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
-
-    def changed(self) -> None:
-        """The centre's weights have changed: workers get them with their next task.
-
-        The same is true of `requires_grad`, which nobody needs to report.
-        """
-        self._revision += 1
-
-    def newer_weights(self, index: int) -> Any:
-        """Returns the centre's weights for a worker that does not have them yet, else None."""
-        state = self._state
-        if self._held[index] == state:
-            return None
-        self._held[index] = state
-        if self._stored[0] != state:
-            self._stored = state, self._fleet.put(weights_of(self.centre, self.trained))
-        return self._stored[1]
-
-    @property
-    def _state(self) -> tuple[int, tuple[bool, ...]]:
-        """The revision of the centre's weights, and which parameters are frozen at present."""
-        return self._revision, self.trained
-
-    @property
-    def trained(self) -> tuple[bool, ...]:
-        """Which parameters of the centre are not frozen at present, by requires_grad."""
-        return tuple(parameter.requires_grad for parameter in self._parameters)
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """The centre's counters at present; workers get them with every task, for schedules."""
-        return self.centre.counters.state_dict()
-
-    def next_step(self, index: int) -> Task:
-        """Returns the next task of an asynchronous worker."""
-        goes_on = index in self.learning
-        return Task("step", (self.counters, self.newer_weights(index), goes_on))
-
     def status(self) -> Mapping[str, float]:
-        """Returns the figures of the updates, and the totals of the workers' sources."""
-        total: Counter[str] = Counter()
-        for collected in self._latest.values():
-            total.update(collected.status)
-        return {**total, **self.figures}
+        """Returns the totals of the workers' sources."""
+        return total(report.status for report in self._latest.values())
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds that the sources of all workers have spent, by stage."""
-        total: Counter[str] = Counter()
-        for collected in self._latest.values():
-            total.update(collected.seconds)
-        return dict(total)
+        return total(report.seconds for report in self._latest.values())
 
     def hanging(self) -> str:
         """Describes workers that have been busy with one task for over WAIT_S."""
@@ -221,54 +137,70 @@ class GradientWorkers:
         """Returns []: a worker that is lost ends the run."""
         return []
 
-    def took(self, index: int, collected: Collected) -> None:
-        """A worker has collected a batch."""
-        self._latest[index] = collected
+    # --- the rounds
+
+    def _rounds(self) -> Iterator[JointBatch]:
+        """Lets all workers collect a batch each, again and again."""
+        while True:
+            self._round += 1
+            tasks = self._gather(self._collecting, self._config.fraction_workers, self._stop_early)
+            answers = next(tasks, None)
+            if answers is None:
+                return
+            self._latest.update(answers)
+            yield JointBatch([report for _, report in answers])
+
+    def _collecting(self, index: int) -> Task:
+        counters = self.counters.state_dict()
+        return Task("collect", (self._round, counters, self._newer_weights(index)))
+
+    def _stop_early(self, index: int) -> None:
+        least = self._config.fraction_samples
+        self._workers[index].call(_ignore, "stop_early", self._round, least)
+
+    def _newer_weights(self, index: int) -> Any:
+        """Returns the centre's weights for a worker that does not have them yet, else None."""
+        return None
+
+    def _trained(self) -> tuple[bool, ...]:
+        """Returns which parameters of the centre are not frozen at present, by requires_grad."""
+        return tuple(parameter.requires_grad for parameter in self._parameters)
+
+    # --- the workers
 
     def _start_workers(self) -> list[Any] | None:
         """Starts the workers with the centre's state; returns None if the run ended before."""
-        count, meeting = self.config.num_workers, self._meeting()
+        count, meeting = self._config.num_workers, self._meeting()
         self._workers = [self._fleet.worker(name) for name in self._names]
         for index, worker in enumerate(self._workers):
             worker.call(functools.partial(self._places.__setitem__, index), "place")
-        make, state = self._fleet.put(self._make), self._fleet.put(saved(self.centre))
-        return self.ask_all(lambda index: Task("start", (make, index, count, meeting, state)))
+        make, state = self._fleet.put(self._make), self._fleet.put(saved(self._step))
+        start = self._gather(lambda index: Task("start", (make, index, count, meeting, state)))
+        return next(start, None)
 
     def _meeting(self) -> Meeting | None:
-        """Serves the store of ranks, if there are any."""
-        if not self.config.is_decentralised:
-            return None
-        self._store = served_store()
-        # Workers that share a GPU add on the CPU: nccl refuses two ranks of one GPU.
-        device = "cuda" if self.config.gpus >= 1 else "cpu"
-        return Meeting(self._fleet.host, self._store.port, device)
+        """Returns where the workers meet as ranks, if they do."""
+        return None
 
-    def _collected(self) -> list[Collected] | None:
-        """Lets all workers collect a batch; None: the run has ended."""
-        self._round += 1
+    def _gather(
+        self,
+        task: Callable[[int], Task],
+        fraction: float = 1.0,
+        hurry: Callable[[int], None] = _ignore,
+    ) -> Iterator[list[tuple[int, Any]]]:
+        """Gathers answers of all workers; see `gathering.gather`."""
+        everyone = Workers(self._names, self._call, self._explain)
+        return gather(everyone, task, "synchronous", fraction, inbox=self._inbox, hurry=hurry)
 
-        def task(index: int) -> Task:
-            weights = None if self.config.is_decentralised else self.newer_weights(index)
-            return Task("collect", (self._round, self.counters, weights))
-
-        answers = next(self.gather(task, self.config.fraction_workers, self._stop_early), None)
-        if answers is None or any(answer is None for _, answer in answers):
-            return None
-        for index, collected in answers:
-            self.took(index, collected)
-        return [collected for _, collected in answers]
-
-    @property
-    def _everyone(self) -> Workers:
-        return Workers(self._names, self._call, self._explain)
+    def _asked(self, task: Callable[[int], Task]) -> list[Any]:
+        """Returns the answers of all workers to one task; raises RunError if the run ended before
+        they were there.
+        """
+        return [answer for _, answer in _needed(self._gather(task))]
 
     def _explain(self, index: int, error: WorkerLost) -> WorkerLost:
         place = self._places.get(index)
         return self._fleet.explain(error, place if isinstance(place, Place) else None)
-
-    def _stop_early(self, index: int) -> None:
-        least = self.config.fraction_samples
-        self._workers[index].call(_ignore, "stop_early", self._round, least)
 
     def _call(
         self, index: int, then: Callable[[Any], None], method: str, arguments: tuple[Any, ...]
@@ -279,6 +211,194 @@ class GradientWorkers:
 
         self._doing[index] = method, time.monotonic()
         self._workers[index].call(answered, method, *arguments)
+
+
+class Centralised(GradientWorkers):
+    """Synchronous gradients, which the centre applies."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._revision = 0  # counts changes of the centre's weights
+        # What each worker has: a revision, and which parameters are frozen.
+        self._held = [self._state()] * self._config.num_workers
+        self._stored: tuple[Any, Any] = None, None  # such a state, and the weights for workers
+
+    def update(self, batch: JointBatch) -> Learnt:
+        """Takes a step with the gradients of all workers for each of their minibatches."""
+        centre, learnt, metrics = self._step, [], []
+        with centre.statistics.restored_on_error():
+            self._observe(batch.reports)
+            for contributed in self._contributions():
+                metrics += [each.metrics for each in contributed]
+                learnt.append(self._apply(contributed))
+                if centre.algo.stops_after(learnt[-1]):
+                    break
+        return Learnt(means(learnt) | means(metrics) | centre.count(batch.env_steps))
+
+    def _contributions(self) -> Iterator[list[Contributed]]:
+        """Yields the shares of all workers in one optimiser step after the other."""
+
+        def task(index: int) -> Task:
+            return Task("contribute", (self.counters.state_dict(), self._newer_weights(index)))
+
+        while any(answers := self._asked(task)):
+            _check_all_go_on([answer is None for answer in answers])
+            yield answers
+
+    def _observe(self, reports: Sequence[Report]) -> None:
+        """Adds what workers observed to the centre's running statistics."""
+        if any(report.observed for report in reports):
+            self._step.statistics.add([_moments(report.observed) for report in reports])
+            self._revision += 1
+
+    def _apply(self, contributed: Sequence[Contributed]) -> dict[str, float]:
+        figures = self._step.apply([each.contribution() for each in contributed])
+        self._revision += 1
+        return figures
+
+    def _newer_weights(self, index: int) -> Any:
+        state = self._state()
+        if self._held[index] == state:
+            return None
+        self._held[index] = state
+        if self._stored[0] != state:
+            weights = packed(nn.ModuleDict(self.algo.models)), self._trained()
+            self._stored = state, self._fleet.put(weights)
+        return self._stored[1]
+
+    def _state(self) -> tuple[int, tuple[bool, ...]]:
+        """Returns the revision of the centre's weights, and which parameters are not frozen."""
+        return self._revision, self._trained()
+
+
+class Asynchronous(Centralised):
+    """Gradients that the centre applies one after the other, as they come.
+
+    A worker gets newer weights with every minibatch. Its gradient is dropped if the centre has
+    taken more than `max_lag` steps since then.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._dropped = 0
+        # The batch that each worker learns from, with the figures of its minibatches.
+        self._learning: dict[int, tuple[Report, list[dict[str, float]]]] = {}
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the totals of the workers' sources, and how many gradients were dropped."""
+        return {**super().status(), "dropped_gradients": self._dropped}
+
+    def _rounds(self) -> Iterator[JointBatch]:
+        """Yields a batch when a contribution has arrived: its report is known after the update."""
+        everyone = Workers(self._names, self._call, self._explain)
+        tasks = gather(everyone, self._next_step, "asynchronous", inbox=self._inbox)
+        for first in tasks:
+            self._answers = itertools.chain([first], tasks)
+            yield JointBatch()
+
+    def _next_step(self, index: int) -> Task:
+        goes_on = index in self._learning
+        return Task("step", (self.counters.state_dict(), self._newer_weights(index), goes_on))
+
+    def update(self, batch: JointBatch) -> Learnt:
+        """Takes steps with gradients as they come, until a worker has finished its batch."""
+        with self._step.statistics.restored_on_error():
+            while True:
+                ((index, answer),) = _needed(self._answers)
+                if self._is_last(index, *answer):
+                    return Learnt(self._finished(batch, *self._learning.pop(index)))
+
+    def _is_last(self, index: int, report: Report | None, contributed: Contributed | None) -> bool:
+        """Learns from an answer; returns whether the worker's batch ends with it."""
+        if report is not None:
+            self._observe([report])
+            self._latest[index] = report
+            self._learning[index] = report, []
+        if contributed is None:
+            return True
+        lag = self.counters.optimiser_steps - contributed.steps
+        if lag > self._config.max_lag:
+            self._dropped += 1
+            return False
+        figures = self._apply([contributed])
+        learnt = self._learning[index][1]
+        learnt.append({**figures, **contributed.metrics, "gradient_lag": float(lag)})
+        return self.algo.stops_after(figures)
+
+    def _finished(
+        self, batch: JointBatch, report: Report, learnt: list[dict[str, float]]
+    ) -> dict[str, float]:
+        """Counts a worker's batch; returns the figures of what was learnt from it."""
+        batch.reports.append(report)
+        figures = means(learnt) if learnt else {"total_loss": math.nan}
+        return figures | batch.lags(self.version) | self._step.count(report.env_steps)
+
+
+class Decentralised(GradientWorkers):
+    """Synchronous gradients that the workers join, and each of them applies."""
+
+    def update(self, batch: JointBatch) -> Learnt:
+        """Lets all workers learn from their batches together."""
+        task = Task("update", (self._trained(),))
+        answers = self._asked(lambda index: task)
+        for answer in answers:
+            if isinstance(answer, str):
+                raise NonFiniteError(answer)
+        self.counters.load_state_dict(answers[0][1])
+        return Learnt(means(figures for figures, _ in answers))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the workers, which all have the same, and gives it to the centre."""
+        if self._workers:
+            load(self._step, self._state_of_first())
+        return super().state_dict()
+
+    def _state_of_first(self) -> bytes:
+        """Asks the first worker for its state, also after the end of the run."""
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._workers[0].call(answer.put, "state")
+        try:
+            with waiting_for(self._names[0]):
+                state: bytes = answer.get(timeout=_ANSWER_S)
+                return state
+        except queue.Empty:
+            raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
+
+    def _meeting(self) -> Meeting:
+        self._store = served_store()  # as long as they need it
+        # Workers that share a GPU add on the CPU: nccl refuses two ranks of one GPU.
+        device = "cuda" if self._config.gpus >= 1 else "cpu"
+        return self._fleet.host, self._store.port, device
+
+
+def gradient_workers(
+    make: Make, config: GradientConfig, centre: OptimiserStep[Any], fleet: Fleet
+) -> GradientWorkers:
+    """Returns the source and the update of a learner with gradient workers; see GradientWorkers."""
+    if not config.is_synchronous:
+        return Asynchronous(make, config, centre, fleet)
+    kind = Decentralised if config.is_decentralised else Centralised
+    return kind(make, config, centre, fleet)
+
+
+def _needed(answers: Iterator[list[tuple[int, Any]]]) -> list[tuple[int, Any]]:
+    """Returns the next answers; raises RunError if the run ended before they were there."""
+    found = next(answers, None)
+    if found is None:
+        raise RunError("the run has ended")
+    return found
+
+
+def _check_all_go_on(ended: Sequence[bool]) -> None:
+    if any(ended):
+        raise ValueError(
+            f"minibatches() ended in some workers and not in others, {ended}: it must yield "
+            "equally many in each of them"
+        )
+
+
+def _moments(observed: Sequence[Sequence[np.ndarray]]) -> list[Moments]:
+    return [Moments(*map(as_tensor, parts)) for parts in observed]
 
 
 def _dumped(make: Make) -> bytes:
