@@ -25,9 +25,12 @@ from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.storages.transition_replay import UNIFORM, TransitionReplay
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.free_transitions import FreeTransitions
-from torchbeast.sources.synchronous_transitions import SynchronousTransitions
-from torchbeast.sources.transitions import Schedule, TransitionSource
+from torchbeast.sources.transitions import (
+    FreeTransitions,
+    Schedule,
+    SynchronousTransitions,
+    TransitionSource,
+)
 
 SOON = 30.0
 SIZE = 6  # of a batch

@@ -37,13 +37,16 @@ from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Source
-from torchbeast.sources.free_transitions import FreeTransitions
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import AGENT, OwnReplay, Replay
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.shared_replay import Joining
-from torchbeast.sources.synchronous_transitions import SynchronousTransitions
-from torchbeast.sources.transitions import Schedule, TransitionSource
+from torchbeast.sources.transitions import (
+    FreeTransitions,
+    Schedule,
+    SynchronousTransitions,
+    TransitionSource,
+)
 
 
 @contextmanager

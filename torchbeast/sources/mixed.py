@@ -42,8 +42,7 @@ from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import WAIT_S, Source
-from torchbeast.sources.replay import Filled, Replay, ReplayClosed
-from torchbeast.sources.with_replay import WithReplay
+from torchbeast.sources.replay import Filled, Replay, ReplayClosed, WithReplay
 
 _log = logging.getLogger("torchbeast.replay")
 
@@ -52,7 +51,6 @@ _NO_STATE = (
     "begin with it: `losses` of an algorithm that learns from replay with a recurrent network "
     "returns the state after rows 0..T-1 as feedback, as core/algos/impala.py does"
 )
-_EMPTY = Facts(fill=0.0, samples_per_insert=0.0)
 
 
 class MixedSource(WithReplay):
@@ -84,7 +82,7 @@ class MixedSource(WithReplay):
         in_flight: number of batches in flight, one more than there are learner threads.
         initial_state: of the actor, for one column; () without memory.
         """
-        super().__init__(online, _EMPTY)
+        super().__init__(online, Facts(fill=0.0, samples_per_insert=0.0))
         self._replay = replay
         self._asked_since: float | None = None
         self._batch_size = batch_size
@@ -115,7 +113,9 @@ class MixedSource(WithReplay):
                 yield mixed.rollout
                 is_learnt = True
             finally:  # also where the iterator is left for good
-                self._end(mixed, is_learnt)
+                with self._changed:
+                    mixed.is_learnt = is_learnt
+                    self._changed.notify_all()
         self._ready.put(None)  # for the next thread
 
     def close(self) -> None:
@@ -134,30 +134,20 @@ class MixedSource(WithReplay):
         ready = self._ready.qsize() * self._batch_size
         return {**status, "learner_queue_size": status["learner_queue_size"] + ready}
 
-    # --- the learner threads
-
-    def _end(self, mixed: _Mixed, is_learnt: bool) -> None:
-        with self._changed:
-            mixed.is_learnt = is_learnt
-            self._changed.notify_all()
-
     # --- the replay thread
 
     def _mix(self) -> None:
         try:
             with contextlib.suppress(ReplayClosed):
-                self._mix_until_closed()
+                for lane in itertools.cycle(self._lanes):
+                    if not self._is_free(lane):
+                        return
+                    if (rollout := next(lane.batches, None)) is None:
+                        return
+                    lane.mixed = _Mixed(self._joined(rollout, lane))
+                    self._ready.put(lane.mixed)
         finally:
             self._ready.put(None)
-
-    def _mix_until_closed(self) -> None:
-        for lane in itertools.cycle(self._lanes):
-            if not self._is_free(lane):
-                return
-            if (rollout := next(lane.batches, None)) is None:
-                return
-            lane.mixed = _Mixed(self._joined(rollout, lane))
-            self._ready.put(lane.mixed)
 
     def _is_free(self, lane: _Lane) -> bool:
         """Waits until the lane's batch is learnt and inserts it; returns False once closed."""
@@ -212,10 +202,12 @@ class MixedSource(WithReplay):
         if filled is None:
             return rollout.columns(0, self._batch_size)
         self._write_states(rollout, lane, filled.begins)
+        replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
+        replayed[:, self._batch_size :] = True
         return dataclasses.replace(
             rollout,
             final_observation=_with_finals(rollout, filled.finals),
-            replayed=self._replayed(rollout),
+            replayed=replayed,
             collected=rollout.unroll_length * self._batch_size,
             feeds_back=bool(flatten(self._initial_state)),
             hand_back=lane.receive,
@@ -240,11 +232,6 @@ class MixedSource(WithReplay):
             for column, is_first in enumerate(begins, start=self._batch_size):
                 to[:, column] = (first if is_first else after)[:, column]
         lane.state = None
-
-    def _replayed(self, rollout: Rollout) -> Tensor:
-        replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
-        replayed[:, self._batch_size :] = True
-        return replayed
 
 
 @dataclasses.dataclass

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of a run, as a source sees it: its own, or one that agents share.
+"""The replay of a run, as a source sees it: its own, or one that agents share; and what all sources
+with a replay have in common.
 
 A source inserts the online columns of batches that were learnt from, and has windows written into
 the spare columns of others. `OwnReplay` is the run's own replay, `sharing/client.py` and
@@ -15,9 +16,10 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.storages.rollout_replay import RolloutReplay, Window
+from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.contract import Away, Source
 
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of numpy arrays [T+1, B, ...]
 
@@ -75,6 +77,43 @@ class Replay(Protocol):
 
     def close(self) -> None:
         """Ends every call; may be called by any thread, and again."""
+
+
+class WithReplay:
+    """The common base of the sources that put a replay in front of another source.
+
+    _facts: of the replay, as of its last use.
+    """
+
+    def __init__(self, online: Source, facts: Facts) -> None:
+        self._online = online
+        self._facts = facts
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the online source; those of the replay are its own."""
+        return self._online.num_bytes
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the figures of the online source and of the replay."""
+        facts = self._facts
+        return {
+            **self._online.status(),
+            "replay_fill": round(facts.fill, 4),
+            "samples_per_insert": round(facts.samples_per_insert, 4),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of the online source's workers, by stage."""
+        return self._online.seconds()
+
+    def hanging(self) -> str:
+        """Describes workers of the online source that hang; "" if there are none."""
+        return self._online.hanging()
+
+    def away(self) -> list[Away]:
+        """Returns the lost streams of the online source."""
+        return self._online.away()
 
 
 class OwnReplay:
@@ -155,11 +194,8 @@ def read_windows(
     begins: list[bool] = []
     finals: list[list[np.ndarray]] = []  # by column, then row: leaves
     for column in range(columns.start, columns.stop):
-        window = _window(replay, agent, first_walk, len(begins))
+        walk = None if first_walk is None else first_walk + len(begins)
+        window = replay.draw() if walk is None else replay.walk(agent, walk)
         begins.append(window.begins)
         finals += [leaves for _, leaves in replay.read(window, arrays, column)]
     return Filled(begins, [np.stack(leaf) for leaf in zip(*finals, strict=True)])
-
-
-def _window(replay: RolloutReplay, agent: int, first_walk: int | None, place: int) -> Window:
-    return replay.draw() if first_walk is None else replay.walk(agent, first_walk + place)

@@ -48,8 +48,7 @@ from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Source
 from torchbeast.sources.mixed import arrays_of
-from torchbeast.sources.replay import AGENT
-from torchbeast.sources.with_replay import WithReplay
+from torchbeast.sources.replay import AGENT, WithReplay
 
 _AHEAD = 2  # batches that are prepared
 _NO_PRIORITIES = (
@@ -192,20 +191,73 @@ class TransitionSource(WithReplay):
 
     def _prepare(self) -> Transitions:
         """Samples a batch, which counts what was collected since the last one."""
+        schedule = self._schedule
         with own_settings():
-            return self._sampled(self._schedule)
+            with self._lock:
+                sample = self._replay.sample(schedule.batch_size)
+                self._facts = self._replay.facts()
+                total, collected, self._collected = self._total, self._collected, _Collected()
+            batch = collected.counted_in(transitions_of(sample))
+            if schedule.beta is None:
+                return batch
+            weights = importance_weights(sample.probabilities, schedule.beta_at(total))
+            hand_back = functools.partial(self._note_priorities, sample.names)
+            return dataclasses.replace(
+                batch, weights=torch.from_numpy(weights), hand_back=hand_back
+            )
 
-    def _sampled(self, schedule: Schedule) -> Transitions:
-        with self._lock:
-            sample = self._replay.sample(schedule.batch_size)
-            self._facts = self._replay.facts()
-            total, collected, self._collected = self._total, self._collected, _Collected()
-        batch = collected.counted_in(transitions_of(sample))
-        if schedule.beta is None:
-            return batch
-        weights = importance_weights(sample.probabilities, schedule.beta_at(total))
-        hand_back = functools.partial(self._note_priorities, sample.names)
-        return dataclasses.replace(batch, weights=torch.from_numpy(weights), hand_back=hand_back)
+
+class FreeTransitions(TransitionSource):
+    """Yields samples of a replay as often as it is asked, once there are learn_start steps.
+
+    Learner and environments never wait for each other, as in Ape-X (Horgan et al. 2018, arXiv
+    1803.00933): how often a step is learnt from is decided by the speed of both sides alone.
+    """
+
+    def _next(self) -> Transitions | None:
+        with self._changed:
+            while not (0 < self._total >= self._waits or self._ended):
+                self._changed.wait()
+            if self._ended:
+                return None
+        return self._prepare()
+
+    def _prepare_due(self) -> bool:
+        """Wakes the learners that waited for the first steps."""
+        with self._changed:
+            self._changed.notify_all()
+            return not self._closed
+
+
+class SynchronousTransitions(TransitionSource):
+    """Yields samples of a replay. One thread iterates `batches`, and fills the replay meanwhile: it
+    collects when the learner asks and no update is due.
+
+    Every rollout is acted with the weights of the update before it, and every sample sees the
+    priorities of the one before it, so a run depends on no thread's speed. The online source must
+    collect nothing before it is asked. An iterator that an exception from outside has ended may be
+    followed by another, which goes on.
+    """
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Lets `batches` collect."""
+        supervisor.on_close(self.close)
+        self._online.start(supervisor)
+
+    def batches(self) -> Iterator[Transitions]:
+        """Yields transitions [B, ...] on the CPU until the source is closed."""
+        yield from self._due()
+        for rollouts in self._online.batches():
+            self._insert(rollouts)
+            yield from self._due()
+
+    def _due(self) -> Iterator[Transitions]:
+        while self._prepared < self._schedule.updates_after(self._total - self._waits):
+            if self._closed:
+                return
+            batch = self._prepare()
+            self._prepared += 1
+            yield batch
 
 
 @dataclass
@@ -231,14 +283,13 @@ class _Collected:
     def counted_in(self, batch: Transitions) -> Transitions:
         """Returns the batch, which alone counts what was collected until now."""
         by = None if self.oldest is None else (self.versions / self.steps, self.oldest)
-        counted = dataclasses.replace(
+        return dataclasses.replace(
             batch,
             env_steps=self.steps,
             episodes=tuple(self.episodes),
             info=self.info,
             collected_by=by,
         )
-        return counted
 
 
 def transitions_of(sample: Sample) -> Transitions:

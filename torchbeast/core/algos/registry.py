@@ -21,20 +21,12 @@ ALGOS = {
     "sac": "torchbeast.core.algos.sac:SAC",
     "td3": "torchbeast.core.algos.td3:TD3",
 }
-# Configs that are kept apart from their algorithm, whose module imports torch.
-_CONFIGS = {
-    DEFAULT: "torchbeast.core.algos.config:ImpalaConfig",
-    FOR_REPLAY: "torchbeast.core.algos.config:LaserConfig",
-    "ppo": "torchbeast.core.algos.config:PPOConfig",
-    "dqn": "torchbeast.core.algos.config:DQNConfig",
-    "sac": "torchbeast.core.algos.config:SACConfig",
-    "td3": "torchbeast.core.algos.config:TD3Config",
-}
+_CONFIGS = "torchbeast.core.algos.config"  # those of ALGOS, whose modules import torch
 
 # V-trace allows for the lag of many environments. Algorithms that learn from single steps wait for
 # learning, not for environments.
 _NUM_ACTORS = 8
-_OF_POLICIES = {
+_FOR_STEPS = {
     "num_actors": _NUM_ACTORS,
     "replay_size": 1_000_000,
     "replay_ratio": 256.0,
@@ -47,16 +39,14 @@ _OF_POLICIES = {
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ppo": {"num_actors": _NUM_ACTORS},  # as many as the rollouts of a batch
     "dqn": {
-        "num_actors": _NUM_ACTORS,
+        **_FOR_STEPS,
         "replay_size": 100_000,
         "replay_ratio": 8.0,
         "batch_size": 32,
         "learn_start": 1_000,
-        "unroll_length": 4,
-        "torch_threads": 1,
     },
-    "sac": _OF_POLICIES,
-    "td3": {**_OF_POLICIES, "learn_start": 25_000},
+    "sac": _FOR_STEPS,
+    "td3": {**_FOR_STEPS, "learn_start": 25_000},
 }
 
 
@@ -114,10 +104,10 @@ def config_of(name: str) -> type:
 
     Configs of built-in algorithms import no torch.
     """
-    if name in _CONFIGS:
-        config: type = _import(name, _CONFIGS[name])
-        return config
-    return find(name).Config
+    if name not in ALGOS:
+        return find(name).Config
+    config: type = specs.find(f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
+    return config
 
 
 def _import(name: str, path: str) -> Any:

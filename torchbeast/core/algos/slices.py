@@ -11,11 +11,8 @@ operation, which is expensive where other processes compete for the cores.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -33,7 +30,6 @@ _WORTH_A_THREAD = 42 * 4 * 84 * 84
 Figures = dict[str, Tensor]
 _Learnt = tuple[Figures, Feedback]
 Learn = Callable[[Any], _Learnt]  # learns from a slice: adds its gradients to the parameters
-_Work = tuple[Callable[[], None], Future[None], int]
 
 
 class Slices:
@@ -44,14 +40,14 @@ class Slices:
     """
 
     def __init__(self, model: nn.Module, bytes_at_once: int | None, num_threads: int) -> None:
-        """Starts the threads.
+        """Prepares the threads, which end once this object is gone.
 
         bytes_at_once: bytes of observations in a slice; None: the whole batch is one slice.
         """
         self._model = model
         self._bytes_at_once = bytes_at_once
         self._num_threads = num_threads
-        self._helpers = _Helpers(num_threads - 1)
+        self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "slices")
 
     def split(self, batch: Batch) -> Sequence[Batch]:
         """Returns slices that fit the cache, or smaller ones to occupy more threads."""
@@ -69,13 +65,18 @@ class Slices:
         slices = self.split(batch)
         left = iter(enumerate(slices))  # gives each slice to one thread
         learnt: dict[int, _Learnt] = {}
+        threads = torch.get_num_threads()
 
         def share() -> None:
             for number, columns in left:  # autograd locks gradients that threads share
                 learnt[number] = learn(columns)
 
+        def help_out() -> None:
+            use_threads(threads)  # as in the thread that waits for the result
+            share()
+
         count = min(self._num_threads, len(slices)) - 1
-        helped = [self._helpers.begin(share) for _ in range(count)]
+        helped = [self._helpers.submit(help_out) for _ in range(count)]
         try:
             share()
         finally:
@@ -116,38 +117,3 @@ def least_columns(model: nn.Module) -> int:
 def _sums(learnt: Sequence[Figures]) -> Figures:
     """Sums figures by name over the slices."""
     return {name: torch.stack([figures[name] for figures in learnt]).sum() for name in learnt[0]}
-
-
-class _Helpers:
-    """Daemon threads that wait for work until this object is deleted."""
-
-    def __init__(self, count: int) -> None:
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        for i in range(count):
-            thread = threading.Thread(target=_help, args=(self._work,), daemon=True)
-            thread.name = f"slices-{i}"
-            thread.start()
-        weakref.finalize(self, _end, self._work, count)
-
-    def begin(self, share: Callable[[], None]) -> Future[None]:
-        """Returns the future end of a share, which the first free thread does."""
-        done: Future[None] = Future()
-        self._work.put((share, done, torch.get_num_threads()))
-        return done
-
-
-def _help(work: SimpleQueue[_Work | None]) -> None:
-    while (item := work.get()) is not None:
-        share, done, threads = item
-        use_threads(threads)  # as in the thread that waits for the result
-        try:
-            share()
-            done.set_result(None)
-        except BaseException as error:  # raised again in the thread that asked
-            done.set_exception(error)
-        del item, share, done  # so that no batch is kept alive while this waits
-
-
-def _end(work: SimpleQueue[_Work | None], count: int) -> None:
-    for _ in range(count):
-        work.put(None)
