@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchbeast.cli.command_line import parse
+from torchbeast.cli.command_line import parse, run_with
 from torchbeast.errors import UsageError, exit_code_of
 from torchbeast.processes.supervisor import end_program
 
@@ -37,7 +37,7 @@ def _run(argv: Sequence[str] | None) -> int:
     flags = parse(BenchFlags, PROGRAM, argv)
     from bench import program  # not needed by --help
 
-    return program.run(flags)
+    return run_with(flags, program.run)
 
 
 if __name__ == "__main__":

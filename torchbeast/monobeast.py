@@ -12,7 +12,8 @@ from contextlib import ExitStack, closing
 
 from torch import nn
 
-from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli import command_line
+from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.registry import Agent, make_agent
@@ -20,7 +21,7 @@ from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.envs.env_process import EnvProcess
-from torchbeast.errors import EXIT_DONE, exit_code_of
+from torchbeast.errors import EXIT_DONE
 from torchbeast.learning.assemble import precision
 from torchbeast.learning.collection import process_source
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
@@ -38,8 +39,8 @@ MODEL_FOR_IMAGES = "shallow"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; returns 0 if done or stopped, 1 if it failed, 2 for wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(parse(MonoBeastFlags, PROGRAM, argv)))
+    """Runs the program and returns its exit code."""
+    return command_line.main(MonoBeastFlags, PROGRAM, argv, run)
 
 
 def run(flags: MonoBeastFlags) -> int:

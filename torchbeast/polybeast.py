@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli import command_line
+from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import PolyBeastFlags
-from torchbeast.errors import EXIT_DONE, exit_code_of
+from torchbeast.errors import EXIT_DONE
 from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.system import check_alone
@@ -25,8 +26,8 @@ PROGRAM = "polybeast"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; returns 0 if done or stopped, 1 if it failed, 2 for wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastFlags, PROGRAM, argv)))
+    """Runs the program and returns its exit code."""
+    return command_line.main(PolyBeastFlags, PROGRAM, argv, run)
 
 
 def run(flags: PolyBeastFlags) -> int:

@@ -13,10 +13,10 @@ import logging
 import shlex
 from collections.abc import Sequence
 
-from torchbeast.cli.command_line import parse
+from torchbeast.cli import command_line
 from torchbeast.cli.flags import PolyBeastEnvFlags
 from torchbeast.core.wording import counted, typed
-from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
+from torchbeast.errors import EXIT_DONE, UsageError
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Failure, Supervisor, end_program
 from torchbeast.processes.system import check_alone
@@ -33,8 +33,8 @@ _POLL_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; returns 0 if stopped, 1 if it failed, 2 for wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastEnvFlags, PROGRAM, argv)))
+    """Runs the program and returns its exit code."""
+    return command_line.main(PolyBeastEnvFlags, PROGRAM, argv, run)
 
 
 def run(flags: PolyBeastEnvFlags) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.registry import Agent, make_agent
@@ -63,11 +63,11 @@ def start(argv: Sequence[str]) -> int:
     """Runs alone, or as one of the learners that torchrun has started."""
     launch = launched()
     if launch is None:
-        return run(_parse(argv))
+        return run_with(_parse(argv), run)
     from torchbeast.learning.replicas import replica
 
     with replica(launch) as among, among.words(argv, lambda words: _parse(words).run) as words:
-        return run(_parse(words), among)
+        return run_with(_parse(words), functools.partial(run, replica=among))
 
 
 def _parse(argv: Sequence[str]) -> PolyBeastLearnerFlags:

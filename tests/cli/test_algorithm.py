@@ -105,23 +105,8 @@ class Needy(Mine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwiceConfig:
-    """Has two optimisers of one type."""
-
-    actor_optimiser: SgdConfig = field(default_factory=SgdConfig)
-    critic_optimiser: SgdConfig = field(default_factory=lambda: SgdConfig(step_size=0.3))
-
-
-class Twice(Mine):
-    Config = TwiceConfig
-
-    def __init__(self, actor: Any, config: TwiceConfig) -> None:
-        super().__init__(actor, MineConfig(optimiser=config.critic_optimiser))
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeepConfig:
-    """Has settings that clash two levels down."""
+    """Has two groups of settings with the same names."""
 
     actor: MineConfig = field(default_factory=MineConfig)
     critic: MineConfig = field(default_factory=MineConfig)
@@ -194,8 +179,8 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
         ),
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),
-        (f"{__name__}:Clashing", "settings with the names of other flags, batch_size: give them"),
-        (f"{__name__}:Deep", "has more than one setting named step_size: give them other"),
+        (f"{__name__}:Clashing", "names of other settings or flags, batch_size: give them"),
+        (f"{__name__}:Deep", "other settings or flags, boldness, step_size: give them other"),
         (f"{__name__}:OfPath", "has settings that JSON cannot hold, data: make them numbers"),
         (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
         (f"{__name__}:Needy", "cannot be used: NeedyConfig.boldness has no default"),
@@ -244,7 +229,7 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
         flags = parse(MonoBeastFlags, "monobeast", ["--algo", "laser", *words])
         return assemble_alone(run_settings(flags, "Catch", HERE).learner, agent_of_a_box)
 
-    message = "some actions are continuous: use --replay_kl_threshold inf .*, or another --algo"
+    message = "some actions are continuous: use replay_kl_threshold inf .*, or another algorithm"
     with pytest.raises(UsageError, match=message):
         assembled()
     everywhere = assembled("--replay_size", "1000", "--replay_kl_threshold", "inf")
@@ -311,36 +296,6 @@ def test_a_run_is_resumed_with_its_algorithm_and_settings(tmp_path: Path) -> Non
     assert flags.algorithm == MineConfig(boldness=9, optimiser=SgdConfig(step_size=0.125))
 
 
-def test_nested_settings_that_clash_are_prefixed_with_the_name_of_their_group(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    twice = f"{__name__}:Twice"
-    flags = parse(
-        MonoBeastFlags, "monobeast", ["--algo", twice, "--actor_optimiser_step_size", "2"]
-    )
-    config: Any = flags.algorithm
-    assert (config.actor_optimiser.step_size, config.critic_optimiser.step_size) == (2, 0.3)
-    assert isinstance(config, TwiceConfig) and isinstance(config.critic_optimiser, SgdConfig)
-    expected = {"actor_optimiser_step_size": 2.0, "critic_optimiser_step_size": 0.3}
-    assert expected.items() <= flatten(flags).items()
-    with pytest.raises(SystemExit):
-        parse(MonoBeastFlags, "monobeast", ["--help", "--algo", twice])
-    shown = capsys.readouterr().out
-    assert "--critic_optimiser_step_size" in shown and "Length of a step." in shown
-    save_complete(tmp_path, algo=twice, critic_optimiser_step_size=0.125)
-    config = resume(tmp_path).algorithm
-    assert (config.actor_optimiser.step_size, config.critic_optimiser.step_size) == (0.1, 0.125)
-
-
-@pytest.mark.parametrize("name", ["actor_optimiser", "critic_optimiser"])
-def test_a_check_of_nested_settings_names_the_flag_as_it_is_typed(name: str) -> None:
-    words = ["--algo", f"{__name__}:Twice", f"--{name}_step_size", "-1"]
-    with pytest.raises(UsageError) as error:
-        parse(MonoBeastFlags, "monobeast", words)
-    expected = f"--{name}_step_size must be greater than 0, got -1.0. See --help."
-    assert str(error.value) == expected
-
-
 @pytest.mark.parametrize(
     ("recorded", "now"), [({"algo": MINE}, "impala"), ({"algo": "impala"}, MINE), ({}, MINE)]
 )
@@ -350,7 +305,7 @@ def test_a_run_is_not_resumed_with_another_algorithm(
     """Before algorithms were recorded all runs learnt with impala."""
     save_complete(tmp_path, **recorded)
     before = recorded.get("algo", "impala")
-    expected = f"learns with --algo {before}, not {now}: give --algo {before}, or another --xpid"
+    expected = f"^algo must be {before}, as in the run run, not {now}: give that, or another run"
     with pytest.raises(UsageError, match=expected):
         resume(tmp_path, "--algo", now)
 

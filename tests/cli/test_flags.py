@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from torchbeast import monobeast, polybeast
-from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.command_line import as_typed, flatten, parse, run_with
 from torchbeast.cli.flags import (
     PolyBeastEnvFlags,
     PolyBeastFlags,
@@ -22,8 +22,7 @@ from torchbeast.cli.flags import (
     RayBeastFlags,
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.core.wording import renamed
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.system import available_cores
 from torchbeast.sources.processes.config import MAX_FIXED_LAG, ProcessesConfig
 from torchbeast.sources.servers.config import FleetConfig, ServersConfig
@@ -242,11 +241,23 @@ def test_a_terminal_without_box_characters_gets_the_same_sentence(
         ("a num_actors_more 4", "a num_actors_more 4"),
         ("model must be one that the model knows", "--model must be one that the model knows"),
         ("max_num_actors is no flag", "max_num_actors is no flag"),
+        ("/logs/num_actors/model.tar is damaged", "/logs/num_actors/model.tar is damaged"),
     ],
 )
 def test_names_of_fields_become_flags_and_plain_words_stay(sentence: str, typed: str) -> None:
-    flags = {name: f"--{name}" for name in ("num_actors", "num_servers", "model")}
-    assert renamed(sentence, flags) == typed
+    assert as_typed(sentence, PolyBeastFlags) == typed
+
+
+def test_only_wrong_usage_names_flags_and_not_what_fails_in_a_run() -> None:
+    def failing_with(error: Exception) -> Any:
+        def run(_: PolyBeastFlags) -> int:
+            raise error
+
+        return run
+
+    for kind, expected in ((UsageError, "fewer --num_actors"), (RunError, "fewer num_actors")):
+        with pytest.raises(kind, match=f"^{expected}$"):
+            run_with(PolyBeastFlags(), failing_with(kind("fewer num_actors")))
 
 
 def test_flags_with_dashes_mean_the_same_before_and_after_the_algorithm_is_known() -> None:

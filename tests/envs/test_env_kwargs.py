@@ -118,7 +118,7 @@ def test_wrong_keyword_arguments_are_refused_with_the_accepted_ones(
 
 def test_atari_games_refuse_keyword_arguments_and_name_their_flags() -> None:
     pytest.importorskip("ale_py")
-    with pytest.raises(envs.EnvError, match="takes no keyword arguments, got size: .*--frame_skip"):
+    with pytest.raises(envs.EnvError, match="takes no keyword arguments, got size: .*frame_skip"):
         envs.make(EnvSpec("PongNoFrameskip-v4", {"size": 8}), 1)
 
 

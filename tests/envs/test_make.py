@@ -96,9 +96,7 @@ OF_ATARI = {"sticky_actions": 0.1, "frame_skip": 4, "full_action_space": True}
 )
 def test_options_of_atari_games_are_refused_for_others(env_id: str, option: str) -> None:
     options = envs.EnvOptions(**{option: OF_ATARI[option]})
-    with pytest.raises(
-        envs.EnvError, match=rf"{env_id} is no game of Atari.*: leave out --{option}"
-    ):
+    with pytest.raises(envs.EnvError, match=rf"{env_id} is no game of Atari.*: leave out {option}"):
         envs.make(envs.EnvSpec(env_id, options=options), 1)
 
 

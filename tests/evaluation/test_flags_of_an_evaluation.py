@@ -16,6 +16,7 @@ from torchbeast.learning import checkpoint as checkpoints
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
 WIDE = {"hidden": 24}
+QUOTED = "'{\"hidden\": 24}'"
 
 
 def save(savedir: Path, **flags: Any) -> None:
@@ -44,31 +45,31 @@ def evaluate(program: str, savedir: Path, *words: str) -> int:
 @pytest.mark.parametrize(
     ("recorded", "words", "both"),
     [
-        ({"model": "auto"}, ("--model", "deep"), "--model mlp, not deep"),
-        ({}, ("--model_kwargs", '{"hidden": 24}'), "--model_kwargs '{}', not '{\"hidden\": 24}'"),
+        ({"model": "auto"}, ("--model", "deep"), ("model", "mlp", "deep")),
+        ({}, ("--model_kwargs", '{"hidden": 24}'), ("model_kwargs", "'{}'", QUOTED)),
         (
             {"model_kwargs": WIDE},
             ("--model_kwargs", "{}"),
-            "--model_kwargs '{\"hidden\": 24}', not '{}'",
+            ("model_kwargs", QUOTED, "'{}'"),
         ),
-        ({"use_lstm": True}, ("--no_use_lstm",), "--use_lstm, not --no_use_lstm"),
-        ({"use_lstm": False}, ("--use_lstm",), "--no_use_lstm, not --use_lstm"),
-        ({"algo": "their:Algo"}, ("--algo", "impala"), "--algo their:Algo, not impala"),
-        ({"model": "mlp"}, ("--preset", "pong"), "--model mlp, not shallow-norm"),
+        ({"use_lstm": True}, ("--no_use_lstm",), ("use_lstm", "True", "False")),
+        ({"use_lstm": False}, ("--use_lstm",), ("use_lstm", "False", "True")),
+        ({"algo": "their:Algo"}, ("--algo", "impala"), ("algo", "their:Algo", "impala")),
+        ({"model": "mlp"}, ("--preset", "pong"), ("model", "mlp", "shallow-norm")),
     ],
 )
 def test_a_flag_that_contradicts_the_run_is_refused_with_both_sides(
     program: str,
     recorded: dict[str, Any],
     words: tuple[str, ...],
-    both: str,
+    both: tuple[str, str, str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     save(tmp_path, **recorded)
     assert evaluate(program, tmp_path, *words) == 2
-    before = both.partition(", not ")[0]
-    expected = f"the run a learns with {both}: give {before}, or another --xpid"
+    flag, before, now = both
+    expected = f"--{flag} must be {before}, as in the run a, not {now}: give that, or another run"
     assert capsys.readouterr().err == f"{program}: {expected}\n"
 
 

@@ -141,8 +141,8 @@ def test_a_checkpoint_of_something_else_is_refused_and_kept(workshop: Workshop) 
     path = workshop.run_folder("a") / "model.tar"
     before = path.read_bytes()
     for more, names in (
-        (["--use_lstm"], "learns with --no_use_lstm, not --use_lstm: give"),
-        (["--env", "environments:Plain"], "--env Catch"),
+        (["--use_lstm"], "--use_lstm must be False, as in the run a, not True: give"),
+        (["--env", "environments:Plain"], "--env must be Catch"),
     ):
         args = ["--env", "Catch", *SMALL, "--total_steps", "4000", *more]
         code, said = workshop.run("polybeast", *args)

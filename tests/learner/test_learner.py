@@ -208,11 +208,11 @@ def test_a_cell_that_is_run_again_ends_the_learner_before(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (impala_of, "learns with algo_factory ppo, not impala: .* or another log_dir"),
-        (lambda: scheme_of(recurrent=True), "give recurrent=False, or another log_dir"),
+        (impala_of, "^algo must be ppo, as in the run run, not impala"),
+        (lambda: scheme_of(recurrent=True), "^use_lstm must be False, as in the run run, not True"),
         (
             lambda: scheme_of({"env_fn": torchbeast.make_env, "env_kwargs": {"env": "Dials"}}),
-            "learns Catch, not Dials",
+            "env must be Catch, as in the run run, not Dials",
         ),
     ],
 )

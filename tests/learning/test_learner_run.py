@@ -254,7 +254,7 @@ def with_model(name: str) -> dict[str, Any]:
 
 def test_a_run_is_not_resumed_with_another_network_of_the_same_shapes(tmp_path: Path) -> None:
     train(tmp_path, GOOD, **with_model("shallow-norm"))
-    with pytest.raises(UsageError, match="learns with --model shallow-norm, not shallow: give"):
+    with pytest.raises(UsageError, match="model must be shallow-norm, as in .*, not shallow: give"):
         train(tmp_path, GOOD, **with_model("shallow"))
     train(tmp_path, GOOD, **with_model("auto"))
     saved = checkpoints.load(tmp_path / "run" / "model.tar")
@@ -266,7 +266,7 @@ def test_a_run_is_not_resumed_with_other_keyword_arguments_of_its_network(tmp_pa
     train(tmp_path, GOOD, groups=wide)
     with pytest.raises(UsageError) as error:
         train(tmp_path, GOOD, groups={"model": ModelConfig(model="mlp")})
-    assert "--model_kwargs '{\"hidden\": 24}', not '{}': give --model_kwargs '" in str(error.value)
+    assert "model_kwargs must be '{\"hidden\": 24}', as in the run" in str(error.value)
     train(tmp_path, GOOD, groups=wide)
     saved = checkpoints.load(tmp_path / "run" / "model.tar")
     assert saved["flags"]["model_kwargs"] == {"hidden": 24}

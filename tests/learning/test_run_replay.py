@@ -75,8 +75,8 @@ def test_what_does_not_fit_is_refused_and_what_would_is_told() -> None:
     with pytest.raises(UsageError) as error:
         made(most + 1, free)
     assert str(error.value) == (
-        f"--replay_size {most + 1} needs 5.7 MB of memory, {EACH} bytes a step, and 12.3 MB for "
-        f"other buffers, but 20.0 MB are free on this machine: give at most --replay_size {most}"
+        f"replay_size {most + 1} needs 5.7 MB of memory, {EACH} bytes a step, and 12.3 MB for "
+        f"other buffers, but 20.0 MB are free on this machine: give at most replay_size {most}"
     )
 
 
@@ -85,7 +85,7 @@ def test_memory_that_cannot_be_reserved_is_a_sentence(monkeypatch: pytest.Monkey
         raise MemoryError("it cannot be reserved")
 
     monkeypatch.setattr("torchbeast.learning.replay.RolloutReplay", refuse)
-    with pytest.raises(UsageError, match="it cannot be reserved: give a smaller --replay_size"):
+    with pytest.raises(UsageError, match="it cannot be reserved: give a smaller replay_size"):
         made()
 
 
@@ -101,7 +101,7 @@ def test_numbers_of_bytes_are_short(count: float, words: str) -> None:
 
 def test_an_algorithm_that_takes_replayed_columns_for_new_ones_is_refused() -> None:
     given = config("--replay_size", "1000", "--algo", "impala")
-    with pytest.raises(UsageError, match="--algo impala does not learn from a replay.*laser"):
+    with pytest.raises(UsageError, match="algo impala does not learn from a replay.*laser"):
         check_learns_from_replay(given, "impala")
     check_learns_from_replay(config("--replay_size", "1000"), "laser")
     check_learns_from_replay(config(), "impala")
@@ -109,7 +109,7 @@ def test_an_algorithm_that_takes_replayed_columns_for_new_ones_is_refused() -> N
 
 def test_laser_without_a_replay_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     check_learns_from_replay(config("--algo", "laser"), "laser")
-    assert "give --replay_size" in capsys.readouterr().out
+    assert "give replay_size" in capsys.readouterr().out
 
 
 # --- files
@@ -174,7 +174,7 @@ def test_otherwise_it_begins_with_an_empty_one(
         (tmp_path / FILE).write_bytes(b"old")
     resume_replay(made(), tmp_path, is_saved)
     (said,) = capsys.readouterr().out.splitlines()[-1:]
-    why = f"there is no {tmp_path / FILE} yet" if is_saved else "--checkpoint_replay would save it"
+    why = f"there is no {tmp_path / FILE} yet" if is_saved else "checkpoint_replay would save it"
     assert said == f"The replay starts empty: {why}."
 
 

@@ -60,7 +60,7 @@ def test_wrong_combinations_are_sentences_at_the_start() -> None:
     for words, make, message in (
         (["--algo", "dqn"], over_a_box, "needs a Discrete action space"),
         (["--algo", "td3"], agent, "TD3 needs a Box action space, got Discrete"),
-        (["--algo", "sac", "--use_lstm"], agent, "have no recurrent state: leave out --use_lstm"),
+        (["--algo", "sac", "--use_lstm"], agent, "have no recurrent state: leave out use_lstm"),
     ):
         with pytest.raises(UsageError, match=message):
             assemble_alone(config(*words), make)
@@ -75,7 +75,7 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     assert f"The replay holds 1,000 steps of {each} bytes:" in capsys.readouterr().out
     replay_of(1000, "--priority_exponent", "0.6")
     assert f"steps of {each + 17} bytes" in capsys.readouterr().out
-    with pytest.raises(UsageError, match=f"--replay_size 50000 needs .*{each} bytes a step"):
+    with pytest.raises(UsageError, match=f"replay_size 50000 needs .*{each} bytes a step"):
         replay_of(50_000, free=2_000_000)
 
 

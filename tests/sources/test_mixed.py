@@ -595,7 +595,7 @@ def test_a_replay_without_room_for_an_episode_is_told_once(
     assert all(rollout.batch_size == B for rollout in rollouts)
     told = [record for record in caplog.records if record.name == "torchbeast.replay"]
     (said,) = [record.getMessage() for record in told]
-    assert "holds no whole episode" in said and "--replay_size" in said
+    assert "holds no whole episode" in said and "replay_size" in said
     assert "of 16 steps is full" in said
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -24,12 +24,11 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.algorithm import with_algorithm
-from torchbeast.cli.learner_flags import LearnerFlags, flag_of
+from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
-from torchbeast.core.wording import renamed
-from torchbeast.errors import EXIT_DONE, UsageError, refusing_paths
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.output import lossy_output
 
 KWARGS = Mapping[str, Any]
@@ -52,6 +51,26 @@ _ALIASES = {  # names in earlier programs
 # Names in other libraries that are not similar to those of the flags here.
 _ELSEWHERE = {"num_envs": "num_actors", **OTHER_NAMES}
 _SIMILAR = 0.7  # at least, from 0 to 1, for a flag to be suggested
+
+
+def main(
+    flags_type: type[Flags],
+    program: str,
+    args: Sequence[str] | None,
+    run: Callable[[Flags], int],
+) -> int:
+    """Parses the flags in `args` and runs a program with them; returns its exit code: 0 if it is
+    done or was stopped, 1 if it failed, 2 for wrong usage.
+    """
+    return exit_code_of(program, lambda: run_with(parse(flags_type, program, args), run))
+
+
+def run_with(flags: Flags, run: Callable[[Flags], int]) -> int:
+    """Runs a program; a UsageError of it, which names fields, then names flags."""
+    try:
+        return run(flags)
+    except UsageError as error:
+        raise UsageError(as_typed(str(error), type(flags))) from error
 
 
 def parse(
@@ -225,8 +244,8 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
         value = getattr(flags, field.name)
         if dataclasses.is_dataclass(value):
             object.__setattr__(replaced, field.name, _replaced(value, values))
-        elif flag_of(field) in values:
-            object.__setattr__(replaced, field.name, values[flag_of(field)])
+        elif field.name in values:
+            object.__setattr__(replaced, field.name, values[field.name])
     return replaced
 
 
@@ -238,8 +257,18 @@ def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
         return " ".join([said, *_of_other_algorithms(unknown), *_did_you_mean(unknown, known)])
     if not _OF_A_CHECK.match(said):
         return said
-    as_typed = {name: f"--{name}" for name in names(flags_type)}
-    return renamed(_OF_A_CHECK.sub("", said), as_typed)
+    return as_typed(_OF_A_CHECK.sub("", said), flags_type)
+
+
+def as_typed(sentence: str, flags_type: type) -> str:
+    """Replaces the names of fields in a sentence by flags.
+
+    Names that are plain words, such as "model", are replaced only at the start of the sentence.
+    """
+    for name in names(flags_type):
+        where = r"(?<![-\w/.])" if "_" in name else "^"
+        sentence = re.sub(rf"{where}{name}(?![-\w/])", f"--{name}", sentence)
+    return sentence
 
 
 def _did_you_mean(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]:
@@ -290,7 +319,7 @@ def flatten(flags: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
-        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {flag_of(field): value})
+        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {field.name: value})
     return flat
 
 

@@ -8,9 +8,8 @@ flags as they are typed.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
@@ -24,12 +23,6 @@ from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
-
-
-def flag_of(field: dataclasses.Field[Any]) -> str:
-    """Returns the name of a field's flag: its own, unless cli/algorithm.py gave it a prefix."""
-    name: str = field.metadata.get("flag", field.name)
-    return name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchbeast.cli.learner_flags import LearnerFlags, flag_of
+from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import NEWEST
@@ -164,7 +164,7 @@ def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
         if dataclasses.is_dataclass(hints[field.name]):
             yield from kinds(hints[field.name])
         else:
-            yield flag_of(field), hints[field.name]
+            yield field.name, hints[field.name]
 
 
 def _is_of(kind: Any, value: Any) -> bool:

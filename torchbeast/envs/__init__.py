@@ -95,11 +95,11 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
 
     ours = atari.is_atari(name) or name in BUILT_IN or name.startswith(minatar.PREFIX)
     if ours and spec.options.mask_actions:
-        raise EnvError(f"{name} masks no actions: leave out --mask_actions")
+        raise EnvError(f"{name} masks no actions: leave out mask_actions")
     if atari.is_atari(name):
         return atari.make(spec, num_envs, num_threads)
     if of_atari := spec.options.of_atari():
-        flags = " and ".join(f"--{option}" for option in of_atari)
+        flags = " and ".join(of_atari)
         raise EnvError(f"{name} is no game of Atari, and has no {flags}: leave out {flags}")
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
@@ -143,7 +143,7 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
 def _masked(factory: Callable[..., Any], name: str, returns_one: bool) -> Callable[..., Any]:
     if not returns_one:
         raise EnvError(
-            f"{name} returns a VecEnv, which has no info for --mask_actions: put an action_mask "
+            f"{name} returns a VecEnv, which has no info for mask_actions: put an action_mask "
             "into its observations, and leave out the flag"
         )
     return masked_from_info(factory)

@@ -132,7 +132,7 @@ def make(spec: EnvSpec, num_envs: int, num_threads: int) -> AtariEnv:
     if spec.kwargs:
         raise EnvError(
             f"{env_id} takes no keyword arguments, got {', '.join(spec.kwargs)}: Atari games are "
-            "configured by --sticky_actions, --frame_skip and --full_action_space"
+            "configured by sticky_actions, frame_skip and full_action_space"
         )
     if find_spec("ale_py") is None:
         raise EnvError(f"{env_id} needs ALE, which is not installed: pip install ale-py")

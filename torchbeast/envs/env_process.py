@@ -207,7 +207,7 @@ def outcome_in(env: VecEnv, name: str) -> Outcome:
     if rewards is None:
         raise EnvError(
             f"{name} has no compute_reward(achieved_goal, desired_goal, info), which "
-            "hindsight needs: leave out --hindsight_share"
+            "hindsight needs: leave out hindsight_share"
         )
     return _Outcome(name, rewards, getattr(task, "compute_terminated", _never))
 

@@ -60,7 +60,7 @@ class MaskFromInfo:
         result = self._env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise EnvError(
-                "--mask_actions needs the info dict that reset() of Gymnasium returns, but "
+                "mask_actions needs the info dict that reset() of Gymnasium returns, but "
                 f"{_name(self._env)} returns none: put an {KEY} into its observations"
             )
         observation, info = result
@@ -81,8 +81,8 @@ class MaskFromInfo:
             if is_last:
                 return np.ones(size, bool)
             raise EnvError(
-                f"--mask_actions needs info['{KEY}'] at every step, but {_name(self._env)} gave "
-                f"{', '.join(map(repr, info)) or 'an empty info'}: leave out --mask_actions"
+                f"mask_actions needs info['{KEY}'] at every step, but {_name(self._env)} gave "
+                f"{', '.join(map(repr, info)) or 'an empty info'}: leave out mask_actions"
             )
         given = info[KEY]
         mask = np.concatenate(given) if isinstance(given, tuple) else np.asarray(given)
@@ -115,7 +115,7 @@ def _num_choices(space: ActionSpace, name: str) -> int:
     if isinstance(space, MultiDiscrete):
         return sum(space.nvec)
     raise EnvError(
-        f"--mask_actions needs a Discrete or MultiDiscrete action space, but {name} has a "
+        f"mask_actions needs a Discrete or MultiDiscrete action space, but {name} has a "
         f"{type(space).__name__}: leave it out"
     )
 

@@ -35,10 +35,8 @@ from torchbeast.core.checks import at_least, names_checked, require
 from torchbeast.core.device import CudaStream
 from torchbeast.core.envs.selection import names
 from torchbeast.core.storages.batch import Batch
-from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
-from torchbeast.learner.arguments import arguments, named_by_arguments
 from torchbeast.learner.callback import Callback, Schedule
 from torchbeast.learner.callbacks import (
     RowInHand,
@@ -109,11 +107,7 @@ class Learner:
         self.target_steps = target_steps
         self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
         self._is_in_callback = False
-        with as_arguments(arguments(scheme), fields=True):
-            self._begin(log_dir or scheme.train_envs_factory.log_dir, seed)
-
-    def _begin(self, log_dir: str | Path | None, seed: int | None) -> None:
-        self._config = _run_config(log_dir, seed)
+        self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
             earlier._is_taken_over = True
@@ -154,7 +148,6 @@ class Learner:
         """
         self._is_stopped = True
 
-    @named_by_arguments
     def step(self) -> dict[str, float]:
         """Collects a batch, learns from it, calls the callbacks; returns `get_metrics`. With a
         ReplayBuffer the batch is sampled, and steps are collected when it is their turn.
@@ -225,7 +218,6 @@ class Learner:
             said.append(f"loss {self._progress.loss:.3g}")
         print(", ".join(said), flush=True)
 
-    @named_by_arguments
     def save_model(self, path: str | Path | None = None) -> Path:
         """Writes a checkpoint, from which a run can go on; returns its path.
 
@@ -240,7 +232,6 @@ class Learner:
                 checkpoints.save(target, self._saving.checkpoint(self._training))
         return target
 
-    @named_by_arguments
     def restore(self, path: str | Path | None = None) -> None:
         """Goes on from a checkpoint: weights, optimiser, counters and random numbers.
 
@@ -259,7 +250,6 @@ class Learner:
         raise_failure(self._session.supervisor.failure, self._session.folder)
         self._open(found)
 
-    @named_by_arguments
     def evaluate(
         self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None
     ) -> Episodes:
@@ -282,7 +272,6 @@ class Learner:
             torch.default_generator.manual_seed(seed)  # of sampled actions
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
-    @named_by_arguments
     def close(self) -> None:
         """Ends the run: writes the checkpoint, ends workers. May be called again.
 

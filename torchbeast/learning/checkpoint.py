@@ -94,9 +94,7 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             _verify(file)
             checkpoint = _load(file)
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no checkpoint at {path}: give the --xpid of a run that has one"
-        ) from None
+        raise UsageError(f"there is no checkpoint at {path}: give a run that has one") from None
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch has no single type for a file that is none of its own

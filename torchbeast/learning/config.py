@@ -111,4 +111,4 @@ def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardCl
 def sentence(clipping: str) -> str:
     """Returns a sentence about the clipping, for the start of a run."""
     how = {"abs_one": "clipped to [-1, 1]", "none": "as they are"}[clipping]
-    return f"Learning from rewards {how} (--reward_clipping {clipping})."
+    return f"Learning from rewards {how} (reward_clipping {clipping})."

@@ -95,27 +95,28 @@ class EarlierRun:
             return
         before = checkpoints.actor_spec(self._saved)
         if now.name != before.name != "auto":
-            raise self._other(f"--model {before.name}", now.name)
+            raise self._other("model", before.name, now.name)
         if now.kwargs != before.kwargs:
             kwargs, others = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
-            raise self._other(f"--model_kwargs {kwargs}", others)
+            raise self._other("model_kwargs", kwargs, others)
         # Where it is not recorded, loading the weights shows a mismatch.
         has_memory = bool(self._saved["flags"].get("use_lstm", now.use_lstm))
         if now.use_lstm != has_memory:
-            flags = "--no_use_lstm", "--use_lstm"
-            raise self._other(flags[has_memory], flags[now.use_lstm])
+            raise self._other("use_lstm", has_memory, now.use_lstm)
 
-    def _other(self, before: str, now: str) -> UsageError:
+    def _other(
+        self, name: str, before: object, now: object, remedy: str = "give that"
+    ) -> UsageError:
         return UsageError(
-            f"the run {self._name} learns with {before}, not {now}: "
-            f"give {before}, or another --xpid"
+            f"{name} must be {before}, as in the run {self._name}, not {now}: "
+            f"{remedy}, or another run"
         )
 
     def check_same_algorithm(self, now: str) -> None:
         """Raises UsageError for another algorithm; runs that recorded none used the default."""
         before = now if self.recorded is None else self.recorded.get("algo", registry.DEFAULT)
         if now != before:
-            raise self._other(f"--algo {before}", now)
+            raise self._other("algo", before, now)
 
     def check_same_environment(self, now: str, others_serve: bool) -> None:
         """Raises UsageError for another environment.
@@ -124,10 +125,8 @@ class EarlierRun:
         """
         before = None if self.recorded is None else self.recorded.get("env")
         if before is not None and before != now:
-            raise UsageError(
-                f"the run {self._name} learns {before}, not {now}: "
-                f"{'start servers of' if others_serve else 'give --env'} {before}, "
-                "or give another --xpid"
+            raise self._other(
+                "env", before, now, "start servers of it" if others_serve else "give that"
             )
 
     def restore(self, step: OptimiserStep[Any]) -> None:

@@ -25,7 +25,6 @@ from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.wording import worded
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
@@ -401,7 +400,7 @@ class LearnerRun:
     def _say_start(self, compute: Compute, agent: Agent) -> None:
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
-            print(worded(sentence(clipping)), flush=True)
+            print(sentence(clipping), flush=True)
 
     def _say_resumed(self, progress: Progress) -> None:
         if self._earlier.recorded is not None:
@@ -446,11 +445,11 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
         return
     if config.replay.is_used and not config.algo.learns_from_replay:
         raise UsageError(
-            f"--algo {algo} does not learn from a replay: leave out --replay_size and "
-            "--replay_ratio, or use --algo laser, with another --xpid if this run has learnt before"
+            f"algo {algo} does not learn from a replay: leave out replay_size and replay_ratio, or "
+            "use laser, in another run if this one has learnt before"
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
-        print(worded("Nothing is replayed: give --replay_size for that."), flush=True)
+        print("Nothing is replayed: give replay_size for that.", flush=True)
 
 
 def check_batches(
@@ -463,7 +462,7 @@ def check_batches(
     if not issubclass(given, algorithm.takes):
         raise UsageError(
             f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but {giver} "
-            f"{given.__name__}: choose another --algo"
+            f"{given.__name__}: choose another algorithm"
         )
 
 

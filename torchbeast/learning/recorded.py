@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from torchbeast.core.wording import typed, worded
+from torchbeast.core.wording import typed
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND, REACHING
@@ -79,16 +79,11 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if "env_kwargs" in now:
         now = {**now, "env_kwargs": _env_kwargs(now)}
     return [
-        f"{_called(name)} {_plain(value)} (recorded {_plain(recorded[name])})"
+        f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
         for name, value in now.items()
         if name in recorded and name not in (*OF_ONE_COMMAND, SERVED_KWARGS, "model")
         if _plain(recorded[name]) != _plain(value)
     ]
-
-
-def _called(name: str) -> str:
-    """Returns the name of a setting, that of an argument for a caller in Python."""
-    return worded(f"--{name}").removeprefix("--")
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,6 @@ from torchbeast.core.storages.rollout_store import (
     row_specs,
 )
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
-from torchbeast.core.wording import worded
 from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
@@ -197,7 +196,7 @@ def _reserving() -> Iterator[None]:
     try:
         yield
     except (MemoryError, ValueError) as error:
-        raise UsageError(f"{error}: give a smaller --replay_size") from error
+        raise UsageError(f"{error}: give a smaller replay_size") from error
 
 
 def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
@@ -216,7 +215,7 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
     """
     path = folder / REPLAY
     if not is_saved or not path.exists():
-        why = f"there is no {path} yet" if is_saved else worded("--checkpoint_replay would save it")
+        why = f"there is no {path} yet" if is_saved else "checkpoint_replay would save it"
         print(f"The replay starts empty: {why}.", flush=True)
         return False
     try:

@@ -207,7 +207,7 @@ def _as_argument(name: str, arguments: Mapping[str, Any]) -> str:
     if len(text) > _MOST_BYTES:
         raise UsageError(
             f"the arguments of {name} are {len(text):,} bytes of JSON, but a process takes at most "
-            f"{_MOST_BYTES:,}: shorten --env_kwargs and --model_kwargs, for example by the name of "
+            f"{_MOST_BYTES:,}: shorten env_kwargs and model_kwargs, for example by the name of "
             "a file that the environment or network reads"
         )
     return text

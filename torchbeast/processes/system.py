@@ -188,9 +188,9 @@ def check_memory(size: int, each: int, buffers: int, free: int | None) -> None:
         return
     most = max(0, int(_MOST * free) - buffers) // each
     raise UsageError(
-        f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
+        f"replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
         f"{in_bytes(buffers)} for other buffers, but {in_bytes(free)} are free on this machine: "
-        f"give at most --replay_size {most}"
+        f"give at most replay_size {most}"
     )
 
 
@@ -199,8 +199,8 @@ def check_buffers(buffers: int, free: int | None) -> None:
     if free is not None and buffers > free:
         raise UsageError(
             f"the rollouts that are written, wait and are learnt from take {in_bytes(buffers)} of "
-            f"memory, but {in_bytes(free)} are free on this machine: give a smaller --batch_size, "
-            "a smaller --unroll_length or fewer --num_actors"
+            f"memory, but {in_bytes(free)} are free on this machine: give a smaller batch_size, "
+            "a smaller unroll_length or fewer num_actors"
         )
 
 

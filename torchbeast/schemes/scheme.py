@@ -25,7 +25,7 @@ import torch
 from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import ActorFactory
-from torchbeast.core.algos.base import AlgoFactory, recorded
+from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.checks import (
     above,
     at_least,
@@ -37,7 +37,6 @@ from torchbeast.core.checks import (
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
@@ -60,29 +59,6 @@ _FACTORIES = {
     "storage_factory": (Storage, "OnPolicyGAEBuffer.create_factory(...)"),
     "train_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
     "test_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
-}
-
-# Flags that no argument of a Scheme's components stands for keep their names.
-_ARGUMENTS = {
-    "algo": "algo_factory",
-    "env": "env_fn",
-    "model": "feature_extractor_network",
-    "model_kwargs": "feature_extractor_kwargs",
-    "use_lstm": "recurrent=True",
-    "no_use_lstm": "recurrent=False",
-    "num_actors": "vec_env_size",
-    "num_processes": "col_remote_workers",
-    "num_servers": "col_remote_workers",
-    "num_workers": "col_remote_workers",
-    "actor_cpus": "col_worker_resources",
-    "device": "local_device",
-    **{
-        name: name
-        for name in (
-            *("batch_size", "unroll_length", "replay_size", "replay_ratio", "learn_start"),
-            *("checkpoint_replay", "hindsight_share", "env_kwargs", "info_keywords"),
-        )
-    },
 }
 
 _SYNC_COL_SPECS = ["fraction_workers", "fraction_samples"]
@@ -124,9 +100,8 @@ class Scheme:
 
     def __post_init__(self) -> None:
         self._check_values()
-        with as_arguments(self.arguments, fields=True):
-            self._check_axes()
-            self._check_components()
+        self._check_axes()
+        self._check_components()
 
     @classmethod
     def preset(cls, name: str, train_envs_factory: VecEnvFactory, **others: Any) -> Scheme:
@@ -138,12 +113,6 @@ class Scheme:
         from torchbeast.schemes.presets import settings
 
         return cls(**{**settings(name, train_envs_factory), **others})
-
-    @property
-    def arguments(self) -> Mapping[str, str]:
-        """The arguments of the components by the flags of the programs."""
-        of_algorithm = {name: name for name in recorded(self.algo_factory.config)}
-        return {**of_algorithm, **_ARGUMENTS, **self.storage_factory.arguments}
 
     @property
     def algo(self) -> AlgoFactory:

@@ -191,7 +191,7 @@ class ReplayConfig:
         )
         require(
             self.replay_service is None,
-            "replay_service shares rollouts among agents of --algo laser: leave it out",
+            "replay_service shares rollouts among agents of laser: leave it out",
         )
         least, room = 2 * unroll_length, self.replay_size // unroll_length * unroll_length
         require(

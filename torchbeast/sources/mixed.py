@@ -190,7 +190,7 @@ class MixedSource(WithReplay):
         if is_too_small and not self._is_too_small:
             _log.warning(
                 "the replay of %s steps is full, but holds no whole episode, so that nothing is "
-                "learnt from it: give more --replay_size",
+                "learnt from it: give more replay_size",
                 f"{self._replay.capacity:,}",
             )
         self._is_too_small = is_too_small

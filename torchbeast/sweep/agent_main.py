@@ -20,7 +20,7 @@ import time
 import traceback
 from typing import Any, TextIO
 
-from torchbeast.cli.command_line import parse
+from torchbeast.cli.command_line import parse, run_with
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError
 from torchbeast.processes.child_main import failure, take_stdin, take_stdout
 from torchbeast.processes.supervisor import end_program
@@ -46,7 +46,8 @@ def main(arguments: dict[str, Any]) -> int:
 def _run(program: ProgramName, words: list[str]) -> str | None:
     """Runs the program; returns why it failed, or None."""
     try:
-        importlib.import_module(f"torchbeast.{program}").run(parse(FLAGS[program], program, words))
+        run = importlib.import_module(f"torchbeast.{program}").run
+        run_with(parse(FLAGS[program], program, words), run)
     except Exception as error:
         if not isinstance(error, (RunError, UsageError)):
             traceback.print_exc()

@@ -146,7 +146,7 @@ def test_a_network_with_a_gru_is_made_from_its_keyword_argument(name: str) -> No
 
 @pytest.mark.parametrize(
     ("core", "use_lstm", "reason"),
-    [("rnn", True, 'core must be lstm or gru, got "rnn"'), ("gru", False, "add --use_lstm")],
+    [("rnn", True, 'core must be lstm or gru, got "rnn"'), ("gru", False, "add use_lstm")],
 )
 def test_a_core_that_there_is_not_is_refused(core: str, use_lstm: bool, reason: str) -> None:
     spec = ActorSpec("mlp", {"core": core}, use_lstm=use_lstm)

@@ -464,7 +464,7 @@ def test_a_space_without_relevance_is_refused_unless_there_is_no_trust_region(
 ) -> None:
     model = MLPNet(ArraySpec((4,), "float32"), space, False)
     model.distribution = distribution_for(space)
-    with pytest.raises(UsageError, match=f"{reason}: use --replay_kl_threshold inf"):
+    with pytest.raises(UsageError, match=f"{reason}: use replay_kl_threshold inf"):
         laser(model)
     params = torch.randn(T + 1, B, model.distribution.num_params)
     rollout = make_rollout(

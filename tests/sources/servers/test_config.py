@@ -17,7 +17,7 @@ def test_learners_together_never_go_on_with_fewer_streams_than_asked(
     """No part is more than the streams of its learner."""
     count, config = sum(shares), PipelineConfig(min_streams=needed)
     if needed > count:
-        with pytest.raises(UsageError, match=f"--min_streams {needed} is .* the {count} streams"):
+        with pytest.raises(UsageError, match=f"min_streams {needed} is .* the {count} streams"):
             config.check_enough(count)
         return
     parts = [config.share(len(shares), own, count).min_streams or 0 for own in shares]

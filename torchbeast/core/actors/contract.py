@@ -93,7 +93,7 @@ def _counts(actions: ActionDistribution) -> Sequence[int]:
     raise UsageError(
         f"an {KEY} in observations needs a Discrete or MultiDiscrete action space, got one with a "
         f"{type(actions).__name__} distribution: rename the entry, or drop it with "
-        "--observation_keys"
+        "observation_keys"
     )
 
 
@@ -260,6 +260,6 @@ def specs_of_extras(actor: Actor, names: Sequence[str]) -> dict[str, ArraySpec]:
     if missing := [name for name in names if name not in specs]:
         raise UsageError(
             f"{type(actor).__name__} gives {', '.join(specs) or 'nothing'} beside its actions, "
-            f"but the algorithm needs {', '.join(missing)}: use another --model"
+            f"but the algorithm needs {', '.join(missing)}: use another model"
         )
     return {name: specs[name] for name in names}

@@ -70,7 +70,7 @@ def no_core(kind: str) -> Core | None:
     if kind != "lstm":
         raise SpecError(
             f"the model's keyword argument core, {json.dumps(kind)}, is the kind of its memory, "
-            "but it has none: add --use_lstm, or leave core out"
+            "but it has none: add use_lstm, or leave core out"
         )
     return None
 

@@ -407,7 +407,7 @@ def _made(
     if use_lstm:
         raise SpecError(
             "off-policy algorithms learn from single steps, which have no recurrent state: leave "
-            "out --use_lstm, or use impala or ppo"
+            "out use_lstm, or use impala or ppo"
         )
     shape = BODIES[body]
     shape = shape if hidden is None else shape._replace(hidden=hidden)

@@ -125,7 +125,7 @@ def _add_mask(model: Actor, observation_space: ObservationSpace, name: str) -> N
     elif has_mask(observation_space):
         raise SpecError(
             f"observations have an {KEY}, which {name} would not obey: make it a subclass of "
-            f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with --observation_keys"
+            f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with observation_keys"
         )
 
 
@@ -169,7 +169,7 @@ def _factory(spec: ActorSpec) -> ModelFactory:
         raise SpecError(
             f"model {spec.name}: keyword arguments are only given to a subclass of "
             f"torchbeast.core.actors.contract.ActorCritic or Actor, got {factory!r}: "
-            "name the class, or leave out --model_kwargs"
+            "name the class, or leave out model_kwargs"
         )
     return factory
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -31,7 +30,6 @@ from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -197,7 +195,7 @@ class Algorithm(ABC, Generic[BatchT]):
         if not isinstance(actor, cls.actor_type):
             raise UsageError(
                 f"{cls.__name__} needs a network of type {cls.actor_type.__name__}, got "
-                f"{type(actor).__name__}: use another --model"
+                f"{type(actor).__name__}: use another model"
             )
 
     def observe(self, batch: BatchT) -> None:
@@ -402,10 +400,9 @@ def algo_factory(algo: type[Algorithm[Any]], hyperparameters: Mapping[str, Any])
         hyperparameters, types | {other: types[name] for other, name in others.items()}
     )
     named = _by_flag(algo.__name__, hyperparameters, others)
-    with as_arguments({others.get(name, name): name for name in hyperparameters}, fields=True):
-        step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
-        made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
-        return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
+    step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
+    made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
+    return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
 
 
 def _by_flag(
@@ -428,15 +425,12 @@ def recorded(config: Any) -> dict[str, Any]:
 
 
 def _paths(config: Any) -> dict[str, Path]:
-    """Returns the place of every setting by the name of its flag.
-
-    The flags of a nested Config that shares a name with another begin with its field's name, as on
-    the command line.
-    """
-    found = list(_settings(config))
-    counts = Counter(path[-1] for path in found)
-    shared = {path[0] for path in found if len(path) > 1 and counts[path[-1]] > 1}
-    return {"_".join(path) if path[0] in shared else path[-1]: path for path in found}
+    """Returns the place of every setting by its name."""
+    paths = list(_settings(config))
+    found = {path[-1]: path for path in paths}
+    owner = type(config).__name__
+    require(len(found) == len(paths), f"{owner} has several settings of one name: rename them")
+    return found
 
 
 def _settings(config: Any) -> Iterator[Path]:

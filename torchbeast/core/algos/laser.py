@@ -76,8 +76,8 @@ class Laser(Impala):
         except NotImplementedError as error:
             raise UsageError(
                 f"{cls.__name__} needs the probabilities of all actions to tell which replayed "
-                f"states are relevant, but {error}: use --replay_kl_threshold inf to learn from "
-                "all states, or another --algo"
+                f"states are relevant, but {error}: use replay_kl_threshold inf to learn from "
+                "all states, or another algorithm"
             ) from error
 
     def learnt_from(

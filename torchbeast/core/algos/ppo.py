@@ -30,7 +30,6 @@ from torchbeast.core.algos.unroll import policies_and_values, unroll
 from torchbeast.core.losses import Mean
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.wording import worded
 from torchbeast.errors import UsageError
 
 _log = logging.getLogger("torchbeast.ppo")
@@ -98,9 +97,9 @@ class PPO(OnPolicy):
             count, take = batch.batch_size, batch.take
         if count < parts:
             raise UsageError(
-                f"--num_mini_batch {parts} cannot be made of {count} "
+                f"num_mini_batch {parts} cannot be made of {count} "
                 f"{'rollouts' if take == batch.take else 'steps'}: give at most {count}, or a "
-                "larger --batch_size"
+                "larger batch_size"
             )
         steps_each = batch.unroll_length * batch.batch_size // count
         self._warn_of_single_steps(count // parts * steps_each)
@@ -113,12 +112,9 @@ class PPO(OnPolicy):
             return
         self._has_warned = True
         _log.warning(
-            worded(
-                "a minibatch has a single step, and normalising the advantage of a single step "
-                "makes it 0, so the policy does not learn from it: give a smaller "
-                "--num_mini_batch, a larger --batch_size or --unroll_length, or "
-                "--no_normalise_advantages"
-            )
+            "a minibatch has a single step, and normalising the advantage of a single step makes "
+            "it 0, so the policy does not learn from it: give a smaller num_mini_batch, a larger "
+            "batch_size or unroll_length, or normalise_advantages=False"
         )
 
     def losses(self, minibatch: Rollout) -> Losses:

@@ -189,5 +189,5 @@ def _policies_over(actor: Actor) -> _OverBox | _OverChoices:
     kind = type(actor.distribution).__name__
     raise UsageError(
         f"SAC needs a network with a SquashedGaussian over a Box or a Categorical over a Discrete, "
-        f"got {type(actor).__name__} with {kind}: use another --model"
+        f"got {type(actor).__name__} with {kind}: use another model"
     )

@@ -388,7 +388,7 @@ class SyncVecEnv:
         except ValueError as error:
             if not (others := [key for key in names(first) if self._is_usable(first, key)]):
                 raise UsageError(str(error)) from error
-            flag = f"--observation_keys {' '.join(others)}"
+            flag = f"observation_keys {' '.join(others)}"
             raise UsageError(
                 f"{error}, or leave it out: {flag}, in Python a wrapper of the environment"
             ) from error

@@ -35,9 +35,6 @@ class Storage(ABC):
     holds: ClassVar[type]
     """The class of batches that algorithms get from it."""
 
-    arguments: ClassVar[Mapping[str, str]] = {}
-    """Arguments of create_factory by the flags of other names."""
-
     @abstractmethod
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         """Returns the settings of rollouts and replay for an algorithm, by the names of flags;
@@ -76,7 +73,6 @@ class OnPolicyBuffer(Storage):
     """Rollouts whose returns are whatever the algorithm computes."""
 
     holds = Rollout
-    arguments: ClassVar[Mapping[str, str]] = {"unroll_length": "size"}
 
     size: int  # steps of one environment in a rollout
     batch_size: int | None  # rollouts in a batch; None: one of every environment
@@ -192,7 +188,6 @@ class ReplayBuffer(Storage):
     """
 
     holds = Transitions
-    arguments: ClassVar[Mapping[str, str]] = {"replay_size": "size"}
     # Not as defaults of fields: those of the programs' flags are in TransitionsConfig alone.
     usual: ClassVar[Mapping[str, Any]] = {
         "n_step": 1,

@@ -45,7 +45,7 @@ class PipelineConfig:
         needed = self.min_streams or 0
         if needed > count:
             raise UsageError(
-                f"--min_streams {needed} is more than the {counted(count, 'stream')} of the "
+                f"min_streams {needed} is more than the {counted(count, 'stream')} of the "
                 f"servers: give at most {count}, or more servers"
             )
 
@@ -298,5 +298,5 @@ def check_streams(count: int) -> None:
         raise UsageError(
             f"{count:,} streams need {_FILES_OF_A_STREAM * count + _FILES_OF_THE_REST:,} files and "
             f"connections, but this process may have {allowed_descriptors():,} open: raise the "
-            "limit (ulimit -n), or serve more environments in a stream (fewer --num_servers)"
+            "limit (ulimit -n), or serve more environments in a stream (fewer num_servers)"
         )
