@@ -32,15 +32,15 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import make
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Made, Place
 from torchbeast.schemes.gradients.worker import GradientWorker
 from torchbeast.schemes.gradients.workers import WORKER, GradientWorkers, gradient_workers
-from torchbeast.schemes.local_fleet import LocalFleet
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
+from torchbeast.sources.processes.fleet import WorkerLost
+from torchbeast.sources.processes.local_fleet import LocalFleet
 
 T, B, SIZE, ACTIONS = 5, 4, 4, 3
 TIMEOUT_S = 60.0

@@ -15,9 +15,9 @@ from torchbeast.core.actors.registry import make_agent
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.fleet import Fleet, Place, WorkerLost
 from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig
 from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.processes.fleet import Fleet, Place, WorkerLost
 
 SOON = 30.0
 

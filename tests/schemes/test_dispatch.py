@@ -23,9 +23,9 @@ from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes import ray_source
-from torchbeast.schemes.fleet import Place, WorkerLost
 from torchbeast.schemes.ray_source import FleetWeights, RaySource
-from torchbeast.schemes.worker import (
+from torchbeast.sources.processes.fleet import Place, WorkerLost
+from torchbeast.sources.processes.worker import (
     ActivityReport,
     Failed,
     Packed,

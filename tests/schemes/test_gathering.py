@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.gathering import Inbox, Mode, Task, Workers, gather
-from torchbeast.schemes.worker import Failed
+from torchbeast.sources.processes.fleet import WorkerLost
+from torchbeast.sources.processes.worker import Failed
 
 
 class Answering:

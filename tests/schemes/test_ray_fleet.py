@@ -16,9 +16,9 @@ import pytest
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.fleet import Place, WorkerLost
 from torchbeast.schemes.ray_connection import ENDED, RESUME
 from torchbeast.schemes.ray_fleet import RayFleet, User
+from torchbeast.sources.processes.fleet import Place, WorkerLost
 
 GONE = ConnectionError("the Ray client has already been disconnected")
 LOST = (

@@ -27,8 +27,8 @@ from transitions_running import check_contract
 
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.ray_fleet import RayFleet, RayWorker
+from torchbeast.sources.processes.fleet import WorkerLost
 
 ray = pytest.importorskip("ray")
 

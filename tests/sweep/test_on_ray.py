@@ -19,8 +19,8 @@ from sweeping import agent, log
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes import ray_replay
-from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.room import Node, Room
+from torchbeast.sources.processes.fleet import WorkerLost
 from torchbeast.sources.sharing.service import Served
 from torchbeast.sweep import on_ray, program
 from torchbeast.sweep.config import SweepConfig, SweepFlags

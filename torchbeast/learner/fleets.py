@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager
 
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.fleet import Fleet
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.workers import WORKER
-from torchbeast.schemes.local_fleet import LocalFleet
 from torchbeast.schemes.ray_fleet import RayFleet, User, gradient_actors
 from torchbeast.schemes.room import Group, check_room
 from torchbeast.schemes.scheme import Scheme
+from torchbeast.sources.processes.fleet import Fleet
+from torchbeast.sources.processes.local_fleet import LocalFleet
 
 _USER = User(
     "Learner",

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
     from torchbeast.processes.supervisor import Supervisor
     from torchbeast.schemes.config import RayConfig
-    from torchbeast.schemes.fleet import Fleet
     from torchbeast.schemes.ray_source import RaySource
     from torchbeast.schemes.room import Room
     from torchbeast.sources.local.source import LocalSource
     from torchbeast.sources.processes.config import ProcessesConfig
+    from torchbeast.sources.processes.fleet import Fleet
     from torchbeast.sources.processes.source import MonoSource
     from torchbeast.sources.servers.config import PipelineConfig
     from torchbeast.sources.servers.discovery import Fleet as ServedFleet

@@ -38,7 +38,6 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.system import available_cores
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.config import CLIENT, RayConfig
-from torchbeast.schemes.fleet import LANES, Place, WorkerLost
 from torchbeast.schemes.gradients.worker import GradientWorker
 from torchbeast.schemes.ray_connection import (
     FULL,
@@ -56,7 +55,8 @@ from torchbeast.schemes.ray_connection import (
     signal_handlers_kept,
 )
 from torchbeast.schemes.room import Node, Room
-from torchbeast.schemes.worker import END_S, Failed, Packed, RolloutWorker, Started
+from torchbeast.sources.processes.fleet import LANES, Place, WorkerLost
+from torchbeast.sources.processes.worker import END_S, Failed, Packed, RolloutWorker, Started
 
 _log = logging.getLogger("torchbeast.ray")
 

@@ -42,10 +42,17 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.places import Deaths, Places
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
 from torchbeast.schemes.room import stored_bytes
-from torchbeast.schemes.weights_ring import address_of
-from torchbeast.schemes.worker import (
+from torchbeast.seeds import seed_of
+from torchbeast.sources.config import RolloutConfig, split_evenly
+from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
+from torchbeast.sources.processes.activity import DOING, HANG_S
+from torchbeast.sources.processes.collector import Collector, Written
+from torchbeast.sources.processes.fleet import Fleet, Place, Worker, WorkerLost
+from torchbeast.sources.processes.rollout_buffers import Batch, slot_bytes
+from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.weights_ring import address_of
+from torchbeast.sources.processes.worker import (
     END_S,
     ActivityReport,
     Failed,
@@ -54,13 +61,6 @@ from torchbeast.schemes.worker import (
     Started,
     packed_state,
 )
-from torchbeast.seeds import seed_of
-from torchbeast.sources.config import RolloutConfig, split_evenly
-from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
-from torchbeast.sources.processes.activity import DOING, HANG_S
-from torchbeast.sources.processes.collector import Collector, Written
-from torchbeast.sources.processes.rollout_buffers import Batch, slot_bytes
-from torchbeast.sources.processes.shared_weights import SharedWeights
 
 _log = logging.getLogger("torchbeast.ray")
 

@@ -40,10 +40,10 @@ from torchbeast.core.ambient import own_settings
 from torchbeast.errors import RunError
 from torchbeast.processes.child_main import failure
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes.fleet import Place as Where
 from torchbeast.schemes.gradients.contract import Make, Place
-from torchbeast.schemes.worker import Failed, Packed, unpacked
 from torchbeast.sources.joint import Report, report_of
+from torchbeast.sources.processes.fleet import Place as Where
+from torchbeast.sources.processes.worker import Failed, Packed, unpacked
 
 Meeting = tuple[str, int, str]
 """Host and port of a store at which ranks meet, and the device of their gradients, "cpu" or "cuda".

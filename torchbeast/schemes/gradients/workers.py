@@ -32,14 +32,14 @@ from torchbeast.core.algos.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.waiting import waiting_for
-from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
 from torchbeast.schemes.gathering import Inbox, Task, Workers, gather
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Make
 from torchbeast.schemes.gradients.worker import Contributed, Meeting, as_tensor, load, saved
-from torchbeast.schemes.worker import packed
 from torchbeast.sources.contract import WAIT_S, Away
 from torchbeast.sources.joint import JointBatch, JointLearner, Report, total
+from torchbeast.sources.processes.fleet import Fleet, Place, Worker, WorkerLost
+from torchbeast.sources.processes.worker import packed
 
 WORKER = "torchbeast.schemes.gradients.worker:GradientWorker"
 """The class of the workers that a fleet has to make."""

@@ -19,9 +19,16 @@ from torch import nn
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.envs import EnvSpec
-from torchbeast.schemes.weights_ring import address_of
-from torchbeast.schemes.worker import Ended, Failed, Played, ReceivedWeights, RolloutWorker, packed
 from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.weights_ring import address_of
+from torchbeast.sources.processes.worker import (
+    Ended,
+    Failed,
+    Played,
+    ReceivedWeights,
+    RolloutWorker,
+    packed,
+)
 
 SETUP = Setup(env_id="source_envs:Numbered")
 

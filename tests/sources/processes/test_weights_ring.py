@@ -16,13 +16,13 @@ from background import Background
 from torch import nn
 
 from torchbeast.schemes.ray_source import FleetWeights
-from torchbeast.schemes.weights_ring import RingAddress, address_of, opened
 from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.weights_ring import RingAddress, address_of, opened
 
 READER = """
 import json, sys
 import torch
-from torchbeast.schemes.weights_ring import RingAddress, opened
+from torchbeast.sources.processes.weights_ring import RingAddress, opened
 replica = torch.nn.Linear(2, 2)
 ring = opened(RingAddress(*json.loads(sys.argv[1])), replica)
 print(ring.refresh(replica, None), set(replica.weight.flatten().tolist()))
@@ -31,7 +31,7 @@ print(ring.refresh(replica, None), set(replica.weight.flatten().tolist()))
 HOLDER = """
 import fcntl, json, sys
 import torch
-from torchbeast.schemes.weights_ring import RingAddress, opened
+from torchbeast.sources.processes.weights_ring import RingAddress, opened
 ring = opened(RingAddress(*json.loads(sys.argv[1])), torch.nn.Linear(2, 2))
 with ring._locked(ring.version % ring.size, fcntl.LOCK_SH):
     print("held", flush=True)

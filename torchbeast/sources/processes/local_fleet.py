@@ -22,9 +22,9 @@ from typing import Any
 
 from torchbeast.processes.child_process import ChildProcess, end_all
 from torchbeast.processes.system import environment_of_share
-from torchbeast.schemes.fleet import Place, WorkerLost
+from torchbeast.sources.processes.fleet import Place, WorkerLost
 
-_MAIN = "torchbeast.schemes.local_main"
+_MAIN = "torchbeast.sources.processes.local_main"
 _LAST_ANSWERS_S = 2.0  # a process that the worker left behind may keep the socket open
 
 

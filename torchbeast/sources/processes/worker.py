@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.processes.child_main import failure
-from torchbeast.schemes.weights_ring import opened
 from torchbeast.sources.processes.activity import local_activity
 from torchbeast.sources.processes.player import Acting, Player, acting
 from torchbeast.sources.processes.rollout_buffers import RolloutArrays, SlotWriter, slot_fields
 from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.weights_ring import opened
 
 END_S = 3.0
 """Seconds that `end` waits for the current step; a stuck environment is abandoned."""

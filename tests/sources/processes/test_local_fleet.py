@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from torchbeast.schemes.fleet import WorkerLost
-from torchbeast.schemes.local_fleet import LocalFleet
-from torchbeast.schemes.worker import Failed
+from torchbeast.sources.processes.fleet import WorkerLost
+from torchbeast.sources.processes.local_fleet import LocalFleet
+from torchbeast.sources.processes.worker import Failed
 
 TIMEOUT_S = 120.0
 NAME = "test_local_fleet:Echo"

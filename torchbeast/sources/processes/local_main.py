@@ -32,7 +32,7 @@ from torchbeast.processes.child_main import (
     take_stdout,
 )
 from torchbeast.processes.system import available_cores
-from torchbeast.schemes.worker import Failed
+from torchbeast.sources.processes.worker import Failed
 
 _MAIN_LANE = ""
 
