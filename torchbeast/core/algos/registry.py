@@ -106,7 +106,7 @@ def config_of(name: str) -> type:
     """
     if name not in ALGOS:
         return find(name).Config
-    config: type = specs.find(f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
+    config: type = _import(name, f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
     return config
 
 

@@ -120,6 +120,7 @@ class SharedReplay:
         self._free_memory = free_memory
         self._lock = threading.Lock()
         self._replay: RolloutReplay | None = None
+        self._bytes_per_transition = 0
         self._first: Joining | None = None
         self._numbers: dict[str, int] = {}  # of agents, by name
         self._joined = itertools.count()
@@ -216,7 +217,7 @@ class SharedReplay:
         """Returns the bytes that the replay has reserved, but not written to."""
         if (replay := self._replay) is None:
             return 0
-        return int((1 - replay.facts().fill) * replay.capacity * replay.bytes_per_transition)
+        return int((1 - replay.facts().fill) * replay.capacity * self._bytes_per_transition)
 
     def _made_for(self, joining: Joining) -> RolloutReplay:
         fields = joining.batch(1)
@@ -224,6 +225,7 @@ class SharedReplay:
         columns = joining.columns + joining.spare_columns
         region = columns * num_bytes(fields)
         check_memory(joining.capacity, each, region, self._free_memory())
+        self._bytes_per_transition = each
         try:
             return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
         except MemoryError as error:
