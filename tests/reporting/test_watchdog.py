@@ -72,8 +72,8 @@ def test_a_stall_is_reported_after_ten_seconds_and_then_once_a_minute() -> None:
 @pytest.mark.parametrize(
     ("status", "count", "said"),
     [
-        (POLY, "lost_streams", "3 streams were lost and connected again before a rollout is whole"),
-        (MONO, "replaced_actors", "3 actors died and were replaced before a rollout is whole"),
+        (POLY, "lost_streams", "3 streams were lost and replaced before a rollout is whole"),
+        (MONO, "replaced_actors", "3 actors were lost and replaced before a rollout is whole"),
     ],
 )
 def test_streams_lost_since_the_last_update_are_reported(

@@ -266,7 +266,7 @@ class LearnerRun:
                 training=training,
                 source=source,
                 saving=saving,
-                advise=self._adviser(made),
+                advise=self._adviser(),
                 title=f"{self.played.env.name}, {self.settings.run.xpid}",
                 total_steps=self._total_steps,
                 rollouts_at_once=self.settings.learner.online_rollouts.batch_size * self._learners,
@@ -352,17 +352,12 @@ class LearnerRun:
     def _learners(self) -> int:
         return 1 if self._replica is None else self._replica.size
 
-    def _adviser(self, made: Assembled[Any]) -> Adviser:
+    def _adviser(self) -> Adviser:
         """Returns a function that names the bottleneck of this run from its time shares."""
-        size = sum(parameter.numel() for parameter in made.agent.model.parameters())
-        collection = self.settings.collection
-        facts = replace(
-            collection,
-            cores=collection.cores or available_cores(),
-            has_gpu=made.compute.device.type == "cuda",
-            model_size=size,
+        facts = self.settings.collection
+        return functools.partial(
+            diagnose, facts=replace(facts, cores=facts.cores or available_cores())
         )
-        return functools.partial(diagnose, facts=facts)
 
     def _until_the_end(self, watch: Watch, training: Training, saving: Saving) -> None:
         supervisor = self.session.supervisor

@@ -33,18 +33,15 @@ _NONE_ALIVE = {
     "streams": "no environment server is connected",
     "actors": "no actor process is alive",
 }
-_LOST = {"streams": "lost_streams", "actors": "replaced_actors"}
 
 LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
 
 _WINDOW_S = 10.0
 _MINIMUM_S = 8.0  # shares over a shorter time are unreliable
-_LARGE_MODEL = 500_000  # parameters; updates of smaller models are mostly overhead
 _MUCH = 0.25  # share of waiting that is worth advice
 _BUSY = 0.5  # a learner with a smaller share of learning is not the limit
 
-_LARGER_BATCHES = "more --num_actors, which makes larger batches"
 _NUM_PROCESSES = {"polybeast": "--num_servers", "raybeast": "--num_workers"}
 
 Limit = Literal["learner", "room", "environment", "inference", "none"]
@@ -94,13 +91,6 @@ class Collection:
     processes: int | None  # processes of this run that step environments; None: others' servers
     fixed_lag: int | None
     cores: int = 0  # of all machines together; 0: those of this machine
-    has_gpu: bool = False
-    model_size: int = 0  # number of parameters
-
-    @property
-    def has_large_model(self) -> bool:
-        """Whether an update takes longer than its overhead."""
-        return self.model_size >= _LARGE_MODEL
 
     @property
     def acts_where_it_steps(self) -> bool:
@@ -152,7 +142,7 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
     if any(map(math.isnan, shares)):
         return None
     limit = _limit(shares)
-    return Diagnosis(limit, f"{_finding(limit, shares)}: {_advice(limit, facts)}")
+    return Diagnosis(limit, _sentence(limit, shares, facts))
 
 
 def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
@@ -173,39 +163,24 @@ def _limit(shares: Shares) -> Limit:
     return "environment" if shares.environment >= shares.inference else "inference"
 
 
-def _finding(limit: Limit, shares: Shares) -> str:
+def _sentence(limit: Limit, shares: Shares, facts: Collection) -> str:
     idle, room = f"learner idle {percent(shares.waiting)}", percent(shares.queueing)
     match limit:
         case "learner":
-            return f"workers wait for room {room} of their time"
+            return (
+                f"workers wait for room {room} of their time: the learner is the limit; larger "
+                "updates (--batch_size, --unroll_length) or a smaller --model help"
+            )
         case "room":
-            return f"{idle}, yet workers wait for room {room} of their time"
+            return f"{idle}, yet workers wait for room {room} of their time: {_more_room(facts)}"
         case "environment":
-            return f"{idle}, environments busy {percent(shares.environment)}"
+            busy = percent(shares.environment)
+            return f"{idle}, environments busy {busy}: {_faster_environments(facts)}"
         case "inference":
-            return f"{idle}, workers choose actions for {percent(shares.inference)} of their time"
+            busy = percent(shares.inference)
+            return f"{idle}, workers choose actions {busy} of their time: {_larger_batches(facts)}"
         case "none":
-            return f"{idle}, workers wait for room {room}"
-
-
-def _advice(limit: Limit, facts: Collection) -> str:
-    match limit:
-        case "learner":
-            return f"the learner is the limit; {_faster_learner(facts)}"
-        case "room":
-            return _more_room(facts)
-        case "environment":
-            return _faster_environments(facts)
-        case "inference":
-            return _faster_inference(facts)
-        case "none":
-            return "both keep pace"
-
-
-def _faster_learner(facts: Collection) -> str:
-    if not facts.has_large_model:
-        return "larger updates (--batch_size, --unroll_length) cost less a step"
-    return f"a smaller --model{'' if facts.has_gpu else ' or a GPU'} helps, more workers do not"
+            return f"{idle}, workers wait for room {room}: both keep pace"
 
 
 def _more_room(facts: Collection) -> str:
@@ -221,12 +196,7 @@ def _faster_environments(facts: Collection) -> str:
         return "more servers (polybeast_env --num_servers) help where cores are free"
     if facts.has_free_cores:
         return _more_processes(facts)
-    if facts.has_gpu or not facts.has_large_model:
-        return f"all {facts.cores} cores are in use; only more cores or a faster environment help"
-    return (
-        f"they share all {facts.cores} cores with the learner, more processes do not help; "
-        "more cores or a smaller --model do"
-    )
+    return f"all {facts.cores} cores are in use; only more cores or a faster environment help"
 
 
 def _more_processes(facts: Collection) -> str:
@@ -236,15 +206,13 @@ def _more_processes(facts: Collection) -> str:
     return f"raise {flag}; {facts.processes} of {facts.cores} cores step environments"
 
 
-def _faster_inference(facts: Collection) -> str:
+def _larger_batches(facts: Collection) -> str:
     if facts.acts_where_it_steps and facts.has_free_cores:
         return _more_processes(facts)
-    larger_batches = _LARGER_BATCHES
-    if facts.processes is None:  # a learner alone has such a flag too, which makes no environments
-        larger_batches = "more polybeast_env --num_actors, for larger batches"
-    if not facts.acts_where_it_steps and facts.has_gpu:
-        return f"raise --num_inference_threads, or add {larger_batches}"
-    return f"add {larger_batches}{', or use a smaller --model' * facts.has_large_model}"
+    # A learner alone has such a flag too, which makes no environments.
+    program = "polybeast_env " if facts.processes is None else ""
+    threads = "" if facts.acts_where_it_steps else ", or on a GPU --num_inference_threads"
+    return f"more {program}--num_actors make larger batches{threads}"
 
 
 def percent(share: float) -> str:
@@ -327,7 +295,7 @@ class Watchdog:
     def _what_is_slow(self, status: Mapping[str, float], lost: int) -> str:
         collectors, count = alive(status)
         if lost:
-            return f"{_losses(collectors, lost)} before a rollout is whole"
+            return f"{lost} {collectors} were lost and replaced before a rollout is whole"
         if status.get("waiting_actors") == count:
             return "every actor waits for the weights of an update that does not end"
         if status.get("replay_fill", 0) > 0 and self._updates == 0:
@@ -337,11 +305,4 @@ class Watchdog:
 
 def _lost(status: Mapping[str, float]) -> int:
     """Returns how many streams broke, or actors died, so far."""
-    return int(status.get(_LOST[alive(status)[0]], 0))
-
-
-def _losses(collectors: str, lost: int) -> str:
-    happened = (
-        "were lost and connected again" if collectors == "streams" else "died and were replaced"
-    )
-    return f"{lost} {collectors} {happened}"
+    return int(status.get("lost_streams", status.get("replaced_actors", 0)))

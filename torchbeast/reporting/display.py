@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
@@ -211,9 +212,7 @@ class Display(Panel):
                 self._print(line)
 
     def _began(self, shown: Shown) -> bool:
-        """Returns whether the first steps or the first update just came: both get a line of their
-        own.
-        """
+        """Returns whether the first steps or the first update just came, which get a line."""
         return self._step == 0 < shown.progress.step or self._collected == 0 < shown.collected
 
     def _news(self, shown: Shown, now: float) -> list[str]:
@@ -239,26 +238,21 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
     progress = shown.progress
     left = (shown.total_steps - progress.step) / rate if rate > 0 else math.nan
     collectors, live = alive(shown.status)
+    is_first = math.isnan(progress.loss)  # no other figure changes before the first update
     return {
         "steps": f"{progress.step:,} of {shown.total_steps:,}",
-        **_collected(shown),
+        **({"collected": f"{shown.collected:,}"} if is_first and shown.collected else {}),
         "steps/s": f"{rate:,.0f}",
         "left": clock(left),
         "episodes": f"{progress.episodes:,}",
         "mean return": _number(progress.mean_return()),
         "length": _number(progress.mean_length(), digits=0),
         "loss": _number(progress.loss),
-        "lag": _lag(progress.mean_lag, progress.max_lag),
+        "lag": f"{_number(progress.mean_lag, 1)}/{_number(progress.max_lag, 0)}",
         "queue": f"{shown.status['learner_queue_size']:.0f}",
         **_replay(shown),
         collectors: _alive(shown, live),
     }
-
-
-def _collected(shown: Shown) -> dict[str, str]:
-    """Returns the collected steps before the first update, when no other figure changes."""
-    waits = math.isnan(shown.progress.loss) and shown.collected
-    return {"collected": f"{shown.collected:,}"} if waits else {}
 
 
 def _replay(shown: Shown) -> dict[str, str]:
@@ -279,19 +273,11 @@ def _alive(shown: Shown, live: int) -> str:
 
 def clock(seconds: float) -> str:
     """Formats seconds as 1:02:03; NaN as a dash."""
-    if math.isnan(seconds):
-        return "-"
-    minutes, second = divmod(int(max(0.0, seconds)), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+    return "-" if math.isnan(seconds) else str(timedelta(seconds=int(max(0.0, seconds))))
 
 
 def _number(value: float, digits: int = 2) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _lag(mean: float, most: float) -> str:
-    """Formats mean and maximum lag as 1.5/4; NaN as a dash."""
-    return "-" if math.isnan(mean) else f"{mean:.1f}/{most:.0f}"
 
 
 def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
@@ -307,29 +293,18 @@ def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
 
     steps_learnt: learnt by this process, which may have resumed an earlier run.
     """
-    mean = progress.mean_return()
+    length = _number(progress.mean_length(), digits=0)
     returns = (
-        f"mean return {mean:.2f}{_length(progress)} over the last {len(progress.returns)} episodes"
-        if not math.isnan(mean)
+        f"mean return {progress.mean_return():.2f} and length {length} over the last "
+        f"{len(progress.returns)} episodes"
+        if progress.returns
         else "no episode has ended yet"
     )
     rate = steps_learnt / seconds if seconds > 0 else 0.0
     return (
         f"Learnt {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
-        f"{progress.step:,} in all; {returns}{_last_lag(progress)}."
+        f"{progress.step:,} in all; {returns}."
     )
-
-
-def _length(progress: Progress) -> str:
-    """Returns the mean length as text; empty when an old checkpoint had returns only."""
-    mean = progress.mean_length()
-    return "" if math.isnan(mean) else f" and length {mean:.0f}"
-
-
-def _last_lag(progress: Progress) -> str:
-    if math.isnan(progress.max_lag):
-        return ""
-    return f"; the last policy lag was {progress.mean_lag:.1f}, at most {progress.max_lag:.0f}"
 
 
 def next_commands(

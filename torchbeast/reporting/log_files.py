@@ -72,8 +72,14 @@ class Logs:
         self._logs: list[Log] = []
         with ExitStack() as opened:
             for logger in loggers:
-                if (log := _opened(logger, run)) is not None:
-                    self._logs.append(_closed_by(opened, _Lossy(log)))
+                try:
+                    log = _Lossy(logger.open(run))
+                except (OSError, UnicodeError) as error:
+                    text = "%s cannot log this run: %s. The run continues without it"
+                    _log.warning(text, type(logger).__name__, error)
+                    continue
+                opened.callback(log.close)
+                self._logs.append(log)
             self._opened = opened.pop_all()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
@@ -132,21 +138,6 @@ class _Lossy:
     def _name(self, error: OSError) -> str:
         """Returns the file that the error names, or else the kind of log."""
         return str(error.filename or type(self._log).__name__)
-
-
-def _opened(logger: Logger, run: LoggedRun) -> Log | None:
-    """Opens a log; warns and returns None if the run has to do without it."""
-    try:
-        return logger.open(run)
-    except (OSError, UnicodeError) as error:
-        name = type(logger).__name__
-        _log.warning("%s cannot log this run: %s. The run continues without it", name, error)
-        return None
-
-
-def _closed_by(stack: ExitStack, log: Log) -> Log:
-    stack.callback(log.close)
-    return log
 
 
 class CsvLogger:
@@ -271,16 +262,8 @@ def read_logs(folder: Path) -> Iterator[dict[str, float]]:
 
 def end_last_line(path: Path) -> None:
     """Removes a last row that a killed process left incomplete, so that the next one is whole."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with open(path, "rb+") as file:
-        file.seek(-1, 2)
-        if file.read(1) != b"\n":
-            _cut_after_last_newline(path)
-
-
-def _cut_after_last_newline(path: Path) -> None:
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def _resumed(path: Path, step: int | None, fields: list[str]) -> tuple[int, float]:

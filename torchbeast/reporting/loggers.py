@@ -21,7 +21,9 @@ from torchbeast.reporting.output import WallTime
 
 
 class StdoutLogger:
-    """Prints rows of figures on stdout, at most one every `every_seconds`."""
+    """Prints rows of figures on stdout, at most one every `every_seconds`; figures of rows that are
+    left out come with the next one.
+    """
 
     def __init__(
         self,
@@ -33,21 +35,13 @@ class StdoutLogger:
         at_least(0, every_seconds=every_seconds)
         self._names, self._every, self._clock = names, every_seconds, clock
 
-    def open(self, run: LoggedRun) -> StdoutLog:
-        """Begins with the next row."""
-        return StdoutLog(self._names, self._every, self._clock)
-
-
-class StdoutLog:
-    """The printed rows of a run. Figures of rows that are left out come with the next one."""
-
-    def __init__(
-        self, names: Collection[str] | None, every_seconds: float, clock: Callable[[], float]
-    ) -> None:
-        self._names, self._every, self._clock = names, every_seconds, clock
         self._printed = -math.inf
         self._kept: dict[str, float] = {}  # the newest of each figure, since the last line
         self._step = 0
+
+    def open(self, run: LoggedRun) -> StdoutLogger:
+        """Begins with the next row."""
+        return StdoutLogger(self._names, self._every, self._clock)
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Prints a row if it is time. NaN is left out."""
@@ -214,6 +208,4 @@ class LogConfig:
         """Returns the loggers of the run."""
         if self.wandb_project is None:
             return FILES
-        from torchbeast.reporting.loggers import WandbLogger
-
         return (*FILES, WandbLogger(self.wandb_project))

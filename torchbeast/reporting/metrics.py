@@ -53,7 +53,7 @@ class MetricsConfig:
         return host.strip("[]") or _LOOPBACK, int(port)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """A figure, or one for each value of a label. NaN stands for an unknown one."""
 
@@ -62,15 +62,6 @@ class Metric:
     values: float | Mapping[str, float]  # by value of the label
     label: str = ""
     kind: Literal["gauge", "counter"] = "gauge"
-
-    def known(self) -> dict[tuple[str, ...], float]:
-        """Returns the known figures by the values of labels."""
-        each: dict[tuple[str, ...], float] = {}
-        if isinstance(self.values, Mapping):
-            each |= {(value,): number for value, number in self.values.items()}
-        else:
-            each[()] = self.values
-        return {labels: number for labels, number in each.items() if not math.isnan(number)}
 
 
 class Metrics:
@@ -108,10 +99,12 @@ class Metrics:
 
         for metric in self._newest:
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            values = metric.values if isinstance(metric.values, Mapping) else {"": metric.values}
             labels = [metric.label] if metric.label else []
             family = kind(f"{_PREFIX}{metric.name}", metric.help, labels=labels)
-            for values, number in metric.known().items():
-                family.add_metric(values, number)
+            for value, number in values.items():
+                if not math.isnan(number):
+                    family.add_metric([value] if labels else [], number)
             yield family
 
 
@@ -146,94 +139,57 @@ def _shown(config: MetricsConfig) -> str:
 
 def learner_metrics(shown: Shown) -> list[Metric]:
     """Returns the metrics of a run."""
-    return [*_progress(shown), *_workers(shown), *_checkpoints(shown), *_learning(shown)]
-
-
-def _progress(shown: Shown) -> list[Metric]:
-    progress = shown.progress
+    progress, status = shown.progress, shown.status
+    since = "since the program started"
     return [
-        Metric(name="run_info", help="1, for the run.", values={shown.run: 1.0}, label="xpid"),
+        Metric("run_info", "1, for the run.", {shown.run: 1.0}, "xpid"),
         _total("env_steps", "Environment steps learnt from, since the run began.", progress.step),
         _total("updates", "Updates of the weights, since the run began.", shown.updates),
         _total("episodes", "Episodes that have ended, since the run began.", progress.episodes),
-        _total(
-            "collected_env_steps",
-            "Environment steps since the program started, learnt from or not.",
-            shown.collected,
+        _total("collected_env_steps", f"Environment steps {since}.", shown.collected),
+        Metric("target_env_steps", "Environment steps to learn from in all.", shown.total_steps),
+        Metric("mean_episode_return", "Of the last episodes.", progress.mean_return()),
+        Metric("mean_episode_length", "Of the last episodes, in steps.", progress.mean_length()),
+        Metric(
+            "learner_queue_rollouts",
+            "Rollouts that wait to be learnt from.",
+            status["learner_queue_size"],
         ),
-        _gauge("target_env_steps", "Environment steps to learn from in all.", shown.total_steps),
-        _gauge("mean_episode_return", "Mean return of the last episodes.", progress.mean_return()),
-        _gauge(
-            "mean_episode_length",
-            "Mean length of the last episodes in environment steps.",
-            progress.mean_length(),
+        *_workers(shown),
+        Metric(
+            "last_checkpoint_timestamp_seconds",
+            "Unix time of the last checkpoint of this process.",
+            shown.saved_at,
         ),
+        _total("failed_checkpoints", f"Checkpoints not written, {since}.", shown.failed_saves),
+        Metric(
+            "stage_seconds",
+            f"Seconds of all workers and learner threads, {since}.",
+            shown.stage_seconds,
+            "stage",
+            "counter",
+        ),
+        Metric("log", "The figures of the last row of logs.csv.", shown.row, "column"),
     ]
 
 
-def _workers(shown: Shown) -> list[Metric]:
+def _workers(shown: Shown) -> Iterator[Metric]:
     status = shown.status
     kind, live = alive(status)
     states = {"live": float(live), "lost": float(len(shown.away))}
     if "retired_streams" in status:
         states["retired"] = float(status["retired_streams"])
-    found = [
-        Metric(name=kind, help=f"The {kind} by what they do now.", values=states, label="state"),
-        _gauge(
-            "learner_queue_rollouts",
-            "Rollouts that wait to be learnt from.",
-            status["learner_queue_size"],
-        ),
-    ]
+    yield Metric(kind, f"The {kind} by what they do now.", states, "state")
     for name, text in (
         ("lost_streams", "Times that a stream was lost, since the program started."),
         ("restarted_streams", "Times that a stream's environments failed and it got new ones."),
         ("replaced_actors", "Actors that were replaced, since the program started."),
     ):
         if name in status:
-            found.append(_total(name, text, status[name]))
+            yield _total(name, text, status[name])
     if (fill := status.get("replay_fill")) is not None:
-        found.append(_gauge("replay_fill_ratio", "Share of the replay that is filled.", fill))
-    return found
-
-
-def _checkpoints(shown: Shown) -> list[Metric]:
-    return [
-        _gauge(
-            "last_checkpoint_timestamp_seconds",
-            "Unix time of the last checkpoint of this process.",
-            shown.saved_at,
-        ),
-        _total(
-            "failed_checkpoints",
-            "Checkpoints that could not be written, since the program started.",
-            shown.failed_saves,
-        ),
-    ]
-
-
-def _learning(shown: Shown) -> list[Metric]:
-    seconds = "Seconds of all workers and learner threads, since the program started."
-    return [
-        Metric(
-            name="stage_seconds",
-            help=seconds,
-            values=shown.stage_seconds,
-            label="stage",
-            kind="counter",
-        ),
-        Metric(
-            name="log",
-            help="The figures of the last row of logs.csv.",
-            values=shown.row,
-            label="column",
-        ),
-    ]
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return Metric(name=name, help=text, values=float(value))
+        yield Metric("replay_fill_ratio", "Share of the replay that is filled.", fill)
 
 
 def _total(name: str, text: str, value: float) -> Metric:
-    return Metric(name=name, help=text, values=float(value), kind="counter")
+    return Metric(name, text, value, kind="counter")

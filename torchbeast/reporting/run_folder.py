@@ -14,7 +14,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -134,7 +133,7 @@ class RunFolder:
     def finish(self, successful: bool) -> None:
         """Records the end of the run and releases the folder. Call it once."""
         self.update(date_end=_now(), successful=successful)
-        _stop_logging_to(self.path / "out.log", self._handlers)
+        _stop_logging_to(self._handlers)
         self._lock.close()
 
     def discard(self) -> None:
@@ -257,40 +256,22 @@ def _log_to(path: Path) -> list[logging.Handler]:
         logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
     )
     logger = logging.getLogger(LOGGER_NAME)
-    with _BEFORE.lock:
-        if not _BEFORE.files:
-            _BEFORE.level, _BEFORE.propagates = logger.level, logger.propagate
-        _BEFORE.files.add(path)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
     for handler in (file, shown):
         logger.addHandler(handler)
     return [file, shown]
 
 
-def _stop_logging_to(path: Path, handlers: Sequence[logging.Handler]) -> None:
-    """Ends what `_log_to` began; without any run in this process the logger is as before."""
+def _stop_logging_to(handlers: Sequence[logging.Handler]) -> None:
+    """Ends what `_log_to` began; without any run in this process the logger is as at first."""
     logger = logging.getLogger(LOGGER_NAME)
     for handler in handlers:
         logger.removeHandler(handler)
         handler.close()
-    with _BEFORE.lock:
-        _BEFORE.files.discard(path)
-        if not _BEFORE.files:
-            logger.setLevel(_BEFORE.level)
-            logger.propagate = _BEFORE.propagates
-
-
-class _Before:
-    """The settings of our logger before the runs of this process that log now."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.files: set[Path] = set()
-        self.level, self.propagates = logging.NOTSET, True
-
-
-_BEFORE = _Before()
+    if not any(isinstance(handler, OutLog) for handler in logger.handlers):
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
 
 
 def warning_handler() -> logging.Handler:
@@ -320,25 +301,18 @@ def _now() -> str:
 
 def _git_commit() -> dict[str, Any] | None:
     """Returns the git commit of the running code; None for an installed package."""
-    commit = _git("rev-parse", "HEAD")
-    return commit and {"commit": commit, "is_dirty": bool(_git("status", "--porcelain", "-uno"))}
-
-
-def _git(*args: str) -> Any:
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return None
+    words = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(
-            ["git", "-C", str(source), *args],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=10,
+            [*words, "--dirty"], capture_output=True, check=True, text=True, timeout=10
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return {"commit": commit, "is_dirty": bool(dirty)}
 
 
 def _point_latest_at(path: Path) -> None:
