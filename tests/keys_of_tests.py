@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from cryptography import x509
 
@@ -21,6 +23,14 @@ def write(path: Path, content: bytes | str) -> str:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     path.chmod(0o600)
     return str(path)
+
+
+@contextmanager
+def valid_from(since: datetime.timedelta) -> Iterator[None]:
+    """Lets certificates that are made meanwhile be valid from now + since."""
+    now = datetime.datetime.now(datetime.timezone.utc) + since + datetime.timedelta(hours=1)
+    with mock.patch("torchbeast.keys._now", lambda: now):
+        yield
 
 
 class Keys:
@@ -42,13 +52,13 @@ class Keys:
         name: str = "server",
     ) -> tuple[str, str]:
         """Writes a server's pair, valid for a day from now + since; returns the files' names."""
-        begins = datetime.datetime.now(datetime.timezone.utc) + since
-        return self.save(name, new_server(self.authority, hosts, 1, begins))
+        with valid_from(since):
+            return self.save(name, new_server(self.authority, hosts, 1))
 
     def client(self, since: datetime.timedelta, name: str) -> tuple[str, str]:
         """Writes a pair for the side that connects, as `server` does."""
-        begins = datetime.datetime.now(datetime.timezone.utc) + since
-        return self.save(name, new_client(self.authority, 1, begins))
+        with valid_from(since):
+            return self.save(name, new_client(self.authority, 1))
 
     def save(self, name: str, pair: Pair) -> tuple[str, str]:
         """Writes a pair; returns the names of its files."""

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from keys_of_tests import valid_from
 
 from torchbeast.keys import main, new_authority
 
@@ -133,8 +134,8 @@ def test_wrong_usage_is_one_sentence(
 def test_an_authority_that_has_expired_signs_nothing_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    began = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3651)
-    expired = new_authority(began)
+    with valid_from(-datetime.timedelta(days=3651)):
+        expired = new_authority()
     (tmp_path / "ca.pem").write_bytes(expired.certificate_pem())
     (tmp_path / "ca-key.pem").write_bytes(expired.key_pem())
     assert main(["--hosts", "a", "--folder", str(tmp_path)]) == 2

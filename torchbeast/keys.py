@@ -37,7 +37,10 @@ PROGRAM = "keys"
 DAYS_OF_AUTHORITY = 3650
 _PORT = 50051  # of the commands that are shown
 _NAME = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
-_AUTHORITY = "TorchBeast authority"
+_KEY_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 _EARLIER = datetime.timedelta(hours=1)  # the clocks of other machines may be behind
 
 
@@ -77,12 +80,15 @@ def run(config: KeysConfig) -> int:
     hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
     if not hosts:
         raise UsageError("give --hosts: the names of machines that listen, such as actors1.lab")
-    names, folder = names_of(hosts), _made_folder(config.folder)
-    authority = _authority(folder)
-    _write_pair(folder, "server", new_server(authority, names, config.days))
-    _write_pair(folder, "client", new_client(authority, config.days))
-    if not (folder / "token").exists():
-        _write(folder / "token", f"{secrets.token_urlsafe(32)}\n".encode())
+    names = [_name_of(host) for host in hosts]
+    with refusing_paths("give another --folder"):
+        folder = expanded(config.folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority = _authority(folder)
+        _write_pair(folder, "server", new_server(authority, names, config.days))
+        _write_pair(folder, "client", new_client(authority, config.days))
+        if not (folder / "token").exists():
+            _write(folder / "token", f"{secrets.token_urlsafe(32)}\n".encode())
     print(_what_goes_where(folder, hosts, config.days))
     return EXIT_DONE
 
@@ -95,13 +101,6 @@ def _check_installed() -> None:
         )
 
 
-def _made_folder(name: str) -> Path:
-    with refusing_paths("give another --folder"):
-        folder = expanded(name)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
 def _authority(folder: Path) -> Pair:
     """Returns the authority of the folder, which is made if there is none."""
     paths = folder / "ca.pem", folder / "ca-key.pem"
@@ -110,13 +109,17 @@ def _authority(folder: Path) -> Pair:
         _write_pair(folder, "ca", made)
         return made
     try:
-        found = pair_from_pem(*(path.read_bytes() for path in paths))
+        certificate, key = (path.read_bytes() for path in paths)
+        private = serialization.load_pem_private_key(key, password=None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise ValueError("expected a key on an elliptic curve")
+        found = Pair(x509.load_pem_x509_certificate(certificate), private)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{paths[0]} and {paths[1]} are no authority that can be used again ({error}): give "
             "another --folder"
         ) from None
-    if is_over(found):
+    if found.certificate.not_valid_after_utc <= _now():
         raise UsageError(
             f"the authority {paths[0]} has expired, and everything that it signs: give another "
             "--folder, and take the new ca.pem to every machine"
@@ -131,10 +134,7 @@ def _write_pair(folder: Path, name: str, pair: Pair) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Replaces a file by one that only this user can read."""
-    try:
-        write_atomically(path, content, mode=0o600)
-    except OSError as error:
-        raise UsageError(f"cannot write {path} ({error.strerror}): give another --folder") from None
+    write_atomically(path, content, mode=0o600)
 
 
 def _what_goes_where(folder: Path, hosts: Sequence[str], days: int) -> str:
@@ -185,24 +185,6 @@ class Pair:
         )
 
 
-def pair_from_pem(certificate: bytes, key: bytes) -> Pair:
-    """Reads a pair; raises ValueError if it is none."""
-    private = serialization.load_pem_private_key(key, password=None)
-    if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise ValueError("expected a key on an elliptic curve")
-    return Pair(x509.load_pem_x509_certificate(certificate), private)
-
-
-def is_over(pair: Pair) -> bool:
-    """Returns whether the certificate has expired."""
-    return pair.certificate.not_valid_after_utc <= _now()
-
-
-def names_of(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Returns hosts as they stand in a certificate; raises UsageError for an invalid one."""
-    return [_name_of(host) for host in hosts]
-
-
 def _name_of(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
@@ -215,77 +197,41 @@ def _name_of(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def new_authority(since: datetime.datetime | None = None) -> Pair:
-    """Returns a new authority, which signs certificates of machines but of no other authority.
-
-    since: when it becomes valid; None: now.
-    """
-    return _new(_AUTHORITY, DAYS_OF_AUTHORITY, since, None)
+def new_authority() -> Pair:
+    """Returns a new authority, which signs certificates of machines but of no other authority."""
+    use = dict.fromkeys(_KEY_USES, False) | {"key_cert_sign": True, "crl_sign": True}
+    return _new("TorchBeast authority", DAYS_OF_AUTHORITY, None, x509.KeyUsage(**use))
 
 
-def new_server(
-    authority: Pair,
-    hosts: Sequence[x509.GeneralName],
-    days: int,
-    since: datetime.datetime | None = None,
-) -> Pair:
-    """Returns the pair of servers on these hosts; since: see new_authority."""
+def new_server(authority: Pair, hosts: Sequence[x509.GeneralName], days: int) -> Pair:
+    """Returns the pair of servers on these hosts."""
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     names = x509.SubjectAlternativeName(hosts)
-    return _new("environment servers", days, since, authority, use, names)
+    return _new("environment servers", days, authority, use, names)
 
 
-def new_client(authority: Pair, days: int, since: datetime.datetime | None = None) -> Pair:
-    """Returns the pair of a learner, with which nobody can pretend to be a server; since: see
-    new_authority.
-    """
+def new_client(authority: Pair, days: int) -> Pair:
+    """Returns the pair of a learner, with which nobody can pretend to be a server."""
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-    return _new("learner", days, since, authority, use)
+    return _new("learner", days, authority, use)
 
 
-def _new(
-    name: str,
-    days: int,
-    since: datetime.datetime | None,
-    authority: Pair | None,
-    *more: x509.ExtensionType,
-) -> Pair:
+def _new(name: str, days: int, authority: Pair | None, *uses: x509.ExtensionType) -> Pair:
     """Returns a new key with its certificate. authority: signs it; None: it is an authority."""
     key = ec.generate_private_key(ec.SECP256R1())
+    signer = authority.key if authority else key
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    start = since or _now() - _EARLIER
-    builder = x509.CertificateBuilder(extensions=_extensions(key, authority, more))
-    builder = builder.subject_name(subject).public_key(key.public_key())
+    start = _now() - _EARLIER
+    builder = x509.CertificateBuilder().subject_name(subject).public_key(key.public_key())
     builder = builder.issuer_name(authority.certificate.subject if authority else subject)
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(start)
     builder = builder.not_valid_after(start + datetime.timedelta(days=days) + _EARLIER)
-    return Pair(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
-
-
-def _extensions(
-    key: ec.EllipticCurvePrivateKey, authority: Pair | None, more: Sequence[x509.ExtensionType]
-) -> list[x509.Extension[x509.ExtensionType]]:
-    """Returns the extensions of a certificate: of its key and its signer, and `more`."""
+    kind = x509.BasicConstraints(ca=authority is None, path_length=None if authority else 0)
     of_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    extensions = [of_key, *more]
-    if authority is not None:
-        signer = authority.key.public_key()
-        extensions.append(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer))
-    critical = [
-        x509.BasicConstraints(ca=authority is None, path_length=None if authority else 0),
-        x509.KeyUsage(
-            digital_signature=authority is not None,
-            key_cert_sign=authority is None,
-            crl_sign=authority is None,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            encipher_only=False,
-            decipher_only=False,
-        ),
-    ]
-    return [x509.Extension(each.oid, each in critical, each) for each in (*critical, *extensions)]
+    of_signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    for extension in (kind, of_key, of_signer, *uses):
+        builder = builder.add_extension(extension, critical=extension is kind)
+    return Pair(builder.sign(signer, hashes.SHA256()), key)
 
 
 def _now() -> datetime.datetime:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keys_of_tests import Keys, write
+from keys_of_tests import Keys, valid_from, write
 
 from torchbeast import polybeast_env, polybeast_learner, status
 from torchbeast.errors import UsageError
@@ -82,8 +82,10 @@ def test_a_certificate_that_is_not_valid_is_refused_with_its_times_and_ours(
 
 
 def authority(keys: Keys, path: Path, *since: datetime.timedelta) -> SecurityConfig:
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = b"".join(new_authority(now + each).certificate_pem() for each in since)
+    made = b""
+    for each in since:
+        with valid_from(each):
+            made += new_authority().certificate_pem()
     return SecurityConfig(
         tls_cert=keys.cert, tls_key=keys.key, tls_client_ca=write(path / "ca.pem", made)
     )
