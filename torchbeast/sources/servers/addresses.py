@@ -9,6 +9,7 @@ users never do. Both folders are open to their owner only (0700).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -138,20 +139,28 @@ def _why_not_free(family: int, place: tuple[Any, ...]) -> OSError | None:
 def answers(address: str, seconds: float) -> bool:
     """Returns whether this process's server at HOST:PORT still accepts connections.
 
-    A server has so many seconds to answer a TLS client; without TLS it speaks first, which such a
-    client takes for an error. Returns False too if this process has too many open files to open a
-    connection.
+    A server has so many seconds to answer the first message of a TLS client; without TLS it speaks
+    first. Returns False too if this process has too many open files to open a connection.
     """
     host, port = host_and_port(address)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         with socket.create_connection((host.strip("[]"), port), seconds) as probe:
-            context.wrap_socket(probe, server_hostname="localhost")
+            probe.sendall(_hello())
+            probe.recv(1)
     except TimeoutError:
         return False
     except OSError as error:
         return error.errno not in (errno.EMFILE, errno.ENFILE)
     return True
+
+
+def _hello() -> bytes:
+    """Returns the first message of a TLS client; for other bytes gRPC would print an error."""
+    context, sent = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
+    tls = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return sent.read()
 
 
 @contextmanager
