@@ -109,7 +109,8 @@ def main(arguments: dict[str, Any]) -> int:
     allow_descriptors(_DESCRIPTORS)
     serving: list[Any] = []
     stopped = threading.Event()
-    follow_stdin(lambda _: serving[0].dial(), lambda: _stop(serving))
+    dials = bool(arguments["learners"])
+    follow_stdin(lambda _: dials and serving[0].dial(), lambda: _stop(serving))
     activity = Activity() if arguments["counts"] else None
     try:
         serving.append(_make_server(arguments, activity, report))
