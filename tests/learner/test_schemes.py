@@ -29,7 +29,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
     [
         (
             lambda: scheme_of(col_communication="asynchronous"),
-            "asynchronous.* needs workers .* col_remote_workers is 0",
+            "asynchronous.* needs workers, but col_remote_workers is 0",
         ),
         (lambda: scheme_of(col_backend="ray"), "ray.* needs workers"),
         (
@@ -51,7 +51,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
         ),
         (
             lambda: impala_of(inference="central"),
-            "inference=.central.* workers, but col_remote_workers is 0",
+            "inference=.central.* needs workers, but col_remote_workers is 0",
         ),
         (
             lambda: impala_of(inference="central", col_remote_workers=2),
@@ -72,15 +72,15 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
                 storage=OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400),
                 grad_remote_workers=1,
             ),
-            "OnPolicyVTraceBuffer has a replay .*grad_remote_workers",
+            "the storage has a replay .*grad_remote_workers",
         ),
         (
             lambda: scheme_of(update_execution="decentralised"),
-            '^update_execution="decentralised" needs gradient workers, .*grad_remote_workers is 0',
+            '^update_execution="decentralised" needs workers, .*grad_remote_workers is 0',
         ),
         (
             lambda: scheme_of(grad_communication="asynchronous"),
-            '^grad_communication="asynchronous" needs gradient workers, .*grad_remote_workers is 0',
+            '^grad_communication="asynchronous" needs workers, .*grad_remote_workers is 0',
         ),
         (
             lambda: scheme_of(storage=OnPolicyVTraceBuffer.create_factory(size=10)),

@@ -48,7 +48,6 @@ def one_of(choices: Sequence[str], **values: str) -> None:
         require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-Class = TypeVar("Class", bound=type)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -116,15 +115,3 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
-
-
-def init_names_checked(cls: Class) -> Class:
-    """Makes a class refuse unknown keyword arguments, and values, as `names_checked` does."""
-    init = names_checked(cls.__init__)  # type: ignore[misc]
-
-    @functools.wraps(init)
-    def checked(self: Any, **kwargs: Any) -> None:
-        init(self, **kwargs)
-
-    setattr(cls, "__init__", checked)  # noqa: B010
-    return cls

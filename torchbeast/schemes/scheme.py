@@ -16,7 +16,7 @@ Whatever does not go together is refused when a scheme is made, with both parts 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -29,7 +29,7 @@ from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.checks import (
     above,
     at_least,
-    init_names_checked,
+    names_checked,
     one_of,
     refuse_unknown,
     require,
@@ -40,13 +40,11 @@ from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
-from torchbeast.schemes.gradients.config import GradientConfig
+from torchbeast.schemes.gradients.config import Communication, GradientConfig, UpdateExecution
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.servers.config import FleetConfig
 
-Communication = Literal["synchronous", "asynchronous"]
-UpdateExecution = Literal["centralised", "decentralised"]
 Inference = Literal["worker", "central"]
 Backend = Literal["processes", "ray"]
 
@@ -61,10 +59,64 @@ _FACTORIES = {
     "test_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
 }
 
-_SYNC_COL_SPECS = ["fraction_workers", "fraction_samples"]
+_AXES = {
+    "col_communication": (Communication, "col_remote_workers"),
+    "col_backend": (Backend, "col_remote_workers"),
+    "inference": (Inference, "col_remote_workers"),
+    "grad_communication": (Communication, "grad_remote_workers"),
+    "grad_backend": (Backend, "grad_remote_workers"),
+    "update_execution": (UpdateExecution, "grad_remote_workers"),
+}
+"""What each axis may be, and the number of workers that all but its default need."""
+
+_MAPPINGS = {
+    "col_worker_resources": ["num_cpus"],
+    "grad_worker_resources": ["num_cpus", "num_gpus"],
+    "sync_col_specs": ["fraction_workers", "fraction_samples"],
+}
+
+_REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
+    (
+        lambda s: s.col_backend == "ray" and s.is_synchronous,
+        'col_backend="ray" has workers that never wait for newer weights, but '
+        'col_communication="synchronous" needs ones that do: collect asynchronously, or with '
+        'col_backend="processes"',
+    ),
+    (
+        lambda s: s.inference == "central" and s.is_synchronous,
+        'inference="central" has workers that never wait for newer weights, but '
+        'col_communication="synchronous" needs ones that do: collect asynchronously, or with '
+        'inference="worker"',
+    ),
+    (
+        lambda s: s.inference == "central" and s.col_backend == "ray",
+        'inference="central" has environments on this machine, a message away at every step, but '
+        'col_backend="ray" has them anywhere: use col_backend="processes", or inference="worker"',
+    ),
+    (
+        lambda s: s.grad_remote_workers and (s.col_backend, s.grad_backend) == ("ray", "processes"),
+        'col_backend="ray" collects with actors of Ray, but grad_backend="processes" has gradient '
+        "workers that are none: use Ray for both, or processes to collect",
+    ),
+    (
+        lambda s: s.grad_remote_workers and s.replay.is_used,
+        "the storage has a replay in the learner's process, but with grad_remote_workers others "
+        "learn: leave out one of them",
+    ),
+    (
+        lambda s: s.sync_col_specs and not s.grad_remote_workers,
+        "sync_col_specs say when gradient workers stop collecting, but grad_remote_workers is 0: "
+        "leave them out, or give some",
+    ),
+    (
+        lambda s: s.sync_col_specs and s.col_remote_workers,
+        "sync_col_specs stop gradient workers that collect themselves, but col_remote_workers "
+        "others collect for each: leave out one of them",
+    ),
+]
+"""What does not go together, and the sentence that says so."""
 
 
-@init_names_checked
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """Components, and how the work is spread.
@@ -222,123 +274,38 @@ class Scheme:
             value = getattr(self, name)
             if not isinstance(value, kind) and (name, value) != ("test_envs_factory", None):
                 raise TypeError(f"{name} must be {how}, got {value!r}")
-        at_least(
-            0,
-            col_remote_workers=self.col_remote_workers,
-            grad_remote_workers=self.grad_remote_workers,
-        )
-        one_of(get_args(Communication), col_communication=self.col_communication)
-        one_of(get_args(Communication), grad_communication=self.grad_communication)
-        one_of(get_args(UpdateExecution), update_execution=self.update_execution)
-        one_of(get_args(Inference), inference=self.inference)
-        one_of(get_args(Backend), col_backend=self.col_backend, grad_backend=self.grad_backend)
+        for name, (choices, number) in _AXES.items():
+            one_of(get_args(choices), **{name: getattr(self, name)})
+            at_least(0, **{number: getattr(self, number)})
         one_of(("None", "cpu", "cuda"), local_device=str(self.local_device))
         require(
             self.local_device != "cuda" or torch.cuda.is_available(),
             'local_device is "cuda", but PyTorch sees no GPU here: leave it out, or give "cpu"',
         )
-        refuse_unknown("col_worker_resources", self.col_worker_resources, ["num_cpus"])
-        refuse_unknown(
-            "grad_worker_resources", self.grad_worker_resources, ["num_cpus", "num_gpus"]
-        )
-        above(0, **self.col_worker_resources)
-        above(0, **self.grad_worker_resources)
-        refuse_unknown("sync_col_specs", self.sync_col_specs, _SYNC_COL_SPECS)
+        for name, known in _MAPPINGS.items():
+            refuse_unknown(name, getattr(self, name), known)
+        for resources in (self.col_worker_resources, self.grad_worker_resources):
+            above(0, **resources)
 
     def _check_axes(self) -> None:
         """Raises NotImplementedError where the ways to spread the work do not go together."""
-        self._check_collection()
-        self._check_inference()
-        self._check_gradients()
-        self._check_stragglers()
-
-    def _check_collection(self) -> None:
-        if self.col_remote_workers == 0 and not self.is_synchronous:
-            raise NotImplementedError(
-                'col_communication="asynchronous" needs workers that collect while the learner '
-                "learns, but col_remote_workers is 0: give some, or collect synchronously"
-            )
-        if self.col_remote_workers == 0 and self.col_backend == "ray":
-            raise NotImplementedError(
-                'col_backend="ray" needs workers, but col_remote_workers is 0: give some'
-            )
-        if self.col_backend == "ray" and self.is_synchronous:
-            raise NotImplementedError(
-                'col_backend="ray" has workers that never wait for newer weights, but '
-                'col_communication="synchronous" needs ones that do: collect asynchronously, or '
-                'with col_backend="processes"'
-            )
-        if self.col_worker_resources and self.col_backend != "ray":
-            raise NotImplementedError(
-                "col_worker_resources are what Ray reserves for a worker, but "
-                f'col_backend="{self.col_backend}" reserves nothing: leave them out, or use Ray'
-            )
-
-    def _check_inference(self) -> None:
-        if self.inference == "worker":
-            return
-        if not self.col_remote_workers:
-            raise NotImplementedError(
-                'inference="central" chooses the actions of workers, but col_remote_workers is 0: '
-                "give some"
-            )
-        if self.is_synchronous:
-            raise NotImplementedError(
-                'inference="central" has workers that never wait for newer weights, but '
-                'col_communication="synchronous" needs ones that do: collect asynchronously, or '
-                'with inference="worker"'
-            )
-        if self.col_backend == "ray":
-            raise NotImplementedError(
-                'inference="central" has environments on this machine, a message away at every '
-                'step, but col_backend="ray" has them anywhere: use col_backend="processes", or '
-                'inference="worker"'
-            )
-
-    def _check_gradients(self) -> None:
-        for name, of_one in (
-            ("grad_communication", "synchronous"),
-            ("update_execution", "centralised"),
-        ):
+        for name, (_, number) in _AXES.items():
             chosen = getattr(self, name)
-            if chosen != of_one and not self.grad_remote_workers:
+            if chosen != getattr(type(self), name) and not getattr(self, number):
                 raise NotImplementedError(
-                    f'{name}="{chosen}" needs gradient workers, but grad_remote_workers is 0: '
-                    "give some"
+                    f'{name}="{chosen}" needs workers, but {number} is 0: give some'
                 )
-        if self.grad_backend == "ray" and not self.grad_remote_workers:
-            raise NotImplementedError(
-                'grad_backend="ray" needs workers, but grad_remote_workers is 0: give some'
-            )
-        if self.grad_worker_resources and self.grad_backend != "ray":
-            raise NotImplementedError(
-                "grad_worker_resources are what Ray reserves for a gradient worker, but "
-                f'grad_backend="{self.grad_backend}" reserves nothing: leave them out, or use Ray'
-            )
-        if self.grad_remote_workers and self.col_backend == "ray" and self.grad_backend != "ray":
-            raise NotImplementedError(
-                'col_backend="ray" collects with actors of Ray, but grad_backend="processes" has '
-                "gradient workers that are none: use Ray for both, or processes to collect"
-            )
-        if self.grad_remote_workers and self.replay.is_used:
-            raise NotImplementedError(
-                f"{type(self.storage_factory).__name__} has a replay in the learner's process, but "
-                "with grad_remote_workers others learn: leave out one of them"
-            )
+        for kind in ("col", "grad"):
+            backend = getattr(self, f"{kind}_backend")
+            if getattr(self, f"{kind}_worker_resources") and backend != "ray":
+                raise NotImplementedError(
+                    f"{kind}_worker_resources are what Ray reserves for a worker, but "
+                    f'{kind}_backend="{backend}" reserves nothing: leave them out, or use Ray'
+                )
+        for is_refused, sentence in _REFUSED:
+            if is_refused(self):
+                raise NotImplementedError(sentence)
         _ = self.gradients  # checks its values
-
-    def _check_stragglers(self) -> None:
-        if self.sync_col_specs and not self.grad_remote_workers:
-            raise NotImplementedError(
-                "sync_col_specs say when gradient workers stop collecting, but grad_remote_workers "
-                "is 0: leave them out, or give some"
-            )
-        if self.sync_col_specs and self.col_remote_workers:
-            raise NotImplementedError(
-                "sync_col_specs stop gradient workers that collect themselves, but "
-                f"col_remote_workers={self.col_remote_workers} others collect for each: leave out "
-                "one of them"
-            )
 
     def _check_components(self) -> None:
         """Raises NotImplementedError where the components do not go together."""
@@ -404,6 +371,9 @@ class Scheme:
             specs_of_extras(actor, factory.algo.needs)
         except UsageError as error:
             raise NotImplementedError(f"{name} with {factory.algo.__name__}: {error}") from error
+
+
+Scheme.__init__ = names_checked(Scheme.__init__)  # type: ignore[method-assign]
 
 
 def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
