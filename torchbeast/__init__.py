@@ -9,9 +9,10 @@ never loads torch.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchbeast.core.lazy import importing
 
 __version__ = "0.1.0"  # pyproject.toml reads the version of the package here
 
@@ -50,7 +51,6 @@ if sys.argv[:1] == ["-m"]:  # Python is about to import a program, which takes a
 
     errors.leave_on_interrupt()
 
-# The module of each name, with a colon and its name in that module if it differs.
 _FOUND_IN = {
     "Acted": "core.actors.contract",
     "Actor": "core.actors.contract",
@@ -82,46 +82,10 @@ _FOUND_IN = {
     "vtrace": "core.vtrace",
 }
 
-__all__ = [
-    "PPO",
-    "Acted",
-    "Actor",
-    "ActorCritic",
-    "ActorSpec",
-    "Algorithm",
-    "ArraySpec",
-    "Discrete",
-    "EnvOptions",
-    "EnvSpec",
-    "Impala",
-    "ImpalaConfig",
-    "Learner",
-    "ModelInputs",
-    "ModelOutput",
-    "PPOConfig",
-    "Rollout",
-    "RunError",
-    "Scheme",
-    "SyncVecEnv",
-    "UsageError",
-    "VecEnv",
-    "VecStep",
-    "__version__",
-    "distribution_for",
-    "load_checkpoint",
-    "make_agent",
-    "make_env",
-    "vtrace",
-]
+__all__ = ["__version__", "load_checkpoint", "make_env"]
+__all__ += sorted(set(_FOUND_IN) - set(__all__))
 
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name (PEP 562)."""
-    if name not in _FOUND_IN:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    path, _, attribute = _FOUND_IN[name].partition(":")
-    module = importlib.import_module(f"{__name__}.{path}")
-    return module if path.endswith(f".{name}") else getattr(module, attribute or name)
+__getattr__ = importing(__name__, _FOUND_IN)
 
 
 def __dir__() -> list[str]:

@@ -11,13 +11,15 @@ from typing import Any
 def importing(package: str, found_in: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a package (PEP 562).
 
-    found_in: the module of each name, with a colon and its name in that module if it differs.
+    found_in: the module of each name, with a colon and its name in that module if it differs;
+        or the module itself.
     """
 
     def get(name: str) -> Any:
         if name not in found_in:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         path, _, attribute = found_in[name].partition(":")
-        return getattr(importlib.import_module(f"{package}.{path}"), attribute or name)
+        module = importlib.import_module(f"{package}.{path}")
+        return module if path.endswith(f".{name}") else getattr(module, attribute or name)
 
     return get

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from torchbeast.learner.evaluation import Evaluation as Evaluation
     from torchbeast.learner.learner import Learner as Learner
 
-__all__ = ["Callback", "Checkpoints", "Evaluation", "Learner"]
-
 _FOUND_IN = {
     "Callback": "callback",
     "Checkpoints": "checkpoints",
     "Evaluation": "evaluation",
     "Learner": "learner",
 }
+
+__all__ = [*_FOUND_IN]
 
 __getattr__ = importing(__name__, _FOUND_IN)
