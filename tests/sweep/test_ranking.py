@@ -151,6 +151,7 @@ def test_without_a_terminal_a_line_tells_each_change_and_sometimes_the_figures(
         board.show(now=31.0)
         made.report = {}
         made.end()
+        board.show(now=32.0)
     lines = stream.getvalue().splitlines()[1:]
     assert lines == [
         "seed=1: running  steps 100 of 300  steps/s 0  episodes 10  mean return 0.5",

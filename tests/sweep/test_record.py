@@ -64,8 +64,12 @@ def test_the_same_command_again_changes_nothing(folder: Path) -> None:
     [
         (SweepConfig(), ["--batch_size", "8"], "batch_size 4, not with batch_size 8"),
         (SweepConfig(), ["--preset", "memory"], "not with"),
-        (SweepConfig(set=("seed=1",)), [], "with --set learning_rate=0.1,0.2, not with --set seed"),
-        (SweepConfig(shared_replay=True), [], "own or none, not with --shared_replay"),
+        (SweepConfig(set=("seed=1",)), [], "--set learning_rate=0.1,0.2, not with --set seed=1"),
+        (
+            SweepConfig(shared_replay=True),
+            [],
+            "--shared_replay False, not with",
+        ),
         (SweepConfig(program="raybeast"), [], "--program monobeast, not with --program raybeast"),
     ],
 )

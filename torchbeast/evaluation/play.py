@@ -20,8 +20,8 @@ import statistics
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,19 +231,25 @@ class Player:
         self._seed = secrets.randbits(31) if seed is None else seed
         self._trained_on = checkpoints.env_spec(saved).name
         check_named(saved["flags"], asked)
-        self._spec = spec = _played(asked, checkpoints.env_spec(saved))
+        spec = _played(asked, checkpoints.env_spec(saved))
         num_envs = 1 if film else min(config.num_episodes, MAX_PARALLEL)
         if spec.name in ("", UNKNOWN):
             raise UsageError(
                 "the checkpoint does not name the environment it was trained on: give --env"
             )
         self.env = EnvProcess(spec, num_envs, render=film, check_goes_on=check_goes_on)
+        self._is_other = self._trained_on not in ("", spec.name)
         try:
-            with _fitting(self._trained_on, spec.name):
-                self._agent = _agent(saved, self.env, path)
-        except BaseException:
+            self._agent = _agent(saved, self.env, path)
+        except BaseException as error:
             self.close()
-            raise
+            misfits = isinstance(error, UsageError) and not isinstance(error, SpecError)
+            if not (self._is_other and misfits):
+                raise
+            raise UsageError(
+                f"a model that was trained on {self._trained_on} cannot play {spec.name}, whose "
+                "observations or actions differ: leave out --env, and --preset"
+            ) from error
 
     def load(self, saved: Mapping[str, Any], path: Path) -> None:
         """Takes the weights of another checkpoint; raises UsageError if they do not fit."""
@@ -279,8 +285,7 @@ class Player:
     @property
     def where(self) -> str:
         """The environment, and that of training where it is another."""
-        is_other = self._trained_on not in ("", self._spec.name)
-        trained = f" (trained on {self._trained_on})" if is_other else ""
+        trained = f" (trained on {self._trained_on})" if self._is_other else ""
         return f"{self.env.env_id}{trained}"
 
     @property
@@ -308,20 +313,6 @@ def _played(asked: EnvSpec, trained_on: EnvSpec) -> EnvSpec:
         return dataclasses.replace(asked, options=options)
     kwargs = asked.kwargs or trained_on.kwargs
     return dataclasses.replace(trained_on, kwargs=kwargs, options=options)
-
-
-@contextmanager
-def _fitting(trained_on: str, played: str) -> Iterator[None]:
-    """Explains a mismatch between a model and another environment than that of training."""
-    try:
-        yield
-    except UsageError as error:
-        if trained_on in ("", played) or isinstance(error, SpecError):
-            raise
-        raise UsageError(
-            f"a model that was trained on {trained_on} cannot play {played}, whose observations or "
-            "actions differ: leave out --env, and --preset"
-        ) from error
 
 
 def _agent(saved: Mapping[str, Any], env: VecEnv, path: Path) -> Agent:

@@ -14,7 +14,7 @@ import statistics
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -30,15 +30,12 @@ COLUMNS = (
 )
 
 
-class Weights(NamedTuple):
-    """What tells the weights of a run apart.
+Weights = tuple[int, int]
+"""Env steps learnt and a CRC of the weights, which tell the weights of a run apart.
 
-    A run that stands still writes the same weights again; one that went back to an earlier
-    checkpoint writes others after as many steps.
-    """
-
-    step: int  # env steps learnt
-    crc32: int
+A run that stands still writes the same weights again; one that went back to an earlier checkpoint
+writes others after as many steps.
+"""
 
 
 def weights_of(checkpoint: Mapping[str, Any]) -> Weights:
@@ -46,7 +43,7 @@ def weights_of(checkpoint: Mapping[str, Any]) -> Weights:
     crc32 = 0
     for _, tensor in sorted(checkpoint["model_state_dict"].items()):
         crc32 = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), crc32)
-    return Weights(int(checkpoint["stats"].get("step", 0)), crc32)
+    return int(checkpoint["stats"].get("step", 0)), crc32
 
 
 class Scores:
@@ -78,9 +75,10 @@ class Scores:
         """Appends a row. Raises OSError, and leaves the file as it was, if it cannot."""
         self._known.add(weights)  # also without a row: it would not be played again
         heading = csv_line(COLUMNS) if self._file.is_empty else ""
-        self._file.append(
-            heading + csv_line([round(self._time.now(), 3), *_cells(weights, played)])
-        )
+        returns, lengths = played.returns, played.lengths
+        row = [round(self._time.now(), 3), *weights, len(returns), played.distinct]
+        row += [statistics.fmean(returns), min(returns), max(returns), statistics.fmean(lengths)]
+        self._file.append(heading + csv_line(row))
 
     def close(self) -> None:
         """Closes the file. No method may be called afterwards."""
@@ -93,27 +91,14 @@ class Scores:
             raise UsageError(f"another process evaluates the same run and writes {path}: end it")
         end_last_line(path)
         return [
-            (Weights(int(row["step"]), int(row["weights_crc32"])), row["_time"])
+            ((int(row["step"]), int(row["weights_crc32"])), row["_time"])
             for row in read_logs(path)
             if len(row) == len(COLUMNS)
         ]
 
 
-def _cells(weights: Weights, played: Episodes) -> list[Any]:
-    returns = played.returns
-    return [
-        *weights,
-        len(returns),
-        played.distinct,
-        statistics.fmean(returns),
-        min(returns),
-        max(returns),
-        statistics.fmean(played.lengths),
-    ]
-
-
 NAME = "evaluation"
-_BEST = "best"
+BEST = "best"
 
 
 def best_path(folder: Path, name: str = NAME) -> Path:
@@ -129,18 +114,8 @@ def kept_score(folder: Path, name: str = NAME) -> float:
     path = best_path(folder, name)
     if not path.exists():
         return -math.inf
-    return score_in(checkpoints.load(path, needed=()).get("callbacks", {}).get(name, {}))
-
-
-def state_of(score: float) -> dict[str, Any]:
-    """Returns the entry that says how good a checkpoint is."""
-    return {_BEST: score}
-
-
-def score_in(state: Mapping[str, Any]) -> float:
-    """Returns the mean return of a `state_of`; -inf if it has none."""
-    score: float = state.get(_BEST, -math.inf)
-    return score
+    state = checkpoints.load(path, needed=()).get("callbacks", {}).get(name, {})
+    return float(state.get(BEST, -math.inf))
 
 
 def keep_if_better(folder: Path, checkpoint: Mapping[str, Any], score: float) -> bool:
@@ -150,6 +125,6 @@ def keep_if_better(folder: Path, checkpoint: Mapping[str, Any], score: float) ->
     """
     if not score > kept_score(folder):  # nor is NaN
         return False
-    states = {**checkpoint.get("callbacks", {}), NAME: state_of(score)}
+    states = {**checkpoint.get("callbacks", {}), NAME: {BEST: score}}
     checkpoints.save(best_path(folder), {**checkpoint, "callbacks": states})
     return True

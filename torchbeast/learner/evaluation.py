@@ -67,11 +67,11 @@ class Evaluation(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best mean return."""
-        return scores.state_of(self.best)
+        return {scores.BEST: self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self.best = scores.score_in(state)
+        self.best = state.get(scores.BEST, -math.inf)
 
     def _evaluate(self, learner: Learner) -> dict[str, float]:
         seed = seed_of(self._seed, self._name, learner.steps)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from rich.console import Console, Group, RenderableType
@@ -107,12 +106,7 @@ class Panel:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -245,10 +239,10 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "steps/s": f"{rate:,.0f}",
         "left": clock(left),
         "episodes": f"{progress.episodes:,}",
-        "mean return": _number(progress.mean_return()),
-        "length": _number(progress.mean_length(), digits=0),
-        "loss": _number(progress.loss),
-        "lag": f"{_number(progress.mean_lag, 1)}/{_number(progress.max_lag, 0)}",
+        "mean return": figure(progress.mean_return()),
+        "length": figure(progress.mean_length(), ".0f"),
+        "loss": figure(progress.loss),
+        "lag": "/".join([figure(progress.mean_lag, ".1f"), figure(progress.max_lag, ".0f")]),
         "queue": f"{shown.status['learner_queue_size']:.0f}",
         **_replay(shown),
         collectors: _alive(shown, live),
@@ -276,8 +270,9 @@ def clock(seconds: float) -> str:
     return "-" if math.isnan(seconds) else str(timedelta(seconds=int(max(0.0, seconds))))
 
 
-def _number(value: float, digits: int = 2) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+def figure(value: float, spec: str = ".2f") -> str:
+    """Formats a figure; NaN as a dash."""
+    return "-" if math.isnan(value) else format(value, spec)
 
 
 def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
@@ -293,7 +288,7 @@ def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
 
     steps_learnt: learnt by this process, which may have resumed an earlier run.
     """
-    length = _number(progress.mean_length(), digits=0)
+    length = figure(progress.mean_length(), ".0f")
     returns = (
         f"mean return {progress.mean_return():.2f} and length {length} over the last "
         f"{len(progress.returns)} episodes"

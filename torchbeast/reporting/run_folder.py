@@ -90,9 +90,10 @@ class RunFolder:
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
-        self._is_new = _make_folder(path)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         with ExitStack() as opened, _beginning_in(path):
+            self._is_new = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
             self._lock, held = _lock(path)
             opened.callback(self._lock.close)
             if held is Lock.OURS:  # else another process may be writing them
@@ -182,20 +183,6 @@ def _sync_names(folder: Path) -> None:
             os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def _make_folder(path: Path) -> bool:
-    """Makes the folder if there is none; returns whether it is new."""
-    try:
-        is_new = not path.exists()
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(13, "not writable")
-    except OSError as error:
-        raise UsageError(
-            f"cannot create the run's folder {path} ({error.strerror}): give another --savedir"
-        ) from None
-    return is_new
 
 
 @contextmanager

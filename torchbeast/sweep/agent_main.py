@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import json
 import os
 import signal
@@ -18,12 +17,13 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, TextIO
+from typing import Any
 
 from torchbeast.cli.command_line import parse, run_with
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError
 from torchbeast.processes.child_main import failure, take_stdin, take_stdout
 from torchbeast.processes.supervisor import end_program
+from torchbeast.reporting.output import lossy_output
 from torchbeast.sweep.agents import FLAGS
 from torchbeast.sweep.config import ProgramName
 
@@ -33,12 +33,11 @@ GRACE_S = 120.0  # from the request to stop to the last checkpoint, which may ho
 def main(arguments: dict[str, Any]) -> int:
     """Runs the program of an agent until it ends; returns the exit code."""
     report = take_stdout()
-    sys.stdout = sys.stderr = _stderr()
     _stop_with_stdin()
     program, words = arguments["program"], arguments["words"]
     sys.argv = [program, *words]  # meta.json says what was run
-    why = _run(program, words)
-    with contextlib.suppress(BrokenPipeError):  # the sweep was killed
+    with lossy_output(), contextlib.suppress(BrokenPipeError):  # the sweep may have been killed
+        why = _run(program, words)
         report({"ended": True} if why is None else {"ended": True, "why": why})
     return EXIT_DONE if why is None else EXIT_FAILURE
 
@@ -54,21 +53,6 @@ def _run(program: ProgramName, words: list[str]) -> str | None:
         print(error, file=sys.stderr, flush=True)
         return str(failure(error)["error"])
     return None
-
-
-class _Pipe(io.FileIO):
-    """A pipe whose other end may be gone: then the agent writes its checkpoint nevertheless."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            return len(data)
-
-
-def _stderr() -> TextIO:
-    pipe = io.BufferedWriter(_Pipe(2, "wb", closefd=False))
-    return io.TextIOWrapper(pipe, errors="backslashreplace", line_buffering=True)
 
 
 def _stop_with_stdin() -> None:

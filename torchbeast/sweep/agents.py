@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,9 +217,15 @@ class Compared:
     shared_replay: bool
 
     def settings(self) -> dict[str, Any]:
-        """Returns every setting of the first agent, by the names of flags."""
+        """Returns what it compares as typed, and every setting of the first agent by its flag."""
         first = combinations(self.set)[0]
-        return flatten(parse(FLAGS[self.program], self.program, [*self.words, *typed(first)]))
+        words = [*self.words, *typed(first)]
+        return {
+            "--program": self.program,
+            "--set": " ".join(f"{key}={','.join(found)}" for key, found in self.set.items()),
+            "--shared_replay": self.shared_replay,
+            **flatten(parse(FLAGS[self.program], self.program, words)),
+        }
 
 
 def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compared:
@@ -239,38 +244,26 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
             )
         program, shared = config.program or "monobeast", config.shared_replay
         return Compared(program=program, set=values, words=list(words), shared_replay=shared)
-    if config.program not in (None, before.program):
-        raise _other(folder, f"--program {before.program}", f"--program {config.program}")
-    if config.shared_replay and not before.shared_replay:
-        raise _other(folder, "a replay of their own or none", "--shared_replay")
-    if values and values != before.set:
-        raise _other(folder, _as_typed(before.set), _as_typed(values))
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
-    if is_repeated:
-        return before
-    now = dataclasses.replace(before, words=[*before.words, *words])  # the last word counts
-    _check_same(before, now, folder)
+    now = Compared(
+        program=config.program or before.program,
+        set=values or before.set,
+        words=before.words if is_repeated else [*before.words, *words],  # the last one counts
+        shared_replay=config.shared_replay or before.shared_replay,
+    )
+    if now != before:
+        _check_same(before.settings(), now.settings(), folder)
     return now
 
 
-def _check_same(before: Compared, now: Compared, folder: Path) -> None:
-    """Raises UsageError where flags change something that makes agents differ."""
-    old, new = before.settings(), now.settings()
-    for name in new:
-        if name not in _MAY_CHANGE and old.get(name) != new[name]:
-            raise _other(folder, f"{name} {old.get(name)}", f"{name} {new[name]}")
-
-
-def _other(folder: Path, before: str, now: str) -> UsageError:
-    return UsageError(
-        f"the sweep {folder.name} compares agents with {before}, not with {now}: leave that out, "
-        "or give another --name"
-    )
-
-
-def _as_typed(values: Values) -> str:
-    words = [f"{key}={','.join(found)}" for key, found in values.items()]
-    return f"--set {shlex.join(words)}"
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Raises UsageError where settings differ that make agents differ."""
+    for name, value in now.items():
+        if name not in _MAY_CHANGE and before.get(name) != value:
+            raise UsageError(
+                f"the sweep {folder.name} compares agents with {name} {before.get(name)}, not with "
+                f"{name} {value}: leave that out, or give another --name"
+            )
 
 
 def _recorded(folder: Path) -> Compared | None:

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, TextIO
 
 from rich.console import Console, Group
@@ -29,7 +28,7 @@ from rich.text import Text
 from torchbeast import plot
 from torchbeast.errors import UsageError
 from torchbeast.processes.child_process import KILLED, Report
-from torchbeast.reporting.display import Panel, Rate, line_of, table_of
+from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
 from torchbeast.reporting.log_files import LogReader, csv_line
 from torchbeast.reporting.run_folder import write_atomically
 from torchbeast.sweep.agents import Agent
@@ -159,9 +158,10 @@ class Row:
     def cells(self) -> dict[str, str]:
         """The figures as texts; an unknown one is a dash."""
         figures = self.figures
+        rate = self.steps_per_second if self.state == "running" else math.nan
         return {
             "steps": f"{figures.step:,} of {self.agent.total_steps:,}",
-            "steps/s": _whole(self.steps_per_second if self.state == "running" else math.nan),
+            "steps/s": figure(rate, ",.0f"),
             "episodes": f"{figures.episodes:,}",
             "mean return": number(figures.mean_return),
         }
@@ -169,11 +169,7 @@ class Row:
 
 def number(value: float) -> str:
     """Formats a return; NaN as a dash."""
-    return "-" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _whole(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:,.0f}"
+    return figure(value, ".4g" if abs(value) < 1000 else ",.0f")
 
 
 class Board(Panel):
@@ -184,15 +180,6 @@ class Board(Panel):
         self._title, self._rows = title, rows
         self._said = {row.agent.name: said(row) for row in rows}
         self._last = -math.inf
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.show()
-        super().__exit__(kind, error, trace)
 
     def show(self, now: float | None = None) -> None:
         """Updates the display; call it about once a second."""
