@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
 import traceback
 from pathlib import Path
 
 import pytest
 
-import torchbeast
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.errors import RunError, UsageError, exit_code_of, without_our_frames
 
@@ -36,46 +33,6 @@ def test_each_kind_of_error_has_its_exit_code(
 
     assert exit_code_of("polybeast", body) == code
     assert capsys.readouterr().err.startswith("polybeast: ")
-
-
-# Python runs this before a program, and Ctrl-C comes when that imports the module in {}.
-INTERRUPTING = """
-import os, signal, sys
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # else a shell's background
-
-class Interrupt:
-    def find_spec(self, name, path=None, target=None):
-        if name == "{}":
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Interrupt())
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "moment"),
-    [
-        ("monobeast", "torch"),
-        ("raybeast", "torchbeast.cli.presets"),
-        ("sweep", "torchbeast.sweep.config"),
-        ("plot", "numpy"),
-    ],
-)
-def test_ctrl_c_while_a_program_is_imported_is_a_sentence(
-    tmp_path: Path, program: str, moment: str
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING.format(moment))
-    found = [tmp_path, Path(torchbeast.__file__).parents[1]]
-    ended = subprocess.run(
-        [sys.executable, "-m", f"torchbeast.{program}", "--env", "Catch"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, found))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    said = f"{program}: interrupted.\n"
-    assert (ended.returncode, ended.stderr) == (130, said)
 
 
 def test_a_missing_compiled_module_is_reported_with_an_alternative(

@@ -60,8 +60,7 @@ def test_the_files_let_servers_and_learner_trust_each_other(
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         shake_hands(folder, folder, "b.lab")
     said = capsys.readouterr().out
-    assert "--env_servers 'a.lab:50051,10.0.0.7:50051,[fd00::1]:50051' --tls_ca" in said
-    assert "polybeast_env --learner a.lab:50051 --tls_ca ca.pem" in said
+    assert "to machines that listen     server.pem server-key.pem ca.pem token" in said
     assert (folder / "token").read_text().strip() not in said
 
 

@@ -9,7 +9,6 @@ never loads torch.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from torchbeast.core.lazy import importing
@@ -45,11 +44,6 @@ if TYPE_CHECKING:
     from torchbeast.learner.learner import Learner as Learner
     from torchbeast.learning.checkpoint import load as load_checkpoint
     from torchbeast.schemes.scheme import Scheme as Scheme
-
-if sys.argv[:1] == ["-m"]:  # Python is about to import a program, which takes a second
-    from torchbeast import errors
-
-    errors.leave_on_interrupt()
 
 _FOUND_IN = {
     "Acted": "core.actors.contract",

@@ -8,7 +8,6 @@ import io
 import itertools
 import os
 import re
-import signal
 import sys
 import sysconfig
 import traceback
@@ -22,8 +21,6 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-_INTERRUPTED = "interrupted."
-_PROGRAM = re.compile(r"torchbeast\.(\w+)")
 _COMPILED = ("libtorchbeast", "nest")
 _PACKAGE = str(Path(__file__).resolve().parent)
 _TORCH = r"[^\"\n]*/(?:site|dist)-packages/torch"
@@ -89,8 +86,6 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     A UsageError or RunError becomes one sentence on stderr and the exit code of its kind, also
     where stderr cannot be written.
     """
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() == "utf-8":
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
     try:
@@ -104,7 +99,7 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
             raise
         return _report(program, f"{error}. MonoBeast works without it.", EXIT_FAILURE)
     except KeyboardInterrupt:
-        return _report(program, _INTERRUPTED, EXIT_INTERRUPTED)
+        return _report(program, "interrupted.", EXIT_INTERRUPTED)
     finally:
         forget_unwritten(sys.stderr)
 
@@ -139,24 +134,6 @@ def _flush_into_nothing(stream: TextIO) -> None:
     os.dup2(kept, own)
     os.close(kept)
     os.close(nothing)
-
-
-def leave_on_interrupt() -> None:
-    """Lets Ctrl-C end `python -m torchbeast.NAME` with a sentence while Python imports it, until
-    `exit_code_of` does. A no-op in other processes, and where Ctrl-C is ignored.
-    """
-    if _name() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
-
-
-def _leave(*_: object) -> None:
-    os._exit(_report(_name(), _INTERRUPTED, EXIT_INTERRUPTED))
-
-
-def _name() -> str:
-    """Returns the NAME of `python -m torchbeast.NAME`; "" for another command."""
-    found = filter(None, map(_PROGRAM.fullmatch, sys.orig_argv))
-    return next((match[1] for match in found), "")
 
 
 def without_our_frames(message: str) -> str:

@@ -15,7 +15,6 @@ import importlib.util
 import ipaddress
 import re
 import secrets
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +34,6 @@ with suppress(ModuleNotFoundError):  # `run` reports its absence
 
 PROGRAM = "keys"
 DAYS_OF_AUTHORITY = 3650
-_PORT = 50051  # of the commands that are shown
 _NAME = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
 _KEY_USES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
@@ -89,7 +87,7 @@ def run(config: KeysConfig) -> int:
         _write_pair(folder, "client", new_client(authority, config.days))
         if not (folder / "token").exists():
             _write(folder / "token", f"{secrets.token_urlsafe(32)}\n".encode())
-    print(_what_goes_where(folder, hosts, config.days))
+    print(_what_goes_where(folder, config.days))
     return EXIT_DONE
 
 
@@ -137,32 +135,15 @@ def _write(path: Path, content: bytes) -> None:
     write_atomically(path, content, mode=0o600)
 
 
-def _what_goes_where(folder: Path, hosts: Sequence[str], days: int) -> str:
-    asked = shlex.quote(",".join(f"{_in_address(host)}:{_PORT}" for host in hosts))
-    learner = shlex.quote(f"{_in_address(hosts[0])}:{_PORT}")
+def _what_goes_where(folder: Path, days: int) -> str:
     return f"""\
 The files are in {folder}, for its owner only. Copy, over a connection that you trust (scp):
-  to machines of environment servers   server.pem server-key.pem ca.pem token
-  to the machine of the learner        client.pem client-key.pem ca.pem token
-  nowhere                              ca-key.pem: whoever has it can make certificates
-
-On each of {", ".join(hosts)}, in the folder with these files:
-  python -m torchbeast.polybeast_env --listen 0.0.0.0:{_PORT} --tls_cert server.pem \\
-      --tls_key server-key.pem --tls_client_ca ca.pem --token_file token
-For the learner:
-  python -m torchbeast.polybeast_learner --env_servers {asked} --tls_ca ca.pem \\
-      --tls_cert client.pem --tls_key client-key.pem --token_file token
-If {hosts[0]} is the learner's machine, to which hosts dial in, the two sides change places:
-  python -m torchbeast.polybeast_learner --listen 0.0.0.0:{_PORT} --tls_cert server.pem \\
-      --tls_key server-key.pem --tls_client_ca ca.pem --token_file token
-  python -m torchbeast.polybeast_env --learner {learner} --tls_ca ca.pem \\
-      --tls_cert client.pem --tls_key client-key.pem --token_file token
+  to machines that listen     server.pem server-key.pem ca.pem token
+  to machines that connect    client.pem client-key.pem ca.pem token
+  nowhere                     ca-key.pem: whoever has it can make certificates
+A machine of environment servers listens with polybeast_env --listen, or a learner with
+polybeast_learner --listen; both print the command of the other side.
 The certificates are valid for {days} days; this command makes new ones of the same authority."""
-
-
-def _in_address(host: str) -> str:
-    """Returns the host as it stands before a port: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -70,19 +69,6 @@ def test_a_child_receives_messages_and_sends_reports(start: Any) -> None:
     for number in range(3):
         child.process.send({"number": number})
     assert [child.report() for _ in range(3)] == [{"heard": {"number": n}} for n in range(3)]
-
-
-def test_a_child_takes_arguments_as_long_as_the_system_passes_on(start: Any) -> None:
-    rest = len(json.dumps({"do": "echo", "padding": ""}))
-    child = start("echo", padding="x" * (131_071 - rest))
-    child.process.send({"number": 1})
-    assert child.report() == {"heard": {"number": 1}}
-
-
-def test_arguments_too_long_for_the_system_are_a_sentence_with_both_sizes(start: Any) -> None:
-    rest = len(json.dumps({"do": "echo", "padding": ""}))
-    with pytest.raises(UsageError, match="arguments of the echo are 131,072 bytes .* 131,071: "):
-        start("echo", padding="x" * (131_072 - rest))
 
 
 def test_a_child_that_is_asked_to_end_ends_without_a_failure(start: Any) -> None:

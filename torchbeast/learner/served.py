@@ -16,7 +16,6 @@ from torchbeast.learning import collection
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.system import limit_kept
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.config import PipelineConfig
@@ -35,8 +34,7 @@ _LOOK_S = 1.0  # between two looks whether the run has ended
 def served_source(
     scheme: Scheme, env: EnvSpec, learner: Learner[PublishedWeights], ending: ExitStack
 ) -> PolySource:
-    """Returns the source; `ending` removes its sockets, and puts back the limit of open files."""
-    ending.enter_context(limit_kept())  # which the source raises
+    """Returns the source; `ending` removes its sockets."""
     on_cpu = learner.compute.device.type == "cpu"
     plans = plans_for_local_servers(scheme.fleet, disable_cuda=on_cpu)
     folder = ending.enter_context(run_folder())

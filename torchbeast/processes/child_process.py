@@ -30,7 +30,6 @@ from torchbeast.errors import RunError, UsageError
 
 _log = logging.getLogger("torchbeast.children")
 
-_MOST_BYTES = 131_071  # of one argument on Linux, which adds a zero: MAX_ARG_STRLEN
 _STDERR_LINES = 20
 _LONGEST_LINE = 65_536  # bytes of stderr: a progress bar never ends its line
 _GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
@@ -59,7 +58,7 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts the child; raises UsageError when its arguments are too long."""
+        """Starts the child; raises OSError when the system cannot, as for too long arguments."""
         self.name = name
         self._on_report, self._on_end = on_report, on_end
         self._closing = False
@@ -68,7 +67,7 @@ class ChildProcess:
         self._given_up = ""  # the reason it was killed
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, _as_argument(name, arguments)],
+            [sys.executable, "-m", module, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -199,18 +198,6 @@ def end_all(children: Iterable[ChildProcess]) -> None:
     deadline = time.monotonic() + _GRACE_S
     for child in ending:
         child.end_by(deadline)
-
-
-def _as_argument(name: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the arguments as JSON; raises UsageError when the system cannot pass it on."""
-    text = json.dumps(arguments)  # ASCII
-    if len(text) > _MOST_BYTES:
-        raise UsageError(
-            f"the arguments of {name} are {len(text):,} bytes of JSON, but a process takes at most "
-            f"{_MOST_BYTES:,}: shorten env_kwargs and model_kwargs, for example by the name of "
-            "a file that the environment or network reads"
-        )
-    return text
 
 
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from keys_of_tests import TOKEN, Keys, write
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.security import credentials as credentials_of
+from torchbeast.sources.servers.security import flags_of_others
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +49,10 @@ def locked(keys: Keys) -> bytes:
 @pytest.mark.parametrize(
     ("flag", "content", "text"),
     [
-        ("tls_cert", lambda _: "no certificate", "has no certificate in PEM"),
-        ("tls_key", lambda keys: keys.client_key, "is not the key of --tls_cert"),
-        ("tls_key", lambda _: "no key", "is not the key of --tls_cert"),
-        ("tls_key", locked, "is not the key of --tls_cert .* without a password"),
+        ("tls_cert", lambda _: "no certificate", "is not the key of a certificate"),
+        ("tls_key", lambda keys: keys.client_key, "is not the key of a certificate"),
+        ("tls_key", lambda _: "no key", "is not the key of a certificate"),
+        ("tls_key", locked, "is not the key of .* without a password"),
         ("tls_client_ca", lambda _: "no authority", "has no certificate in PEM"),
         ("token_file", lambda _: "", "one word of 16 to 1000 printable ASCII"),
         ("token_file", lambda _: "fifteen-letters", "one word of 16"),
@@ -105,3 +107,37 @@ def test_a_secret_of_the_administrator_may_be_for_a_group(
     else:
         with pytest.raises(UsageError, match="make it private"):
             credentials_of(given)
+
+
+# --- what the other side is told
+
+
+def test_others_are_told_the_name_of_this_machine_in_place_of_every_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    listen = ["0.0.0.0:1", "[::]:2", "10.0.0.1:3"]
+    said = flags_of_others("--learner", listen, SecurityConfig(insecure=True))
+    assert said.startswith("--learner node7:1,node7:2,10.0.0.1:3 ")
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        ({"insecure": True}, "--insecure"),
+        ({"insecure": True, "token_file": "a token"}, "--insecure --token_file token"),
+        (
+            {"tls_cert": "c", "tls_key": "k", "token_file": "t"},
+            "--tls_ca ca.pem --token_file token",
+        ),
+        (
+            {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "ca"},
+            "--tls_ca ca.pem --tls_cert client.pem --tls_key client-key.pem",
+        ),
+    ],
+)
+def test_the_flags_of_the_other_side_fit_those_of_this_one(
+    own: dict[str, Any], others: str
+) -> None:
+    said = flags_of_others("--learner", ["a:1", "a:2"], SecurityConfig(**own))
+    assert said == f"--learner a:1,a:2 {others}"

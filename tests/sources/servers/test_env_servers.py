@@ -76,13 +76,13 @@ def test_where_one_cannot_be_started_the_others_end_and_the_folder_goes(
 ) -> None:
     def start(*args: Any, **kwargs: Any) -> Process:
         if started:
-            raise UsageError("its arguments are too long")
+            raise OSError("Argument list too long")
         return Process(*args, **kwargs)
 
     monkeypatch.setattr(env_servers, "ChildProcess", start)
     folder, addresses = tmp_path / "sockets", ["unix:a.0", "unix:a.1"]
     folder.mkdir()
-    with pytest.raises(UsageError, match="too long"):
+    with pytest.raises(OSError, match="too long"):
         EnvServers(Supervisor(), EnvSpec("Catch"), [PLAN, PLAN], addresses, folder)
     assert [process.ended for process in started] == [True]
     assert not folder.exists()

@@ -113,8 +113,6 @@ class EnvServers:
         counts: whether they report what they do, see `activity`.
         learners: HOST:PORT of those that the servers dial in to, in place of listening, once `dial`
             is called; their streams are spread over them. say: called with one and a sentence.
-
-        Raises UsageError when the environment's arguments are too long for a process.
         """
         self.addresses = list(addresses)
         self.folder = folder

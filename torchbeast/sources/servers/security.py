@@ -8,14 +8,13 @@ Only names of files are passed to other processes, which read them again.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import shlex
 import socket
 import ssl
 import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchbeast.core.wording import typed
 from torchbeast.errors import RunError, UsageError, expanded
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 1000  # 22 characters of base64 are as good as an AES key
 _KEYS = "python -m torchbeast.keys makes one"
-_CLOCK_AHEAD = datetime.timedelta(minutes=5)  # of the machine that made a certificate
 _EVERY_NETWORK = ("0.0.0.0", "[::]")
 
 _CONNECT_S = 3.0
@@ -50,64 +48,29 @@ _CERTIFICATE_WANTED = (
 
 
 def credentials(files: SecurityConfig) -> libtorchbeast.Credentials:
-    """Returns the contents of the files.
-
-    Raises UsageError for files that cannot be used, and for a certificate or an authority that is
-    not valid at present: the other side would only close the connection.
-    """
+    """Returns the contents of the files; raises UsageError for files that cannot be used."""
     from libtorchbeast import Credentials
 
-    flag = "tls_client_ca" if files.tls_ca is None else "tls_ca"
     return Credentials(
-        ca=_certificates(files.tls_ca or files.tls_client_ca, flag),
-        certificate=_certificates(files.tls_cert, "tls_cert"),
+        ca=_authorities(files),
+        certificate="" if files.tls_cert is None else _text(files.tls_cert, "tls_cert"),
         key=_key(files),
         token=_token(files.token_file),
     )
 
 
-def _certificates(path: str | None, flag: str) -> str:
-    """Returns the certificates in a file, of which one must be valid at present: a file of
-    authorities may hold an old one next to the one that replaces it.
-    """
+def _authorities(files: SecurityConfig) -> str:
+    """Returns the certificates of the authorities that may have signed the other side's."""
+    flag, path = "tls_ca", files.tls_ca
     if path is None:
-        return ""
-    text = _text(path, flag)
-    found = _parsed(text)
-    if not found:
-        raise UsageError(f"--{flag} {path} has no certificate in PEM: {_KEYS}")
-    if flag == "tls_cert":
-        found = found[:1]  # the others are those between it and its authority
-    now = datetime.datetime.now(datetime.timezone.utc)
-    times = [(one.not_valid_before_utc, one.not_valid_after_utc) for one in found]
-    if not any(since - _CLOCK_AHEAD <= now < until for since, until in times):
-        since, until = times[-1]
-        what = "is not valid yet" if now < since else "has expired"
-        raise UsageError(
-            f"--{flag} {path} {what}: it is valid from {_said(since)} to {_said(until)}, and the "
-            f"clock of this machine says {_said(now)}: set the clock, or make new ones with python "
-            "-m torchbeast.keys, an authority in another --folder"
-        )
+        flag, path = "tls_client_ca", files.tls_client_ca
+    text = "" if path is None else _text(path, flag)
+    try:
+        if path is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        raise UsageError(f"--{flag} {path} has no certificate in PEM: {_KEYS}") from None
     return text
-
-
-def _parsed(text: str) -> list[Any]:
-    """Returns the x509.Certificates in a text; [] if it is something else."""
-    try:
-        from cryptography import x509
-    except ImportError:
-        raise UsageError(
-            "certificates are read with the package cryptography, which is not installed: "
-            "pip install 'torchbeast[tls]'"
-        ) from None
-    try:
-        return x509.load_pem_x509_certificates(text.encode())
-    except ValueError:
-        return []
-
-
-def _said(time: datetime.datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M UTC}"
 
 
 def _key(files: SecurityConfig) -> str:
@@ -119,9 +82,9 @@ def _key(files: SecurityConfig) -> str:
         _load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.tls_cert, files.tls_key)
     except ssl.SSLError:
         raise UsageError(
-            f"--tls_key {files.tls_key} is not the key of --tls_cert {files.tls_cert}: give the "
-            "two of one pair, in PEM and without a password, which nobody could type when a server "
-            "is replaced"
+            f"--tls_key {files.tls_key} is not the key of a certificate --tls_cert "
+            f"{files.tls_cert}: give the two of one pair, in PEM and without a password, which "
+            "nobody could type when a server is replaced"
         ) from None
     return text
 

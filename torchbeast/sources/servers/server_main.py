@@ -109,8 +109,12 @@ def main(arguments: dict[str, Any]) -> int:
     allow_descriptors(_DESCRIPTORS)
     serving: list[Any] = []
     stopped = threading.Event()
-    dials = bool(arguments["learners"])
-    follow_stdin(lambda _: dials and serving[0].dial(), lambda: _stop(serving))
+
+    def dial(_: bytes) -> None:
+        if arguments["learners"]:
+            serving[0].dial()
+
+    follow_stdin(dial, lambda: _stop(serving))
     activity = Activity() if arguments["counts"] else None
     try:
         serving.append(_make_server(arguments, activity, report))

@@ -77,7 +77,6 @@ class PolySource:
         extras: tuple[str, ...],
         mode: Mode = "sample",
         seed: int,
-        columns: int | None = None,
         spare_columns: int = 0,
         num_batches: int = 2,
         start_servers: Callable[[Supervisor], EnvServers] | None = None,
@@ -87,8 +86,6 @@ class PolySource:
 
         agent: its model is on `device`; copies of it act with the published weights.
         extras: names of the outputs of acting to put into rollouts.
-        columns: environments whose rollouts are one item of the queue; they divide the batch and
-            every stream. None: the largest number that does.
         spare_columns: number of columns for other data after the first batch_size of every batch.
         num_batches: that are in memory at once, one of them in preparation; for num_bytes.
         start_servers: called by `start`; `end` then ends them. None: they run already.
@@ -111,9 +108,7 @@ class PolySource:
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
         self._torch_threads = torch.get_num_threads()  # of each of them
-        if columns is None:
-            columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
-        self._columns = columns
+        columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         self._batch_size, self._spare_columns = rollouts.batch_size, spare_columns
         self._queue = learner_queue(rollouts, pipeline, columns, spare_columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
