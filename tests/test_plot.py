@@ -129,8 +129,8 @@ def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:
         for i, each in enumerate(flags)
     ]
     assert plot.labels(plot.group_runs(runs)) == [
-        "use_lstm, learning_rate 1",
-        "no use_lstm, learning_rate 2",
+        "use_lstm True, learning_rate 1",
+        "use_lstm False, learning_rate 2",
     ]
 
 
@@ -139,7 +139,10 @@ def test_runs_of_a_shared_replay_are_one_line_whatever_its_address_was(tmp_path:
         write_kind(tmp_path / f"s{i}", "monobeast", flat(1.0), replay_service=address)
         for i, address in enumerate(("/run/1", "ray:2", None))
     ]
-    assert plot.labels(plot.group_runs(runs)) == ["shared_replay (2 runs)", "no shared_replay"]
+    assert plot.labels(plot.group_runs(runs)) == [
+        "shared_replay True (2 runs)",
+        "shared_replay False",
+    ]
 
 
 def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:

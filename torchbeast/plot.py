@@ -166,7 +166,10 @@ def labels(groups: list[Group]) -> list[str]:
     number of runs.
     """
     differing = _differing([group.settings for group in groups])
-    found = [_describe(group.settings, differing) for group in groups]
+    found = [
+        ", ".join(_setting(name, group.settings[name]) for name in differing[:_LABEL_PARTS])
+        for group in groups
+    ]
     if not all(found) or len(set(found)) < len(found):
         found = [_name_of(group) for group in groups]
     counts = [len(group.folders) for group in groups]
@@ -181,23 +184,14 @@ def _differing(settings: list[Settings]) -> list[str]:
 
     Flags of one program only are left out: the label names the program.
     """
-    common = [name for name in settings[0] if all(name in other for other in settings)]
+    common = [name for name in settings[0] if all(name in other for other in settings[1:])]
     differing = [name for name in common if any(s[name] != settings[0][name] for s in settings)]
+    differing = [name for name in differing if name != "folder"]  # the path of a run without any
     return sorted(differing, key=lambda name: name not in _SPEAK_FOR_THEMSELVES)
 
 
-def _describe(settings: Settings, names: list[str]) -> str:
-    return ", ".join(_setting(name, settings[name]) for name in names[:_LABEL_PARTS])
-
-
 def _setting(name: str, value: Any) -> str:
-    if name in _SPEAK_FOR_THEMSELVES:
-        return str(value)
-    if name == "folder":
-        return Path(value).name
-    if isinstance(value, bool):
-        return name if value else f"no {name}"
-    return f"{name} {'default' if value is None else value}"
+    return str(value) if name in _SPEAK_FOR_THEMSELVES else f"{name} {value}"
 
 
 def _name_of(group: Group) -> str:

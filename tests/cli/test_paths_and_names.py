@@ -18,15 +18,13 @@ from cryptography.x509 import DNSName
 from keys_of_tests import Keys
 
 from torchbeast import keys, polybeast_env
-from torchbeast.cli.command_line import parse, parse_known
+from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
 from torchbeast.learning.recorded import reaching_flags
 from torchbeast.plot import PlotFlags
 from torchbeast.reporting.display import next_commands
-from torchbeast.sweep import program as sweep
-from torchbeast.sweep.config import SweepConfig, SweepFlags
 
 LONG = "x" * 300
 HOMELESS = "~no.such.user/a"  # expanded as ~ is for a user without HOME and entry in passwd
@@ -93,8 +91,6 @@ def _words(typed: str) -> list[str]:
 
 
 def _parsed(program: str, words: Sequence[str]) -> Any:
-    if program == "sweep":
-        return parse_known(SweepFlags, program, words)[0]
     return parse(FLAGS[program], program, words)
 
 
@@ -116,9 +112,6 @@ def test_printed_commands_are_read_back_by_the_program_that_prints_them(
     server = parse(PolyBeastEnvFlags, "polybeast_env", args)
     (learner,) = read_back(polybeast_env._serving(server, ["a:1"], 1))
     assert learner.security.token_file == "token" and learner.security.tls_ca == "ca.pem"
-
-    (continued,) = read_back(sweep._continuing(folder, SweepConfig()))
-    assert continued.sweep.folder() == folder
 
 
 def test_the_commands_that_come_with_new_keys_are_read_back() -> None:

@@ -77,7 +77,7 @@ def test_lost_rows_leave_a_log_of_whole_rows_and_are_counted(
         f"Warning: {path} cannot be written (File too large): "
         "rows are lost from step 20 on; the run goes on"
     )
-    assert second == f"Warning: {path} lost 3 rows from step 20 on; it is written again at step 50"
+    assert second == f"Warning: {path} lost 3 rows; it is written again at step 50"
 
 
 def test_rows_that_are_lost_at_the_end_are_said_when_the_log_is_closed(
@@ -99,7 +99,7 @@ def test_rows_that_are_lost_at_the_end_are_said_when_the_log_is_closed(
     logs.write(10, {})
     logs.write(20, {})
     logs.close()
-    assert said[-1] == "Full lost 2 rows from step 10 on; the run has ended"
+    assert said[-1] == "Full lost 2 rows; the run has ended"
     assert len(said) == 3 and "was not closed in order" in said[1]
 
 

@@ -22,8 +22,9 @@ from torchbeast.schemes import ray_replay
 from torchbeast.schemes.room import Node, Room
 from torchbeast.sources.processes.fleet import WorkerLost
 from torchbeast.sources.sharing.service import Served
-from torchbeast.sweep import on_ray, program
-from torchbeast.sweep.config import SweepConfig, SweepFlags
+from torchbeast.sweep import __main__ as program
+from torchbeast.sweep import on_ray
+from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.table import Row
 
 Then = Callable[[Any], None]
@@ -283,9 +284,9 @@ def test_settings_that_do_not_fit_to_where_agents_learn_are_refused(wrong: dict[
 
 
 def test_agents_of_raybeast_cannot_run_on_ray(tmp_path: Path) -> None:
-    sweep = SweepConfig(set=("seed=1",), program="raybeast", on="ray", savedir=str(tmp_path))
+    words = ["--set", "seed=1", "--program", "raybeast", "--on", "ray", "--savedir", str(tmp_path)]
     with pytest.raises(UsageError, match="use Ray themselves"):
-        program.run(SweepFlags(sweep=sweep), [])
+        program.run(words)
 
 
 def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:
@@ -293,11 +294,3 @@ def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:
     assert len(set(names)) == 3
     for name, begins in zip(names, ["sweep-lr-", "sweep-lr-", "sweep-a_b"], strict=True):
         assert name.startswith(begins) and ray_replay.checked_name(name) == name
-
-
-def test_the_command_that_continues_a_sweep_runs_it_in_the_same_place() -> None:
-    config = SweepConfig(on="ray", address="auto", agent_cpus=2.0)
-    words = program._words_of_runner(config)
-    assert words == ["--on=ray", "--address=auto", "--agent_cpus=2.0"]
-    assert program._words_of_runner(SweepConfig(scheduler="asha")) == ["--scheduler=asha"]
-    assert program._words_of_runner(SweepConfig()) == []

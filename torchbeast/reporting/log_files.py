@@ -97,16 +97,19 @@ class _Lossy:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        # Env steps of the first lost row; None: the last row was written.
-        self._since: int | None = None
-        self._lost = 0  # rows
+        self._lost = 0  # rows since the last one that was written
         self._what = ""  # cannot be written
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         try:
             self._log.write(step, figures)
         except OSError as error:
-            self._lose(step, error)
+            if not self._lost:
+                self._what = str(error.filename or type(self._log).__name__)
+                why = error.strerror or error
+                text = "%s cannot be written (%s): rows are lost from step %s on; the run goes on"
+                _log.warning(text, self._what, why, f"{step:,}")
+            self._lost += 1
         else:
             self._say_lost(f"it is written again at step {step:,}")
 
@@ -114,30 +117,13 @@ class _Lossy:
         try:
             self._log.close()
         except OSError as error:
-            why = error.strerror or error
-            _log.warning("%s was not closed in order (%s)", self._name(error), why)
+            _log.warning("%s was not closed in order (%s)", type(self._log).__name__, error)
         self._say_lost("the run has ended")
 
-    def _lose(self, step: int, error: OSError) -> None:
-        self._lost += 1
-        if self._since is None:
-            self._since, self._what = step, self._name(error)
-            _log.warning(
-                "%s cannot be written (%s): rows are lost from step %s on; the run goes on",
-                self._what,
-                error.strerror or error,
-                f"{step:,}",
-            )
-
     def _say_lost(self, then: str) -> None:
-        if self._since is not None:
-            said = f"{self._what} lost {self._lost:,} rows from step {self._since:,} on; {then}"
-            _log.warning(said)
-        self._since, self._lost = None, 0
-
-    def _name(self, error: OSError) -> str:
-        """Returns the file that the error names, or else the kind of log."""
-        return str(error.filename or type(self._log).__name__)
+        if self._lost:
+            _log.warning("%s lost %s rows; %s", self._what, f"{self._lost:,}", then)
+        self._lost = 0
 
 
 class CsvLogger:

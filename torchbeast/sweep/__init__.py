@@ -3,6 +3,7 @@
 
 --set learning_rate=0.0003,0.0006 seed=1,2       two values of two flags: four agents
 
+__main__.py   the program: checks every agent, runs them all, and reports
 agents.py     command line -> Agents: name, settings, command line of each; and their record,
               with which the sweep can continue
 runner.py     runs agents as processes, a few at a time -> agent_main.py, one process each;

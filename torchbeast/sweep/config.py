@@ -57,15 +57,6 @@ class SweepConfig:
         at_least(1, parallel=self.parallel)
         at_least(0, agent_gpus=self.agent_gpus)
         above(0, agent_cpus=self.agent_cpus)
-        self._check_ray()
-        name = self.name
-        require(
-            name is None or (name not in ("", ".", "..", "latest") and "/" not in name),
-            f"name must be a plain name of a folder other than 'latest', got {name!r}",
-        )
-
-    def _check_ray(self) -> None:
-        """Raises ValueError where settings do not fit to where agents learn."""
         require(
             self.on == "ray" or (self.agent_cpus, self.agent_gpus) == (1.0, 0.0),
             "agent_cpus and agent_gpus are of Ray: give --on ray too, or leave them out",
@@ -74,6 +65,11 @@ class SweepConfig:
             self.on == "local" or not (self.address or "").startswith("ray://"),
             "a sweep is a part of the cluster: start it on one of its nodes with --address auto, "
             f"or submit it as a job, instead of joining {self.address}",
+        )
+        name = self.name
+        require(
+            name is None or (name not in ("", ".", "..", "latest") and "/" not in name),
+            f"name must be a plain name of a folder other than 'latest', got {name!r}",
         )
 
     def folder(self) -> Path:
