@@ -122,18 +122,12 @@ def forget_unwritten(stream: TextIO | None) -> None:
     try:
         stream.flush()
     except OSError:
-        with suppress(OSError):  # a stream without a descriptor
-            _flush_into_nothing(stream)
-
-
-def _flush_into_nothing(stream: TextIO) -> None:
-    own = stream.fileno()
-    kept, nothing = os.dup(own), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, own)
-    stream.flush()
-    os.dup2(kept, own)
-    os.close(kept)
-    os.close(nothing)
+        with suppress(OSError), open(os.devnull, "wb") as nothing:  # a stream without a descriptor
+            kept = os.dup(stream.fileno())
+            os.dup2(nothing.fileno(), stream.fileno())
+            stream.flush()
+            os.dup2(kept, stream.fileno())
+            os.close(kept)
 
 
 def without_our_frames(message: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 from background import Background
 
 from torchbeast.core.storages.rollout_store import row_specs
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.service import Service
 from torchbeast.sources.sharing.shared_replay import Joining
@@ -47,12 +46,8 @@ def joining(
 
 
 @contextmanager
-def agent_of(
-    path: Path, how: Joining, supervisor: Supervisor | None = None
-) -> Iterator[SharedReplayClient]:
-    """An agent that has joined and started. supervisor: of its run."""
+def agent_of(path: Path, how: Joining) -> Iterator[SharedReplayClient]:
     client = SharedReplayClient(str(path), how)
-    client.start(supervisor or Supervisor())
     try:
         yield client
     finally:

@@ -24,7 +24,6 @@ from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.core.storages.rollout_store import bytes_per_transition
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Filled, OwnReplay, Replay, ReplayClosed
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.service import Region, key_path, region_bytes
@@ -258,18 +257,14 @@ def test_only_the_user_may_connect_and_read_the_key(path: Path) -> None:
 
 
 def test_the_newer_of_two_agents_with_one_name_stays(path: Path) -> None:
-    supervisor = Supervisor()
-    with service_at(path), agent_of(path, how("a"), supervisor) as old:
+    with service_at(path), agent_of(path, how("a")) as old:
         insert(old, Envs(0, T, K), 0)
         with agent_of(path, how("a")) as new:
             for _ in range(2):  # it stays so
-                with pytest.raises(RunError, match="another run with the same name has joined"):
+                with pytest.raises(RunError, match="joined the .*: give each its own --xpid"):
                     old.fill(empty_batch(T, B + S, K), SPARE, None)
-            wait_for(lambda: supervisor.ended)
-            assert "give each its own --xpid" in str(supervisor.failure)
             insert(new, Envs(1, T, K), 0)
             fill(new)
-    assert supervisor.join(SOON) == []
 
 
 # --- rollouts that cannot be stored
@@ -394,26 +389,17 @@ def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(
 # --- endings
 
 
-def test_the_end_of_the_service_ends_the_run_of_an_agent_that_waits(path: Path) -> None:
-    supervisor = Supervisor()
+def test_the_end_of_the_service_is_said_with_what_to_do(path: Path) -> None:
     with contextlib.ExitStack() as ending:
         with service_at(path):
-            agent = ending.enter_context(agent_of(path, how(), supervisor))
-            assert not supervisor.ended
-        wait_for(lambda: supervisor.ended)
-        failure = str(supervisor.failure)
-        assert f"the shared replay {path} has ended: what was learnt is in the chec" in failure
-        assert "--replay_service" in failure
-        with pytest.raises(RunError, match="has ended"):
+            agent = ending.enter_context(agent_of(path, how()))
+        with pytest.raises(RunError, match="has ended: what was learnt is in .*--replay_service"):
             insert(agent, Envs(0, T, K), 0)
-    assert supervisor.join(SOON) == []
 
 
-def test_an_agent_that_leaves_is_no_failure(path: Path) -> None:
-    supervisor = Supervisor()
-    with service_at(path), agent_of(path, how(), supervisor) as agent:
+def test_a_closed_agent_raises_replay_closed_in_every_call(path: Path) -> None:
+    with service_at(path), agent_of(path, how()) as agent:
         agent.close()
-        assert supervisor.join(SOON) == [] and not supervisor.ended
         for call in (lambda: insert(agent, Envs(0, T, K), 0), lambda: fill(agent)):
             with pytest.raises(ReplayClosed):
                 call()

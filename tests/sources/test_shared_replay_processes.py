@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from background import SOON, wait_for
+from background import wait_for
 from replay_agent import COUNT, MOMENTS, B, K, S, T, how
 from shared_running import agent_of
 from true_rows import Envs, empty_batch
 
 from torchbeast.errors import RunError
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.sharing.service import serving
 
 LATE = 60.0  # seconds, for processes to start
@@ -43,15 +42,12 @@ def test_agents_go_on_when_another_is_killed(tmp_path: Path, moment: str) -> Non
 
 
 def test_a_killed_service_ends_its_agents_and_is_told_to_who_started_it(tmp_path: Path) -> None:
-    supervisor = Supervisor()
     with serving(tmp_path / "made") as served:
-        with agent_of(Path(served.address), how("a"), supervisor) as agent:
+        with agent_of(Path(served.address), how("a")) as agent:
             os.kill(served.pid, signal.SIGKILL)
-            wait_for(lambda: supervisor.ended)
             wait_for(lambda: served.failure is not None)
             with pytest.raises(RunError, match="has ended: what was learnt is in the checkpoint"):
                 agent.fill(empty_batch(T, B + S, K), slice(B, B + S), None)
-    assert supervisor.join(SOON) == []
     assert "was killed by SIGKILL" in str(served.failure)
     assert list(tmp_path.iterdir()) == [], "the socket is removed"
 

@@ -144,33 +144,26 @@ class EnvProcess:
                 raise
 
     def _answer(self, what: str) -> Any:
-        """Waits for the next answer; what: a noun phrase for it."""
-        if not self._is_there():
-            with waiting_for(what):
-                while not self._is_there():
-                    pass
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            while not self._has_ended.wait(_POLL_S):
-                self._check_goes_on()
-        raise self._why()
+        """Waits for the next answer, or the end of the process; what: a noun phrase for it."""
+        with contextlib.suppress(EOFError, OSError):  # the process ends: `_end` hears why
+            if self._is_there(what):
+                return self._connection.recv()
+        while not self._has_ended.wait(_POLL_S):
+            self._check_goes_on()
+        raise self._error or AssertionError("set before it has ended")
 
-    def _is_there(self) -> bool:
-        """Waits a moment; returns whether an answer, or the end of all answers, can be read.
-
-        A process that the environment has forked may keep the socket open.
+    def _is_there(self, what: str) -> bool:
+        """Waits until an answer, or the end of all answers, can be read; returns False once the
+        process has ended: one that the environment has forked may keep the socket open.
         """
         if self._connection.poll(_POLL_S):
             return True
-        self._check_goes_on()
-        if self._has_ended.is_set():
-            raise self._why()
+        with waiting_for(what):
+            while not self._has_ended.is_set():
+                self._check_goes_on()
+                if self._connection.poll(_POLL_S):
+                    return True
         return False
-
-    def _why(self) -> Exception:
-        assert self._error is not None  # as _has_ended is set
-        return self._error
 
     def _end(self, error: Exception) -> None:
         """Lets all calls fail from now on; the first error stays."""
@@ -203,32 +196,23 @@ def outcome_of(spec: EnvSpec, supervisor: Supervisor) -> Outcome:
 def outcome_in(env: VecEnv, name: str) -> Outcome:
     """Returns the same for an environment of this name, which may be closed afterwards."""
     task = getattr(env, "task", env)
-    rewards = getattr(task, "compute_reward", None)
-    if rewards is None:
+    rewards_of = getattr(task, "compute_reward", None)
+    if rewards_of is None:
         raise EnvError(
             f"{name} has no compute_reward(achieved_goal, desired_goal, info), which "
             "hindsight needs: leave out hindsight_share"
         )
-    return _Outcome(name, rewards, getattr(task, "compute_terminated", _never))
+    ends_of = getattr(task, "compute_terminated", lambda achieved, *_: np.zeros(len(achieved)))
 
-
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    name: str
-    rewards: Callable[..., Any]
-    terminated: Callable[..., Any]
-
-    def __call__(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rewards = np.asarray(self.rewards(achieved, desired, {}), np.float32)
-        terminated = np.asarray(self.terminated(achieved, desired, {}), bool)
+    def outcome(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rewards = np.asarray(rewards_of(achieved, desired, {}), np.float32)
+        terminated = np.asarray(ends_of(achieved, desired, {}), bool)
         for method, found in (("compute_reward", rewards), ("compute_terminated", terminated)):
             if found.shape != achieved.shape[:1]:
                 raise EnvError(
-                    f"{self.name}: {method} returns shape {list(found.shape)} for "
+                    f"{name}: {method} returns shape {list(found.shape)} for "
                     f"{len(achieved)} goals, expected [{len(achieved)}]"
                 )
         return rewards, terminated
 
-
-def _never(achieved: np.ndarray, desired: np.ndarray, info: Any) -> np.ndarray:
-    return np.zeros(len(achieved), bool)
+    return outcome

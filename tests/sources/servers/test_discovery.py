@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
-from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,32 +51,14 @@ def test_servers_are_asked_until_enough_environments_are_found(servers: dict) ->
 
 
 def test_without_num_actors_all_servers_that_were_started_together_are_awaited(
-    servers: dict, monkeypatch: pytest.MonkeyPatch
+    servers: dict,
 ) -> None:
-    """None of the others listens when the first one answers."""
-    monkeypatch.setattr(discovery, "_listens", lambda path: False)
     servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
     fleet = discovery.find(["unix:/a"], None, timeout=1.0)
     assert fleet.stream_addresses == [f"unix:/a.{i // 2}" for i in range(6)]
     del servers["unix:/a.2"]
     with pytest.raises(RunError, match=r"answers at unix:/a\.2 .waited 0\.1 s.: start servers"):
         discovery.find(["unix:/a"], None, timeout=0.1)
-
-
-def test_servers_that_do_not_tell_their_number_are_found_by_listening_sockets(
-    servers: dict, runtime_folder: Path
-) -> None:
-    """The socket of a killed server ends the search without a wait."""
-    base = f"unix:{runtime_folder}/a"
-    servers.update({f"{base}.{i}": CATCH for i in range(5)})
-    with ExitStack() as listening:
-        for i in range(4):
-            listener = listening.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind(f"{runtime_folder}/a.{i}")
-            listener.listen()
-        listener.close()
-        fleet = discovery.find([base], None, timeout=1.0)
-    assert fleet.stream_addresses == [f"{base}.{i // 2}" for i in range(6)]
 
 
 def test_without_num_actors_at_least_one_server_must_answer(servers: dict) -> None:

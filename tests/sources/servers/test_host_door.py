@@ -13,7 +13,7 @@ from background import Background, wait_for
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import door
 from torchbeast.sources.servers.config import SecurityConfig
-from torchbeast.sources.servers.door import HostDoor, RolloutShape
+from torchbeast.sources.servers.door import HostDoor
 
 CATCH: dict[str, Any] = {
     "env_id": "Catch",
@@ -23,7 +23,6 @@ CATCH: dict[str, Any] = {
     "observation": ("uint8", (1, 10, 5)),
     "action_space": {"type": "Discrete", "n": 3},
 }
-SHAPE = RolloutShape(columns=2, env_bytes=1000)
 
 
 class FakeDoor:
@@ -89,7 +88,7 @@ def never() -> None:
 def follow(hosts: HostDoor, fake: FakeDoor) -> None:
     """Follows until all that come were seen."""
     closed = threading.Event()
-    run = Background(lambda: hosts.follow(None, SHAPE, closed))
+    run = Background(lambda: hosts.follow(None, 2, 1000, closed))
     wait_for(lambda: not fake.coming)
     closed.set()
     run.result()

@@ -7,12 +7,10 @@ The learner's network is made from their descriptions, so nobody has to type siz
 from __future__ import annotations
 
 import logging
-import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import libtorchbeast
@@ -153,37 +151,21 @@ def _answered(
 
 
 def _servers_of(host: str, num_actors: int | None, asking: Asking) -> dict[str, Description]:
-    """Returns what all servers of a host say, by address; raises RunError if one is silent."""
-    found: dict[str, Description] = {}
-    while _has_another(host, found, num_actors):
-        address = server_addresses(host, len(found) + 1)[-1]
-        found[address] = asking.ask(address)
-    return found
+    """Returns what all servers of a host say, by address; raises RunError if one is silent.
 
-
-def _has_another(host: str, found: Mapping[str, Description], num_actors: int | None) -> bool:
-    """Returns whether a host has more servers than were found.
-
-    The first one says how many were started together. Servers of the original do not: on this
-    machine there are as many as have num_actors environments, or as listen; elsewhere one.
+    Each says how many were started together. Servers of the original do not: on this machine there
+    are as many as have num_actors environments, elsewhere and without num_actors one.
     """
-    if not found:
-        return True
-    if told := int(next(iter(found.values()))["num_servers"]):
-        return len(found) < told
-    path = socket_path(server_addresses(host, len(found) + 1)[-1])
-    if path is None:
-        return False
-    return _listens(path) if num_actors is None else _num_envs(found.values()) < num_actors
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(path)) == 0
-
-
-def _num_envs(descriptions: Iterable[Description]) -> int:
-    return sum(int(said["num_envs"]) * int(said["num_streams"]) for said in descriptions)
+    found: dict[str, Description] = {}
+    environments, has_another = 0, True
+    while has_another:
+        address = server_addresses(host, len(found) + 1)[-1]
+        said = found[address] = asking.ask(address)
+        environments += said["num_envs"] * said["num_streams"]
+        is_here = socket_path(address) is not None
+        of_original = is_here and environments < (num_actors or 0)
+        has_another = len(found) < said["num_servers"] if said["num_servers"] else of_original
+    return found
 
 
 def fleet_of(

@@ -36,13 +36,6 @@ _MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little 
 _MOST_STREAMS = 4096
 
 
-class RolloutShape(NamedTuple):
-    """What the rollouts of a run ask of a stream."""
-
-    columns: int  # it must have a multiple of so many environments
-    env_bytes: int  # of the rollout of one environment
-
-
 class _Stream(NamedTuple):
     """A stream that waits to be taken."""
 
@@ -132,42 +125,44 @@ class HostDoor:
             "torchbeast.polybeast_env --learner HOST:PORT there, or give a longer --connect_timeout"
         )
 
-    def follow(self, pool: Any, shape: RolloutShape, closed: threading.Event) -> None:
-        """Lets a pool play the streams that wait, and those that come, until closed."""
+    def follow(self, pool: Any, columns: int, env_bytes: int, closed: threading.Event) -> None:
+        """Lets a pool play the streams that wait, and those that come, until closed.
+
+        columns: each stream must have a multiple of so many environments. env_bytes: of the rollout
+        of one environment.
+        """
+
+        def consider(stream: _Stream) -> None:
+            if reason := self._reason_against(stream, columns, env_bytes):
+                self._refuse(stream, reason)
+            else:
+                self._door.take(stream.number, pool)
+
         for stream in self._waiting:
-            self._consider(stream, pool, shape)
+            consider(stream)
         next_look = 0.0
         while not closed.is_set():
             if (found := self._door.next(_GLANCE_S)) is not None:
-                self._consider(_Stream(*found), pool, shape)
+                consider(_Stream(*found))
             if time.monotonic() >= next_look:
                 self._look()
                 next_look = time.monotonic() + _LOOK_S
 
-    def _consider(self, stream: _Stream, pool: Any, shape: RolloutShape) -> None:
-        """Takes a stream, or tells its host why it cannot take part."""
-        try:
-            self._check(stream, shape)
-        except RunError as error:
-            self._refuse(stream, str(error))
-        else:
-            self._door.take(stream.number, pool)
-
-    def _check(self, stream: _Stream, shape: RolloutShape) -> None:
-        """Promises memory to a stream; raises RunError if it does not fit the run."""
+    def _reason_against(self, stream: _Stream, columns: int, env_bytes: int) -> str:
+        """Promises memory to a stream; returns why it does not fit the run, or ""."""
         assert self._first is not None
         if reason := _difference(self._first, stream):
-            raise RunError(reason)
-        envs, columns = stream.said["num_envs"], shape.columns
+            return reason
+        envs = stream.said["num_envs"]
         if envs % columns:
-            raise RunError(
+            return (
                 f"its streams have {envs} environments, and rollouts of this run join {columns}: "
                 f"start it with a multiple of {columns} per stream"
             )
-        self._promise_memory(envs, envs * shape.env_bytes, time.monotonic())
+        return self._promise_memory(envs, envs * env_bytes, time.monotonic())
 
-    def _promise_memory(self, envs: int, size: int, now: float) -> None:
-        """Raises RunError when the memory cannot hold the rollouts of a stream.
+    def _promise_memory(self, envs: int, size: int, now: float) -> str:
+        """Returns an error message when the memory cannot hold the rollouts of a stream.
 
         Streams that were added a moment ago have not taken theirs yet.
         """
@@ -175,14 +170,15 @@ class HostDoor:
         free = free_memory()
         left = None if free is None else max(0, free - sum(size for _, size in self._promised))
         most = _MOST_BYTES if left is None else min(left, _MOST_BYTES)
-        if size > most:
-            what = "are free on the learner's machine" if most == left else "is the most"
-            raise RunError(
-                f"the rollouts of a stream of {envs} environments would take {in_bytes(size)} of "
-                f"memory, but {in_bytes(most)} {what}: serve fewer environments in a stream (more "
-                "--num_servers), or shorten --unroll_length"
-            )
-        self._promised.append((now, size))
+        if size <= most:
+            self._promised.append((now, size))
+            return ""
+        what = "are free on the learner's machine" if most == left else "is the most"
+        return (
+            f"the rollouts of a stream of {envs} environments would take {in_bytes(size)} of "
+            f"memory, but {in_bytes(most)} {what}: serve fewer environments in a stream (more "
+            "--num_servers), or shorten --unroll_length"
+        )
 
     def _refuse(self, stream: _Stream, reason: str) -> None:
         self._door.refuse(stream.number, reason)

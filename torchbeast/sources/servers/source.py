@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 import threading
@@ -47,7 +48,7 @@ from torchbeast.sources.contract import (
 )
 from torchbeast.sources.servers.config import PipelineConfig, check_streams
 from torchbeast.sources.servers.discovery import Fleet
-from torchbeast.sources.servers.door import HostDoor, RolloutShape
+from torchbeast.sources.servers.door import HostDoor
 from torchbeast.sources.servers.env_servers import EnvServers
 
 _log = logging.getLogger("torchbeast.streams")
@@ -128,7 +129,7 @@ class PolySource:
         keywords = fleet.env.options.info_keywords
         spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
         self._num_bytes = spec.num_bytes(written + queued + joined)
-        self._shape = RolloutShape(columns, spec.num_bytes())
+        self._env_bytes = spec.num_bytes()
 
     @property
     def num_bytes(self) -> int:
@@ -144,9 +145,8 @@ class PolySource:
             supervisor.start_thread(f"inference-{i}", self._infer)
         supervisor.start_thread("environments", self._play)
         if (door := self._door) is not None:
-            supervisor.start_thread(
-                "hosts", lambda: door.follow(self._pool, self._shape, self._closed)
-            )
+            follow = functools.partial(door.follow, self._pool, self._columns, self._env_bytes)
+            supervisor.start_thread("hosts", lambda: follow(self._closed))
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is

@@ -7,9 +7,7 @@ this machine, and `RayReplayClient` in schemes/ray_replay.py uses a Ray actor.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import threading
 from abc import ABC, abstractmethod
 from multiprocessing import AuthenticationError
@@ -87,8 +85,7 @@ class SharingAgent(ABC):
 class SharedReplayClient(SharingAgent):
     """An agent of a replay that serves at a socket.
 
-    Threads: one makes all calls but `close`; `start` adds one that receives the answers, and
-    notices the service's end.
+    One thread makes all calls but `close`. A call fails the run where the service has ended.
     """
 
     def __init__(self, address: str, joining: Joining) -> None:
@@ -98,7 +95,6 @@ class SharedReplayClient(SharingAgent):
         """
         self._address, self._joining = address, joining
         self._closed = threading.Event()
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
             self._connection = Client(address, "AF_UNIX", authkey=_key(address))
             self._figures = self._join()
@@ -111,8 +107,7 @@ class SharedReplayClient(SharingAgent):
             ) from error
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts a thread that fails the run when the service ends, used or not."""
-        supervisor.start_thread("shared replay", self._receive)
+        """Does nothing: every update calls the service, which shows its end."""
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; may be called by any thread, and again."""
@@ -141,33 +136,21 @@ class SharedReplayClient(SharingAgent):
         return filled, self._region.filled, figures
 
     def _ask(self, method: str, argument: Any) -> Any:
-        """Sends a request and returns its answer."""
-        with contextlib.suppress(OSError):  # the service has ended: the last answer says so
-            self._connection.send((method, argument))
+        """Sends a request and returns its answer, unless this is closed before."""
         try:
-            answer = self._answers.get(timeout=_ANSWER_S)
-        except queue.Empty:
-            raise RunError(
-                f"the shared replay {self._address} has not answered for {_ANSWER_S} s"
-            ) from None
-        if isinstance(answer, (RunError, ReplayClosed)):
-            self._answers.put(answer)  # it is the answer to later requests too
+            self._connection.send((method, argument))
+            if not self._connection.poll(_ANSWER_S):
+                raise RunError(
+                    f"the shared replay {self._address} has not answered for {_ANSWER_S} s"
+                )
+            answer = self._connection.recv()
+        except (OSError, EOFError) as error:
+            if self._closed.is_set():
+                raise ReplayClosed from None
+            raise RunError(has_ended(self._address)) from error
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _receive(self) -> None:
-        """Receives answers until the last one, and fails the run with it unless this is closed."""
-        last: Exception = RunError(has_ended(self._address))
-        with contextlib.suppress(OSError, EOFError):
-            while not isinstance(answer := self._connection.recv(), RunError):
-                self._answers.put(answer)
-            last = answer
-        if self._closed.is_set():
-            self._answers.put(ReplayClosed())
-        else:
-            self._answers.put(last)
-            raise last
 
 
 def _key(address: str) -> bytes:

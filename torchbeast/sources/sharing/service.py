@@ -135,9 +135,7 @@ class Service:
     def _serve_agent(self, connection: Connection[Any, Any], joining: Joining) -> None:
         try:
             region = Region(joining)
-            ticket = self.replay.join(
-                joining, region_bytes(joining), lambda: shut(connection, socket.SHUT_RD)
-            )
+            ticket = self.replay.join(joining, region_bytes(joining))
         except (ValueError, MemoryError, OSError) as error:
             _log.warning("agent %s is refused: %s", joining.name, error)
             connection.send(ValueError(str(error)))
@@ -149,7 +147,6 @@ class Service:
             with contextlib.suppress(EOFError, ConnectionError):
                 while True:
                     connection.send(self._answer(ticket, region, *connection.recv()))
-            self._say_if_replaced(ticket, connection)
         finally:
             self.replay.leave(ticket)
             _log.info("agent %s has left", joining.name)
@@ -163,17 +160,11 @@ class Service:
         except (ValueError, RunError) as error:
             return error
 
-    def _say_if_replaced(self, ticket: Ticket, connection: Connection[Any, Any]) -> None:
-        try:
-            self.replay.check_present(ticket)
-        except RunError as error:
-            connection.send(error)
 
-
-def shut(connection: Connection[Any, Any], how: int = socket.SHUT_RDWR) -> None:
+def shut(connection: Connection[Any, Any]) -> None:
     """Ends the calls of a connection, also those that wait in another thread."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.shutdown(how)
+        same.shutdown(socket.SHUT_RDWR)
 
 
 def key_path(path: str | Path) -> Path:

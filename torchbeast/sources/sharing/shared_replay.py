@@ -126,7 +126,9 @@ class SharedReplay:
         self._joined = itertools.count()
         self._present: dict[Ticket, Callable[[], None]] = {}
 
-    def join(self, joining: Joining, batches: int, on_end: Callable[[], None]) -> Ticket:
+    def join(
+        self, joining: Joining, batches: int, on_end: Callable[[], None] = lambda: None
+    ) -> Ticket:
         """Adds an agent, which replaces one that has joined under the same name before.
 
         batches: bytes of memory that the transport takes for this agent. on_end: called once the
