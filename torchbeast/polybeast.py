@@ -18,7 +18,6 @@ from torchbeast.errors import EXIT_DONE
 from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.system import check_alone
-from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers, plans_for_local_servers
 
@@ -48,21 +47,13 @@ def run(flags: PolyBeastFlags) -> int:
         environment_servers(flags, opened.supervisor) as servers,
     ):
         from torchbeast import polybeast_learner  # imports torch, while the servers start
-        from torchbeast.reporting.diagnosis import Collection
         from torchbeast.sources.servers.discovery import find
 
         if servers.wait_ready():
             goes_on = opened.supervisor.check_goes_on
             basename = servers.addresses[0].removesuffix(".0")
             fleet = find([basename], num_actors, 60.0, check_goes_on=goes_on)
-            say(polybeast_learner.found(fleet))
-            collection = Collection(
-                program=PROGRAM,
-                num_actors=fleet.num_envs,
-                processes=flags.fleet.servers(),
-                fixed_lag=None,
-            )
-            polybeast_learner.train(flags, fleet, opened, collection)
+            polybeast_learner.train(flags, fleet, opened)
     return EXIT_DONE
 
 

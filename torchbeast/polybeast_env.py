@@ -24,7 +24,6 @@ from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
-from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.env_servers import EnvServers, ServerPlan, spread
 from torchbeast.sources.servers.security import credentials, flags_of_others
 
@@ -56,7 +55,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
     _check_enough_streams(plans, learners)
     supervisor = Supervisor()
     with supervisor.signals(), Metrics().served(flags.metrics) as metrics:
-        addresses, security = _addresses(flags), _security(flags)
+        addresses, security = _addresses(flags), flags.protection
         if security is not None:
             credentials(security)  # refuses files that cannot be used
         servers = EnvServers(
@@ -98,13 +97,6 @@ def _addresses(flags: PolyBeastEnvFlags) -> list[str]:
     if served.learner is not None:
         return [f"server {i}" for i in range(count)]
     return server_addresses(served.listen or served.pipes_basename or user_basename(), count)
-
-
-def _security(flags: PolyBeastEnvFlags) -> SecurityConfig | None:
-    """Returns the protection of connections to other machines; None if there are none."""
-    if flags.servers.learner is not None:
-        return flags.security_of_learner()
-    return None if flags.servers.listen is None else flags.security.listening()
 
 
 def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) -> None:

@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import flatten, parse, run_with
-from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerFlags
+from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.selection import names
-from torchbeast.core.envs.spaces import ActionSpace, Discrete
+from torchbeast.core.envs.spaces import Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
@@ -40,7 +40,7 @@ from torchbeast.processes.system import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.addresses import hosts, server_addresses, user_basename
-from torchbeast.sources.servers.config import ServedFleetConfig
+from torchbeast.sources.servers.config import ServedEnvConfig
 from torchbeast.sources.servers.security import credentials, flags_of_others, silence_grpc
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
@@ -86,45 +86,20 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
     import torchbeast.sources.servers.discovery  # noqa: F401 - raises at once if not built
 
     silence_grpc()
+    if (protection := flags.protection) is not None:
+        credentials(protection)  # refuses files that cannot be used
     is_kept = replica is None or replica.leads
-    _check_files(flags)
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,
         _door(flags, opened.supervisor, replica) as door,
     ):
-        find = _finder(flags, door, replica)
-        if replica is None:
-            fleet = find(check_goes_on=opened.supervisor.check_goes_on)
-        else:
-            fleet = _found_together(find, flags, replica, opened.supervisor)
-        _check_environment(flags.environment.env, fleet)
-        say(found(fleet))
-        of_command = _of_command(flags.fleet)
+        fleet = _described(_found(flags, door, replica, opened.supervisor), flags.environment)
+        wanted = None if door is None else flags.fleet.num_actors  # the run records what it gets
+        of_command = [] if wanted is None else ["--num_actors", str(wanted)]
         served = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
         flags = dataclasses.replace(flags, fleet=served)
-        collection = Collection(
-            program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
-        )
-        train(
-            flags,
-            fleet,
-            opened,
-            collection,
-            flags.environment.num_actions,
-            replica,
-            door=door,
-            of_command=of_command,
-        )
+        train(flags, fleet, opened, replica=replica, door=door, of_command=of_command)
     return EXIT_DONE
-
-
-def _of_command(served: ServedFleetConfig) -> list[str]:
-    """Returns for how many environments a run waits that hosts dial in to: it records how many
-    there were.
-    """
-    if served.listen is None or served.num_actors is None:
-        return []
-    return ["--num_actors", str(served.num_actors)]
 
 
 def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
@@ -144,18 +119,20 @@ def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
     replica.check_same(flatten(flags))
 
 
-def _found_together(
-    find: Callable[..., Fleet],
+def _found(
     flags: PolyBeastLearnerFlags,
-    replica: Replica,
+    door: HostDoor | None,
+    replica: Replica | None,
     supervisor: Supervisor,
 ) -> Fleet:
     """Returns the fleet of all learners: rank 0 asks the servers, and tells the others.
 
     Where hosts dial in, each learner has its own, which must serve the same as those of rank 0.
     """
-    has_own = flags.fleet.listen is not None
-    own = find(check_goes_on=supervisor.check_goes_on) if has_own or replica.leads else None
+    goes_on = supervisor.check_goes_on
+    if replica is None:
+        return _find(flags, door, 1, goes_on)
+    own = _find(flags, door, replica.size, goes_on) if door is not None or replica.leads else None
     if own is not None and replica.leads:
         replica.ranks.tell(_SERVERS, json.dumps(own.descriptions))
         return own
@@ -163,24 +140,56 @@ def _found_together(
     from torchbeast.sources.servers.discovery import check_same, fleet_of
 
     limit = flags.fleet.connect_timeout + TIMEOUT_S  # rank 0 has the first for its hosts
-    told = replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), limit)
-    supervisor.check_goes_on()
-    theirs = json.loads(told)
+    theirs = json.loads(replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), limit))
+    goes_on()
     if own is not None:
         name, said = next(iter(own.descriptions.items()))
         first, wanted = next(iter(theirs.items()))
         check_same(first, wanted, name, json.loads(json.dumps(said)))  # tuples become lists
         return own
-    reaches_out = flags.fleet.env_servers is not None
-    return fleet_of(theirs, credentials(flags.security_of_servers()) if reaches_out else None)
+    protection = flags.protection
+    return fleet_of(theirs, None if protection is None else credentials(protection))
 
 
-def _check_files(flags: PolyBeastLearnerFlags) -> None:
-    """Raises UsageError for files of this command that cannot be used."""
-    if flags.fleet.listen is not None:
-        credentials(flags.security.listening())
-    if flags.fleet.env_servers is not None:
-        credentials(flags.security_of_servers())
+def _find(
+    flags: PolyBeastLearnerFlags,
+    door: HostDoor | None,
+    learners: int,
+    check_goes_on: Callable[[], None],
+) -> Fleet:
+    """Finds the servers: on this machine, on others, or of hosts that dial in to each learner."""
+    from torchbeast.sources.servers.discovery import find
+
+    served = flags.fleet
+    wanted, timeout = served.num_actors, served.connect_timeout
+    if door is not None:
+        return door.find(None if wanted is None else -(-wanted // learners), timeout, check_goes_on)
+    if served.env_servers is None:
+        named = [served.pipes_basename or user_basename()]
+    else:
+        named = hosts(served.env_servers)
+    return find(named, wanted, timeout, flags.protection, check_goes_on)
+
+
+def _described(fleet: Fleet, asked: ServedEnvConfig) -> Fleet:
+    """Returns the fleet with what servers of the original TorchBeast do not describe.
+
+    Raises UsageError when servers serve another environment than --env, and where --num_actions
+    is missing.
+    """
+    served, action_space = fleet.env, fleet.action_space
+    if asked.env is not None and served.name and asked.env != served.name:
+        raise UsageError(f"the servers serve {served.name}, but --env is {asked.env}: leave it out")
+    if action_space is None and asked.num_actions is None:
+        raise UsageError(
+            "these are servers of the original TorchBeast, which do not send their action space: "
+            "give num_actions"
+        )
+    return dataclasses.replace(
+        fleet,
+        env=served if served.name else dataclasses.replace(served, name=UNKNOWN),
+        action_space=action_space or Discrete(asked.num_actions or 0),
+    )
 
 
 @contextmanager
@@ -199,7 +208,7 @@ def _door(
         return
     number, count = (0, 1) if replica is None else (replica.local_rank, replica.local_size)
     doors = server_addresses(flags.fleet.listen, count)
-    opened = HostDoor(doors[number], flags.security.listening())
+    opened = HostDoor(doors[number], flags.security)
     try:
         others = flags_of_others("--learner", doors, flags.security)
         say(f"Waiting for hosts at {doors[0]}: python -m torchbeast.polybeast_env {others}")
@@ -208,53 +217,31 @@ def _door(
         opened.close(run_has_ended=supervisor.reason == DONE and supervisor.failure is None)
 
 
-def _finder(
-    flags: PolyBeastLearnerFlags, door: HostDoor | None, replica: Replica | None
-) -> Callable[..., Fleet]:
-    """Returns what finds the servers of the flags: on this machine, on others, or of hosts that
-    dial in.
-    """
-    from torchbeast.sources.servers.discovery import find
-
-    served = flags.fleet
-    wanted, timeout = served.num_actors, served.connect_timeout
-    if door is not None:
-        own = wanted if wanted is None or replica is None else -(-wanted // replica.size)
-        return functools.partial(door.find, own, timeout)
-    if served.env_servers is None:
-        basename = served.pipes_basename or user_basename()
-        return functools.partial(find, [basename], wanted, timeout, None)
-    named, security = hosts(served.env_servers), flags.security_of_servers()
-    return functools.partial(find, named, wanted, timeout, security)
-
-
 def train(
-    flags: ServedLearnerFlags,
+    flags: PolyBeastFlags | PolyBeastLearnerFlags,
     fleet: Fleet,
     opened: Session,
-    collection: Collection,
-    num_actions: int | None = None,
-    replica: Replica | None = None,
     *,
+    replica: Replica | None = None,
     door: HostDoor | None = None,
     of_command: Sequence[str] = (),
 ) -> None:
     """Learns from the fleet until the run ends.
 
-    num_actions: for servers that do not describe their actions. replica: this process among several
-    learners, each of which gets a share of the fleet's streams; None: it is the only one. door:
-    where hosts dial in; they have dialled in to this learner, so its fleet is not shared out.
-    of_command: see `RunSettings`.
+    replica: this process among several learners, each of which gets a share of the fleet's streams;
+    None: it is the only one. door: where hosts dial in; they have dialled in to this learner, so
+    its fleet is not shared out. of_command: see `RunSettings`.
     """
-    env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
-    action_space = _action_space(fleet, num_actions)
-    own, pipeline = fleet, flags.pipeline
+    say(_sentence(fleet))
+    own, pipeline, env = fleet, flags.pipeline, fleet.env
     if door is None:
         pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is said
         own = fleet if replica is None else fleet.share(replica.rank, replica.size)
     if replica is not None:
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
         pipeline = pipeline.share(replica.size, *(streams if door is None else (1, replica.size)))
+    action_space = fleet.action_space
+    assert action_space is not None  # `_described` has added what old servers do not send
 
     def agent(spec: ActorSpec) -> Agent:
         return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
@@ -262,40 +249,24 @@ def train(
     def source(learner: Learner[PublishedWeights]) -> PolySource:
         return served_source(learner, own, pipeline, door=door)
 
-    settings = run_settings(flags, env.name, collection)
-    settings = dataclasses.replace(settings, of_command=of_command)
-    others_serve = collection.processes is None
-    seen_keys = names(fleet.observation_space)
-    played = Played(env=env, seen_keys=seen_keys, others_serve=others_serve)
-    run = LearnerRun(settings, played, opened, replica=replica)
-    run.train(agent, PublishedWeights, source)
+    started = flags.fleet.servers() if isinstance(flags, PolyBeastFlags) else None
+    collection = Collection(
+        program=PROGRAM if started is None else "polybeast",
+        num_actors=fleet.num_envs,
+        processes=started,
+        fixed_lag=None,
+    )
+    settings = dataclasses.replace(run_settings(flags, env.name, collection), of_command=of_command)
+    played = Played(env=env, seen_keys=names(fleet.observation_space), others_serve=started is None)
+    LearnerRun(settings, played, opened, replica=replica).train(agent, PublishedWeights, source)
 
 
-def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
-    """Returns the action space of the servers, or that of --num_actions if they send none."""
-    if fleet.action_space is not None:
-        return fleet.action_space
-    if num_actions is None:
-        raise UsageError(
-            "these are servers of the original TorchBeast, which do not send their action space: "
-            "give --num_actions"
-        )
-    return Discrete(num_actions)
-
-
-def found(fleet: Fleet) -> str:
-    """Returns the sentence that says how many environments and servers there are."""
+def _sentence(fleet: Fleet) -> str:
+    """Says how many environments and servers there are."""
     hosts, servers = set(fleet.stream_hosts), set(fleet.stream_addresses)
     where = counted(len(hosts), "host") if hosts else counted(len(servers), "server")
-    what = f" of {fleet.env.name}" if fleet.env.name else ""
+    what = f" of {fleet.env.name}" if fleet.env.name != UNKNOWN else ""
     return f"Found {counted(fleet.num_envs, 'environment')}{what}, on {where}."
-
-
-def _check_environment(env: str | None, fleet: Fleet) -> None:
-    """Raises UsageError when the servers serve another environment than --env."""
-    served = fleet.env.name
-    if env is not None and served and env != served:
-        raise UsageError(f"the servers serve {served}, but --env is {env}: leave out --env")
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ SPECS = ("torchbeast.core.specs", "torchbeast.envs.spec")  # have Configs too
 @pytest.mark.parametrize(
     ("imported", "unwanted"),
     [
-        (["torchbeast"], ["numpy", "torch", "torchbeast.core"]),
+        (["torchbeast"], ["numpy", "torch", "torchbeast.core.specs"]),
         ([*map(module_name, CONFIGS), *SPECS], ["torch", "libtorchbeast", "tyro"]),
         (
             ["torchbeast.sources.servers.server_main", "torchbeast.envs.env_process_main"],

@@ -17,7 +17,7 @@ from torchbeast import Learner, RunError, UsageError
 from torchbeast.core.algos import PPO
 from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
-from torchbeast.learner.callback import Schedule
+from torchbeast.learner.callbacks import Schedule
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs

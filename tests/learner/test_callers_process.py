@@ -27,7 +27,7 @@ from small_schemes import off_policy_of, scheme_of
 from torchbeast import Learner
 from torchbeast.core.ambient import OwnProcess, use_threads
 from torchbeast.envs import make
-from torchbeast.learner import watching
+from torchbeast.learner import learner as of_learner
 from torchbeast.reporting import waiting
 from torchbeast.schemes import Scheme
 from torchbeast.sources.local import source as local_source
@@ -227,8 +227,8 @@ def test_a_step_that_waits_says_for_what_and_can_be_interrupted(
         return made
 
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
-    monkeypatch.setattr(watching, "_LOOK_S", 0.001)
-    monkeypatch.setattr(watching, "warn", warn)
+    monkeypatch.setattr(of_learner, "_LOOK_S", 0.001)
+    monkeypatch.setattr(of_learner, "warn", warn)
     monkeypatch.setattr(local_source, "WAIT_S", 0.0)
     scheme = scheme_of({"env_fn": envs, "env_kwargs": {"env": "Catch"}, "vec_env_size": 2})
     with Learner(scheme, 10**6, tmp_path / "run") as learner:

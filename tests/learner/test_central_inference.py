@@ -21,7 +21,7 @@ from source_envs import Raises
 import torchbeast
 from torchbeast import Learner, RunError, polybeast
 from torchbeast.envs import make
-from torchbeast.learner import watching
+from torchbeast.learner import learner as of_learner
 from torchbeast.reporting import waiting
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
@@ -55,9 +55,9 @@ def test_a_step_that_waits_for_an_environment_can_be_interrupted_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
-    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    monkeypatch.setattr(of_learner, "_LOOK_S", 0.01)
     interrupts = [_thread.interrupt_main]
-    monkeypatch.setattr(watching, "warn", lambda _: interrupts.pop()() if interrupts else None)
+    monkeypatch.setattr(of_learner, "warn", lambda _: interrupts.pop()() if interrupts else None)
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     envs = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "source_envs:FirstHangs"}}
     axes = {**CENTRAL, "col_remote_workers": 1}

@@ -23,7 +23,7 @@ import torchbeast
 from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
-from torchbeast.learner.callback import Schedule
+from torchbeast.learner.callbacks import Schedule
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 

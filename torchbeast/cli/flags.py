@@ -59,24 +59,22 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_security()
+        _ = self.protection  # checked
         require(
             self.command.mode != "train" or not self.environment.env_kwargs,
             "--env_kwargs is for --mode test; in training the servers decide: "
             "give it to polybeast_env",
         )
 
-    def _check_security(self) -> None:
+    @property
+    def protection(self) -> SecurityConfig | None:
+        """How connections to other machines are protected; None if there are none."""
         if self.fleet.listen is not None:
-            self.security.listening()
-        elif self.fleet.env_servers is not None:
-            self.security_of_servers()
-        else:
-            self.security.check_unused("--env_servers or --listen")
-
-    def security_of_servers(self) -> SecurityConfig:
-        """Returns the protection of connections to --env_servers."""
-        return self.security.connecting("--env_servers", "the servers'")
+            return self.security.listening()
+        if self.fleet.env_servers is not None:
+            return self.security.connecting("--env_servers", "the servers'")
+        self.security.check_unused("--env_servers or --listen")
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +87,14 @@ class PolyBeastEnvFlags:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
-        if self.servers.listen is not None:
-            self.security.listening()
-        elif self.servers.learner is not None:
-            self.security_of_learner()
-        else:
-            self.security.check_unused("--listen HOST:PORT or --learner HOST:PORT")
+        _ = self.protection  # checked
 
-    def security_of_learner(self) -> SecurityConfig:
-        """Returns the protection of connections to --learner."""
-        return self.security.connecting("--learner", "the learner's")
+    @property
+    def protection(self) -> SecurityConfig | None:
+        """How connections to other machines are protected; None if there are none."""
+        if self.servers.listen is not None:
+            return self.security.listening()
+        if self.servers.learner is not None:
+            return self.security.connecting("--learner", "the learner's")
+        self.security.check_unused("--listen HOST:PORT or --learner HOST:PORT")
+        return None

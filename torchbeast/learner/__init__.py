@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from torchbeast.core.lazy import importing
 
 if TYPE_CHECKING:
-    from torchbeast.learner.callback import Callback as Callback
-    from torchbeast.learner.checkpoints import Checkpoints as Checkpoints
-    from torchbeast.learner.evaluation import Evaluation as Evaluation
+    from torchbeast.learner.callbacks import Callback as Callback
+    from torchbeast.learner.callbacks import Checkpoints as Checkpoints
+    from torchbeast.learner.callbacks import Evaluation as Evaluation
     from torchbeast.learner.learner import Learner as Learner
 
 _FOUND_IN = {
-    "Callback": "callback",
-    "Checkpoints": "checkpoints",
-    "Evaluation": "evaluation",
+    "Callback": "callbacks",
+    "Checkpoints": "callbacks",
+    "Evaluation": "callbacks",
     "Learner": "learner",
 }
 

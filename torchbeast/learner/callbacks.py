@@ -1,18 +1,248 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks of a Learner: their state in checkpoints, and the row that they add figures to."""
+"""Callbacks: what a Learner calls between its steps, and those that there are.
+
+    Learner.step()    collect, learn, publish --> on_step of each --> the row of logs.csv
+         first time:  on_start of each, before
+         last time:   on_end of each, after, and then model.tar
+
+A Learner calls them in the process and thread that calls its own methods, one after the other in
+the order of its list, and never during an update.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
+import math
+import statistics
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchbeast.core.checks import at_least, require
 from torchbeast.errors import UsageError
-from torchbeast.learner.callback import Callback
-from torchbeast.reporting.log_files import Log, LoggedRun, Logger, Logs
+from torchbeast.evaluation import scores
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.saving import CheckpointNotWritten
+from torchbeast.reporting.log_files import Log, LoggedRun, Logger, Logs, read_logs
+from torchbeast.reporting.run_folder import is_in_use
+from torchbeast.seeds import seed_of
+
+if TYPE_CHECKING:
+    from torchbeast.learner.learner import Learner
+
+_log = logging.getLogger("torchbeast.learner")
+
+
+class Callback:
+    """Something to do while a Learner trains. Subclasses override what they need.
+
+    A callback may use the Learner that it is given, but not its `step`, `train`, `restore` and
+    `close`; `Learner.stop` ends the run after the present step.
+
+    An exception ends the run as one of an environment does: model.tar is written, workers end, and
+    `Learner.step` raises a RunError that names the callback; a UsageError passes as it is. Ctrl-C
+    in a callback does not: the update remains, and the next step goes on.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of its state in checkpoints; no two callbacks of a Learner have the same."""
+        return type(self).__name__
+
+    def on_start(self, learner: Learner) -> None:
+        """Called before the first step of a Learner, and before the first after `restore`.
+
+        The state of an earlier part of the run is loaded by then.
+        """
+
+    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+        """Called after every update.
+
+        figures: the row of logs.csv, with what the callbacks before this one have added. Figures
+            that are added are columns of their own, in every log; numbers only.
+        """
+
+    def on_end(self, learner: Learner) -> None:
+        """Called once when a run that has started ends, however it ends, before model.tar is
+        written; but not where a Learner is only forgotten, or its process ends.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run needs: tensors and plain values. Every checkpoint has it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`. Called when a checkpoint is loaded that has such a state."""
+
+
+class Schedule:
+    """Says when the next time has come. Multiples of steps count from the beginning of the run,
+    seconds from the time before.
+    """
+
+    def __init__(
+        self,
+        every_steps: int | None,
+        every_seconds: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes the one that is not None."""
+        require(
+            (every_steps is None) != (every_seconds is None),
+            f"give either every_steps or every_seconds, got {every_steps} and {every_seconds}",
+        )
+        every = every_steps if every_seconds is None else every_seconds
+        assert every is not None
+        require(every > 0, f"every_steps and every_seconds must be more than 0, got {every}")
+        self._every = every
+        self._in_steps = every_seconds is None
+        self._clock = clock
+        self._last = 0.0
+
+    def mark(self, steps: int) -> None:
+        """Waits from now on, after `steps` env steps of the run."""
+        self._last = self._now(steps)
+
+    def is_due(self, steps: int) -> bool:
+        """Returns whether a multiple of steps was passed, or the seconds, since the last mark."""
+        now, every = self._now(steps), self._every
+        return now // every > self._last // every if self._in_steps else now - self._last >= every
+
+    def _now(self, steps: int) -> float:
+        return steps if self._in_steps else self._clock()
+
+
+class _Periodic(Callback):
+    """Acts every so often, and after the last step."""
+
+    def __init__(self, every_steps: int | None, every_seconds: float | None) -> None:
+        self._schedule = Schedule(every_steps, every_seconds)
+
+    def on_start(self, learner: Learner) -> None:
+        """Begins to wait."""
+        self._schedule.mark(learner.steps)
+
+    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+        """Acts if it is time."""
+        if self._schedule.is_due(learner.steps) or learner.done():
+            self._act(learner, figures)
+            self._schedule.mark(learner.steps)
+
+    def _act(self, learner: Learner, figures: dict[str, float]) -> None:
+        raise NotImplementedError
+
+
+class Checkpoints(_Periodic):
+    """Writes model.tar every so often, and keeps a copy as checkpoints/STEPS.tar in log_dir.
+
+    A checkpoint that cannot be written, as on a full disk, is a warning; the run goes on.
+    """
+
+    def __init__(
+        self,
+        every_steps: int | None = None,
+        *,
+        every_seconds: float | None = None,
+        keep: int | None = None,
+    ) -> None:
+        """Takes either every_steps, in env steps, or every_seconds.
+
+        keep: number of copies; older ones are removed. 0: only model.tar is written. None: all.
+        """
+        at_least(0, keep=keep)
+        super().__init__(every_steps, every_seconds)
+        self._keep = keep
+
+    def _act(self, learner: Learner, figures: dict[str, float]) -> None:
+        try:
+            self._write(learner)
+        except (CheckpointNotWritten, OSError) as error:
+            _log.warning("%s; the run goes on", error)
+
+    def _write(self, learner: Learner) -> None:
+        learner.save_model()
+        if self._keep == 0:
+            return
+        folder = learner.log_dir / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        learner.save_model(folder / f"{learner.steps:012d}.tar")
+        for old in _numbered(folder)[: -self._keep] if self._keep else ():
+            old.unlink()
+
+
+class Evaluation(_Periodic):
+    """Plays whole episodes every so often and after the last step, and keeps the best checkpoint.
+
+    It adds the columns NAME_mean_return and NAME_mean_length. The checkpoint with the highest mean
+    return so far is NAME_best.tar in log_dir, also if the run is resumed or begun anew there.
+    """
+
+    def __init__(
+        self,
+        every_steps: int | None = None,
+        *,
+        every_seconds: float | None = None,
+        num_episodes: int = 10,
+        sampled: bool = False,
+        keep_best: bool = True,
+        seed: int = 0,
+        name: str = scores.NAME,
+    ) -> None:
+        """Takes either every_steps, in env steps, or every_seconds.
+
+        num_episodes, sampled: as in `Learner.evaluate`. seed: of the environments; with the same
+        one, evaluations after equally many steps of different runs play the same starts.
+        """
+        at_least(1, num_episodes=num_episodes)
+        self.best = -math.inf  # mean return of the best checkpoint
+        super().__init__(every_steps, every_seconds)
+        self._num_episodes, self._sampled = num_episodes, sampled
+        self._keeps_best, self._seed, self._name = keep_best, seed, name
+
+    @property
+    def name(self) -> str:
+        """Begin of its columns, and of the name of its file."""
+        return self._name
+
+    def on_start(self, learner: Learner) -> None:
+        """Begins to wait; a checkpoint that is kept may be better than any of this run."""
+        super().on_start(learner)
+        if self._keeps_best:
+            self.best = max(self.best, scores.kept_score(learner.log_dir, self._name))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the best mean return."""
+        return {scores.BEST: self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self.best = state.get(scores.BEST, -math.inf)
+
+    def _act(self, learner: Learner, figures: dict[str, float]) -> None:
+        seed = seed_of(self._seed, self._name, learner.steps)
+        played = learner.evaluate(self._num_episodes, sampled=self._sampled, seed=seed)
+        score = statistics.fmean(played.returns)
+        if score > self.best:
+            self._keep(learner, score)
+        figures[f"{self._name}_mean_return"] = score
+        figures[f"{self._name}_mean_length"] = statistics.fmean(played.lengths)
+
+    def _keep(self, learner: Learner, score: float) -> None:
+        before, self.best = self.best, score  # the checkpoint says how good it is
+        try:
+            if self._keeps_best:
+                learner.save_model(scores.best_path(learner.log_dir, self._name))
+        except OSError as error:
+            self.best = before
+            _log.warning("the best checkpoint was not written (%s); the run goes on", error)
+
+
+# --- what a Learner does with them
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
@@ -146,3 +376,22 @@ class RowInHand:
         self.release()
         if self._log is not None:
             self._log.close()
+
+
+def check_goes_on(log_dir: Path) -> None:
+    """Raises UsageError for a log of which there is no checkpoint: a new run would replace it.
+
+    A folder that another process uses is refused elsewhere.
+    """
+    if checkpoints.existing(log_dir / "model.tar") or not (log_dir / "logs.csv").exists():
+        return
+    if not is_in_use(log_dir) and next(read_logs(log_dir), None) is not None:
+        raise UsageError(
+            f"{log_dir} has the log of a run but no model.tar to go on from, as after a run that "
+            "was not closed: give another log_dir, or remove logs.csv there to begin anew"
+        )
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Returns the copies, those of the fewest steps first."""
+    return sorted((p for p in folder.glob("*.tar") if p.stem.isdigit()), key=lambda p: int(p.stem))

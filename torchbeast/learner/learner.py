@@ -20,6 +20,7 @@ import functools
 import logging
 import math
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -35,34 +36,40 @@ from torchbeast.core.checks import at_least, names_checked, require
 from torchbeast.core.device import CudaStream
 from torchbeast.core.envs.selection import names
 from torchbeast.core.storages.batch import Batch
+from torchbeast.core.wording import counted
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
-from torchbeast.learner.callback import Callback, Schedule
 from torchbeast.learner.callbacks import (
+    Callback,
     RowInHand,
+    Schedule,
     check_callbacks,
+    check_goes_on,
     check_loggers,
     keep_numbers,
     load_states,
     states_of,
 )
-from torchbeast.learner.checkpoints import check_goes_on
 from torchbeast.learner.collection import env_spec, make_source, make_weights, making_agent
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
-from torchbeast.learner.watching import Watching
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import precision
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.saving import CheckpointNotWritten, SavedReplay
 from torchbeast.learning.session import Session, raise_failure
+from torchbeast.learning.training import Training
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Watchdog
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import FILES
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
+from torchbeast.reporting.waiting import warn
 from torchbeast.schemes.scheme import Scheme
+from torchbeast.sources.contract import Source
 
 _log = logging.getLogger("torchbeast.learner")
+_LOOK_S = 1.0  # between two looks at what a step waits for
 
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
@@ -353,7 +360,7 @@ class Learner:
         )
         ending.callback(supervisor.stop, "the learner was closed")
         at_once = settings.learner.online_rollouts.batch_size
-        self._watching = Watching(self._training, self._source, at_once)
+        self._watching = _Watching(self._training, self._source, at_once)
         self._cuda_stream = CudaStream(self._made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
         load_states(self._callbacks, self._run.recorded_callbacks)
@@ -473,16 +480,49 @@ class Learner:
         self._finalizer()
 
 
+class _Watching:
+    """The watchdog of a Learner, in a thread of the supervisor. It does not know the Learner."""
+
+    def __init__(self, training: Training, source: Source, rollouts_at_once: int) -> None:
+        """rollouts_at_once: rollouts in a batch."""
+        self._training, self._source = training, source
+        self._rollouts_at_once = rollouts_at_once
+        self._is_in_step = False
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts the thread, which ends with the run."""
+        ended = threading.Event()
+        supervisor.on_close(ended.set)
+        supervisor.start_thread("watch", lambda: self._watch(ended))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Watches the block: between two steps a Learner waits for nobody."""
+        self._is_in_step = True
+        try:
+            yield
+        finally:
+            self._is_in_step = False
+
+    def _watch(self, ended: threading.Event) -> None:
+        watchdog = Watchdog(time.monotonic(), self._rollouts_at_once)
+        while not ended.wait(_LOOK_S):
+            now = time.monotonic()
+            if not self._is_in_step:
+                watchdog.restart(now)
+                continue
+            status, hanging = self._source.status(), self._source.hanging()
+            if stall := watchdog.check(self._training.updates_here, status, now, hanging):
+                warn(stall)
+
+
 def _workers(scheme: Scheme) -> str:
     """Returns how many workers the scheme has as text; "" for none."""
-    of_each = _count(scheme.col_remote_workers, "worker")
-    if not (learning := scheme.grad_remote_workers):
-        return of_each
-    return f"{_count(learning, 'gradient worker')}{of_each and f', {of_each} for each'}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number > 1)}" if number else ""
+    of_each, learning = scheme.col_remote_workers, scheme.grad_remote_workers
+    said = counted(of_each, "worker") if of_each else ""
+    if not learning:
+        return said
+    return f"{counted(learning, 'gradient worker')}{said and f', {said} for each'}"
 
 
 def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:

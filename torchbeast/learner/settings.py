@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from torchbeast.core.algos.base import recorded
 from torchbeast.core.algos.registry import name_of
-from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.core.specs import ModelConfig
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import CPU_BYTES_AT_ONCE, LearnerConfig
 from torchbeast.learning.collection import replay_of
@@ -30,19 +26,13 @@ def hardware_of(scheme: Scheme) -> HardwareConfig:
     """Returns the use of this machine. The thread that calls `step` is the only one that learns;
     several would mostly wait for each other in operations on a batch of a single slice.
     """
+    rows = 2 if scheme.learns_from_transitions else scheme.rollouts.unroll_length + 1
+    size = num_bytes(scheme.train_envs_factory.observation_space) * rows
     return HardwareConfig(
         num_learner_threads=1,
-        torch_threads=1 if _batch_bytes(scheme) <= CPU_BYTES_AT_ONCE else None,
+        torch_threads=1 if scheme.rollouts.batch_size * size <= CPU_BYTES_AT_ONCE else None,
         disable_cuda=scheme.local_device == "cpu",
     )
-
-
-def _batch_bytes(scheme: Scheme) -> int:
-    """Returns the bytes of the observations of a batch."""
-    leaves: list[ArraySpec] = flatten(scheme.train_envs_factory.observation_space)
-    row = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
-    rows = 2 if scheme.learns_from_transitions else scheme.rollouts.unroll_length + 1
-    return scheme.rollouts.batch_size * rows * row
 
 
 def is_reproducible(scheme: Scheme) -> bool:
@@ -55,7 +45,6 @@ def run_settings(
 ) -> RunSettings:
     """Returns the settings of a run of total_steps."""
     learner = _learner_config(scheme, env, total_steps)
-    workers = scheme.col_remote_workers
     return RunSettings(
         run=run,
         checkpoints=CheckpointConfig(),
@@ -64,26 +53,14 @@ def run_settings(
         collection=Collection(
             program="polybeast" if scheme.inference == "central" else "monobeast",
             num_actors=scheme.num_envs,
-            processes=max(1, workers),
+            processes=max(1, scheme.col_remote_workers),
             fixed_lag=0 if scheme.is_synchronous else None,
         ),
-        recorded={
-            **_flags(run, learner, total_steps),
-            **_collection_flags(scheme),
-        },
+        recorded=_recorded(scheme, run, learner),
         loggers=loggers,
         replay=replay_of(scheme.replay),
         becomes_latest=False,  # its folder is the user's, who may keep other things beside it
     )
-
-
-def _collection_flags(scheme: Scheme) -> dict[str, Any]:
-    """Returns how a program collects so, by the names of its flags."""
-    if scheme.inference == "central":
-        return recorded(scheme.fleet)
-    if scheme.col_remote_workers:
-        return recorded(scheme.processes)
-    return {"num_actors": scheme.num_envs}
 
 
 def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerConfig:
@@ -103,8 +80,9 @@ def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerCo
     ).in_environment(env.name)
 
 
-def _flags(run: RunConfig, learner: LearnerConfig, total_steps: int) -> dict[str, Any]:
+def _recorded(scheme: Scheme, run: RunConfig, learner: LearnerConfig) -> dict[str, Any]:
     """Returns the settings by the names of a program's flags."""
+    network = learner.actor
     parts = [
         run,
         learner.algorithm,
@@ -113,11 +91,11 @@ def _flags(run: RunConfig, learner: LearnerConfig, total_steps: int) -> dict[str
         learner.hardware,
         learner.replay,
         learner.transitions,
-        TrainingConfig(total_steps=total_steps),
+        TrainingConfig(total_steps=learner.total_steps),
+        ModelConfig(
+            model=network.name, model_kwargs=dict(network.kwargs), use_lstm=network.use_lstm
+        ),
+        scheme.collecting,
     ]
     flags = {name: value for part in parts for name, value in recorded(part).items()}
-    return {**flags, **_network_flags(learner.actor), "algo": name_of(learner.algo)}
-
-
-def _network_flags(spec: ActorSpec) -> dict[str, Any]:
-    return {"model": spec.name, "model_kwargs": dict(spec.kwargs), "use_lstm": spec.use_lstm}
+    return {**flags, "algo": name_of(learner.algo)}

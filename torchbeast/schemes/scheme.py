@@ -41,7 +41,7 @@ from torchbeast.errors import UsageError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
 from torchbeast.schemes.gradients.config import Communication, GradientConfig, UpdateExecution
-from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
+from torchbeast.sources.config import ActorsConfig, ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.servers.config import FleetConfig
 
@@ -229,6 +229,13 @@ class Scheme:
     def fleet(self) -> FleetConfig:
         """The environment servers, where inference is central."""
         return FleetConfig(num_actors=self.num_envs, num_servers=self.col_remote_workers)
+
+    @property
+    def collecting(self) -> ActorsConfig:
+        """How environments are stepped, as a program's Config."""
+        if self.inference == "central":
+            return self.fleet
+        return self.processes if self.col_remote_workers else ActorsConfig(num_actors=self.num_envs)
 
     @property
     def gradients(self) -> GradientConfig | None:
