@@ -57,10 +57,10 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--algo", "dqn", "--replay_size", "0"], "--replay_ratio 8 needs a replay"),
+        (["--algo", "dqn", "--replay_size", "0"], "--replay_ratio needs a replay"),
         (["--algo", "dqn", "--replay_ratio", "0"], "learns from a replay alone"),
         (["--algo", "sac", "--replay_service", "/x"], "agents of laser: leave it out"),
-        (["--algo", "sac", "--replay_size", "7"], "no room for two rollouts of --unroll_length 4"),
+        (["--algo", "sac", "--replay_size", "7"], "no room for 2 rollouts of --unroll_length 4"),
         (["--algo", "dqn", "--total_steps", "1000"], "give at most --learn_start 999"),
         (["--algo", "dqn", "--replay_size", "902"], "give at most --learn_start 900"),
         (["--algo", "dqn", "--fixed_lag", "1"], "--algo dqn makes any number .*--fixed_lag 0"),

@@ -21,29 +21,26 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
     "polybeast_learner": PolyBeastLearnerFlags,
 }
 WRONG = [
-    (["--replay_ratio", "3"], "--replay_ratio 3 needs a replay: give its --replay_size too."),
-    (["--replay_ratio", "1"], "--replay_ratio 1 needs a replay: give its --replay_size too."),
-    (["--algo", "impala", "--replay_ratio=1"], "--replay_ratio 1 needs a replay: give its"),
-    (["--replay_kl_threshold", "1"], "--replay_kl_threshold 1 needs a replay: give its"),
+    (["--replay_ratio", "3"], "--replay_ratio needs a replay: give its --replay_size too."),
+    (["--replay_ratio", "1"], "--replay_ratio needs a replay: give its --replay_size too."),
+    (["--algo", "impala", "--replay_ratio=1"], "--replay_ratio needs a replay: give its"),
+    (["--replay_kl_threshold", "1"], "--replay_kl_threshold needs a replay: give its"),
     (["--replay_size", "50000000000"], "--replay_size must be below 2147483648, got 50000000000"),
-    (["--learn_start", "9"], "--learn_start 9 needs a replay: give its --replay_size too."),
+    (["--learn_start", "9"], "--learn_start needs a replay: give its --replay_size too."),
     (
         ["--checkpoint_replay", "--replay_size", "9000", "--replay_ratio", "0"],
-        "--checkpoint_replay saves a replay, but with --replay_ratio 0 there is none: leave out "
-        "one of them.",
+        "with --replay_ratio 0 nothing is replayed that --checkpoint_replay could save or",
     ),
-    (["--checkpoint_replay"], "--checkpoint_replay saves a replay: give its --replay_size too."),
+    (["--checkpoint_replay"], "--checkpoint_replay needs a replay: give its --replay_size too."),
     (["--replay_size", "-1"], "--replay_size must be at least 0, got -1."),
     (["--replay_size", "900", "--replay_ratio", "nan"], "--replay_ratio must be at least 0, got"),
     (
         ["--replay_size", "639"],
-        "--replay_size 639 has no room for a batch of --batch_size 8 and --unroll_length 80: give "
-        "at least 640.",
+        "--replay_size 639 has no room for 8 rollouts of --unroll_length 80: give at least 640.",
     ),
     (
         ["--replay_size", "100", "--batch_size", "1"],
-        "--replay_size 100 has no room for a batch of --batch_size 1 and --unroll_length 80: give "
-        "at least 160.",
+        "--replay_size 100 has no room for 2 rollouts of --unroll_length 80: give at least 160.",
     ),
     (
         ["--replay_size", "9000", "--replay_ratio", "0.3"],
@@ -52,8 +49,8 @@ WRONG = [
     ),
     (
         ["--replay_size", "1000", "--learn_start", "961"],
-        "--learn_start 961 is never reached: --replay_size 1000 has room for 960 steps in whole "
-        "rollouts of --unroll_length 80: give at most --learn_start 960.",
+        "--learn_start 961 is never reached: --replay_size 1000 has room for 960 steps: give at "
+        "most --learn_start 960.",
     ),
     (
         ["--replay_size", "9000", "--checkpoint_replay", "--disable_checkpoint"],
@@ -62,7 +59,7 @@ WRONG = [
     ),
     (
         ["--replay_service", "/s"],
-        "--replay_service is of a replay: give its --replay_size too, and no --replay_ratio 0.",
+        "--replay_service needs a replay: give its --replay_size too.",
     ),
     (
         ["--replay_size", "9000", "--replay_service", "/s", "--checkpoint_replay"],
@@ -96,7 +93,7 @@ def test_without_a_replay_the_algorithm_is_impala() -> None:
 )
 def test_a_zero_that_is_typed_selects_nothing(words: list[str]) -> None:
     assert flags_of("monobeast", *words)["algo"] == "impala"
-    with pytest.raises(UsageError, match="--replay_kl_threshold 1 needs a replay"):
+    with pytest.raises(UsageError, match="--replay_kl_threshold needs a replay"):
         flags_of("monobeast", *words, "--replay_kl_threshold", "1")
 
 

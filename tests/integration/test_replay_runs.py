@@ -120,8 +120,8 @@ def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> No
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [
-        (["--replay_ratio", "3"], ["--replay_ratio 3 needs a replay"]),
-        (["--replay_size", "30"], ["--replay_size 30 has no room for a batch"]),
+        (["--replay_ratio", "3"], ["--replay_ratio needs a replay"]),
+        (["--replay_size", "30"], ["--replay_size 30 has no room for 4 rollouts"]),
         (
             ["--replay_size", "2000000000"],
             ["--replay_size 2000000000 needs", "259 bytes a step", "are free", "at most"],

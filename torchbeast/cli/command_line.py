@@ -221,9 +221,7 @@ def _check_replay(flags: Any, words: Sequence[str]) -> None:
     for name in _OF_REPLAY[1:]:
         typed = resuming.given(words, f"--{name}")
         if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
-            raise UsageError(
-                f"--{name} {typed} needs a replay: give its --replay_size too. See --help."
-            )
+            raise UsageError(f"--{name} needs a replay: give its --replay_size too. See --help.")
 
 
 def _is_zero(text: str) -> bool:

@@ -38,12 +38,7 @@ _ATARI = {
     "unroll_length": 20,
     "batch_size": 32,
     "learning_rate": 0.0006,
-    "alpha": 0.99,
-    "momentum": 0.0,
     "entropy_cost": 0.01,
-    "baseline_cost": 0.5,
-    "discounting": 0.99,
-    "grad_norm_clipping": 40.0,
     "reward_clipping": "abs_one",
 }
 

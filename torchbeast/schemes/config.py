@@ -38,16 +38,13 @@ class RayConfig(BufferedActorsConfig):
     dashboard: bool = False
     """Start Ray's dashboard, when Ray is started here. Needs pip install 'ray[default]'."""
 
+    of_processes = "num_workers"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, num_workers=self.num_workers, min_workers=self.min_workers)
+        at_least(1, min_workers=self.min_workers)
         at_least(0, learner_cpus=self.learner_cpus, learner_gpus=self.learner_gpus)
         above(0, actor_cpus=self.actor_cpus)
-        require(
-            self.num_workers is None or self.num_workers <= self.environments(),
-            f"num_workers {self.num_workers} leaves Ray actors without an environment: "
-            f"give at most as many as {self.limit()}",
-        )
         require(
             self.min_workers is None or self.min_workers <= (self.num_workers or 0),
             f"min_workers {self.min_workers} is more than num_workers {self.num_workers}: "
@@ -58,10 +55,6 @@ class RayConfig(BufferedActorsConfig):
             f"with {CLIENT} the learner runs outside the cluster, which keeps nothing free for it: "
             "leave out learner_cpus and learner_gpus, or submit the run as a job",
         )
-
-    @property
-    def given_processes(self) -> int | None:
-        return self.num_workers
 
     @property
     def reserves_for_learner(self) -> bool:

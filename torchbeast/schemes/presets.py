@@ -6,6 +6,7 @@ docs/schemes.md describes them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -33,10 +34,9 @@ from torchbeast.core.storages.storage import (
 class Preset(NamedTuple):
     """A named architecture: the components that it has unless others are given, and its axes."""
 
-    sentence: str
     algo: Callable[[], AlgoFactory]
     storage: Callable[[], Storage]
-    axes: Mapping[str, Any]
+    axes: Mapping[str, Any] = {}
     actor: Callable[..., ActorFactory] = OnPolicyActorCritic.create_factory
 
 
@@ -63,93 +63,31 @@ def _prioritised() -> ReplayBuffer:
     )
 
 
-_HERE = {"col_remote_workers": 0, "col_communication": "synchronous"}
-_WORKERS = {"col_remote_workers": 2, "col_communication": "asynchronous"}
+_SHORT = functools.partial(OnPolicyGAEBuffer.create_factory, size=5, gae_lambda=1.0)
+_LONG = functools.partial(OnPolicyGAEBuffer.create_factory, size=128)
+_VTRACE = functools.partial(OnPolicyVTraceBuffer.create_factory, size=20)
+_OFF_POLICY = OffPolicyActorCritic.create_factory
+
+_COLLECTING = {"col_remote_workers": 2, "col_communication": "asynchronous"}
+_LEARNING = {"grad_remote_workers": 2}
+_JOINT = {**_LEARNING, "update_execution": "decentralised"}
+_STRAGGLERS = {"fraction_workers": 0.6, "fraction_samples": 0.25}
 
 PRESETS = {
-    "a2c": Preset(
-        "Advantage actor-critic: one optimiser step for each batch, in one process.",
-        _a2c,
-        lambda: OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0),
-        _HERE,
-    ),
-    "ppo": Preset(
-        "Proximal policy optimisation: several epochs on each batch, in one process.",
-        _ppo,
-        lambda: OnPolicyGAEBuffer.create_factory(size=128),
-        _HERE,
-    ),
-    "a3c": Preset(
-        "A2C in several workers, whose gradients are applied as they come.",
-        _a2c,
-        lambda: OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0),
-        {**_HERE, "grad_remote_workers": 2, "grad_communication": "asynchronous"},
-    ),
-    "dppo": Preset(
-        "PPO in several workers, whose gradients are one step of the learner's process.",
-        _ppo,
-        lambda: OnPolicyGAEBuffer.create_factory(size=128),
-        {**_HERE, "grad_remote_workers": 2},
-    ),
-    "dd-ppo": Preset(
-        "PPO in several workers, which join their gradients and each apply them, and do not wait "
-        "for the slowest.",
-        _ppo,
-        lambda: OnPolicyGAEBuffer.create_factory(size=128),
-        {
-            **_HERE,
-            "grad_remote_workers": 2,
-            "update_execution": "decentralised",
-            "sync_col_specs": {"fraction_workers": 0.6, "fraction_samples": 0.25},
-        },
-    ),
-    "rapid": Preset(
-        "DD-PPO whose workers have collecting workers of their own, which never wait.",
-        _ppo,
-        lambda: OnPolicyGAEBuffer.create_factory(size=128),
-        {**_WORKERS, "grad_remote_workers": 2, "update_execution": "decentralised"},
-    ),
-    "impala": Preset(
-        "Workers that never wait, and V-trace for the lag of their policies: MonoBeast's, and "
-        'RayBeast\'s with col_backend="ray".',
-        Impala.create_factory,
-        lambda: OnPolicyVTraceBuffer.create_factory(size=20),
-        _WORKERS,
-    ),
-    "seed": Preset(
-        "IMPALA whose workers only step environments: actions are chosen in one place, for many of "
-        "them at once. PolyBeast's.",
-        Impala.create_factory,
-        lambda: OnPolicyVTraceBuffer.create_factory(size=20),
-        {**_WORKERS, "inference": "central"},
-    ),
+    "a2c": Preset(_a2c, _SHORT),
+    "ppo": Preset(_ppo, _LONG),
+    "a3c": Preset(_a2c, _SHORT, {**_LEARNING, "grad_communication": "asynchronous"}),
+    "dppo": Preset(_ppo, _LONG, _LEARNING),
+    "dd-ppo": Preset(_ppo, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
+    "rapid": Preset(_ppo, _LONG, {**_COLLECTING, **_JOINT}),
+    "impala": Preset(Impala.create_factory, _VTRACE, _COLLECTING),
+    "seed": Preset(Impala.create_factory, _VTRACE, {**_COLLECTING, "inference": "central"}),
     "laser": Preset(
-        "IMPALA that learns from a replay too.",
-        Laser.create_factory,
-        lambda: OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000),
-        _WORKERS,
+        Laser.create_factory, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING
     ),
-    "dqn": Preset(
-        "Double DQN from a replay of single steps, in one process.",
-        DQN.create_factory,
-        ReplayBuffer.create_factory,
-        _HERE,
-        OffPolicyActorCritic.create_factory,
-    ),
-    "sac": Preset(
-        "Soft actor-critic from a replay of single steps, in one process.",
-        SAC.create_factory,
-        ReplayBuffer.create_factory,
-        _HERE,
-        OffPolicyActorCritic.create_factory,
-    ),
-    "ape-x": Preset(
-        "DQN with a prioritised replay that workers fill; nobody waits for anybody.",
-        DQN.create_factory,
-        _prioritised,
-        _WORKERS,
-        OffPolicyActorCritic.create_factory,
-    ),
+    "dqn": Preset(DQN.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
+    "sac": Preset(SAC.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
+    "ape-x": Preset(DQN.create_factory, _prioritised, _COLLECTING, _OFF_POLICY),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchbeast.core.checks import at_least, between, require
 from torchbeast.processes.system import available_cores
@@ -37,13 +38,26 @@ class ActorsConfig:
     is 8, 4, 2 or 1 for each, so that there are at most 64, but one for each process. A resumed run
     keeps its number."""
 
+    of_processes: ClassVar[str] = ""
+    """Name of the field with the number of processes that step the environments."""
+
     def __post_init__(self) -> None:
-        at_least(1, num_actors=self.num_actors)
+        given = self.given_processes
+        at_least(1, num_actors=self.num_actors, **{self.of_processes: given})
+        require(
+            given is None or given <= self.environments(),
+            f"{self.of_processes} {given} leaves some of them without an environment: give at most "
+            f"as many as {self.limit()}",
+        )
 
     @property
     def given_processes(self) -> int | None:
         """The number of processes that step the environments, if it was given."""
-        raise NotImplementedError
+        return getattr(self, self.of_processes, None)
+
+    def limit(self) -> str:
+        """Returns the setting that limits the number of processes, for an error message."""
+        return f"num_actors {self.environments()}"
 
     def environments(self) -> int:
         """Returns the number of environments; by default one process per core steps them."""
@@ -94,32 +108,19 @@ class ReplayConfig:
             replay_ratio=self.replay_ratio,
             learn_start=self.learn_start,
         )
-        is_asked = self.replay_ratio not in (0, type(self).replay_ratio)
         require(
-            self.replay_size > 0 or not is_asked,
-            f"replay_ratio {self.replay_ratio:g} needs a replay: give its replay_size too",
+            self.replay_size < 2**31, f"replay_size must be below {2**31}, got {self.replay_size}"
         )
+        for name in ("replay_ratio", "learn_start", "checkpoint_replay", "replay_service"):
+            value, usual = getattr(self, name), getattr(type(self), name)
+            require(
+                self.replay_size > 0 or value in (0, usual),
+                f"{name} needs a replay: give its replay_size too",
+            )
         require(
-            self.replay_size < 2**31,
-            f"replay_size must be below {2**31}, got {self.replay_size}",
-        )
-        require(
-            self.replay_size > 0 or not self.checkpoint_replay,
-            "checkpoint_replay saves a replay: give its replay_size too",
-        )
-        require(
-            self.is_used or not self.checkpoint_replay,
-            "checkpoint_replay saves a replay, but with replay_ratio 0 there is none: leave out "
-            "one of them",
-        )
-        require(
-            self.replay_size > 0 or not self.learn_start,
-            f"learn_start {self.learn_start} needs a replay: give its replay_size too",
-        )
-
-        require(
-            self.is_used or self.replay_service is None,
-            "replay_service is of a replay: give its replay_size too, and no replay_ratio 0",
+            self.is_used or not (self.checkpoint_replay or self.replay_service),
+            "with replay_ratio 0 nothing is replayed that checkpoint_replay could save or "
+            "replay_service share: leave out one of them",
         )
         require(
             self.replay_service is None or not self.checkpoint_replay,
@@ -147,23 +148,28 @@ class ReplayConfig:
             f"replay_ratio {self.replay_ratio:g} of batch_size {batch_size} are {columns:g} "
             "rollouts: give a ratio that makes them whole",
         )
-        self._check_room(rollouts)
+        self._check_room(max(2, batch_size), rollouts.unroll_length)
         return int(columns)
 
-    def _check_room(self, rollouts: RolloutConfig) -> None:
-        batch_size, unroll_length = rollouts.batch_size, rollouts.unroll_length
-        least = max(2, batch_size) * unroll_length
+    def _check_room(
+        self, rollouts: int, unroll_length: int, total_steps: int | None = None
+    ) -> None:
+        """Raises ValueError unless there is room for so many rollouts, and learn_start is reached.
+
+        total_steps: of the run; None: not known, or the run goes on without a replay.
+        """
+        least, room = rollouts * unroll_length, self.replay_size // unroll_length * unroll_length
         require(
             self.replay_size >= least,
-            f"replay_size {self.replay_size} has no room for a batch of batch_size {batch_size} "
-            f"and unroll_length {unroll_length}: give at least {least}",
+            f"replay_size {self.replay_size} has no room for {rollouts} rollouts of unroll_length "
+            f"{unroll_length}: give at least {least}",
         )
-        room = self.replay_size // unroll_length * unroll_length
+        most = room if total_steps is None else min(room, total_steps - 1)
+        end = "" if total_steps is None else f", and total_steps is {total_steps}"
         require(
-            self.learn_start <= room,
+            self.learn_start <= most,
             f"learn_start {self.learn_start} is never reached: replay_size {self.replay_size} has "
-            f"room for {room} steps in whole rollouts of unroll_length {unroll_length}: give at "
-            f"most learn_start {room}",
+            f"room for {room} steps{end}: give at most learn_start {most}",
         )
 
     def check_waits(self, waiting: str) -> None:
@@ -193,19 +199,7 @@ class ReplayConfig:
             self.replay_service is None,
             "replay_service shares rollouts among agents of laser: leave it out",
         )
-        least, room = 2 * unroll_length, self.replay_size // unroll_length * unroll_length
-        require(
-            self.replay_size >= least,
-            f"replay_size {self.replay_size} has no room for two rollouts of unroll_length "
-            f"{unroll_length}: give at least {least}",
-        )
-        most = room if total_steps is None else min(room, total_steps - 1)
-        end = "" if total_steps is None else f", and total_steps is {total_steps}"
-        require(
-            self.learn_start <= most,
-            f"learn_start {self.learn_start} is never reached: replay_size {self.replay_size} has "
-            f"room for {room} steps{end}: give at most learn_start {most}",
-        )
+        self._check_room(2, unroll_length, total_steps)
         return self.replay_ratio / batch_size
 
 

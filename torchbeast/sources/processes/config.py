@@ -37,7 +37,6 @@ class BufferedActorsConfig(ActorsConfig):
         return min(usual, self.num_buffers or usual)  # each needs a buffer
 
     def limit(self) -> str:
-        """Returns the setting that limits the number of processes, for an error message."""
         is_given = self.num_actors is None and self.num_buffers == self.environments()
         return f"num_{'buffers' if is_given else 'actors'} {self.environments()}"
 
@@ -71,23 +70,15 @@ class ProcessesConfig(BufferedActorsConfig):
     Default: learn from whatever is ready.
     """
 
+    of_processes = "num_processes"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, num_processes=self.num_processes)
         at_least(0, fixed_lag=self.fixed_lag)
         require(
             self.fixed_lag is None or self.fixed_lag <= MAX_FIXED_LAG,
             f"fixed_lag must be at most {MAX_FIXED_LAG}, got {self.fixed_lag}",
         )
-        require(
-            self.num_processes is None or self.num_processes <= self.environments(),
-            f"num_processes {self.num_processes} leaves processes without an environment: "
-            f"give at most as many as {self.limit()}",
-        )
-
-    @property
-    def given_processes(self) -> int | None:
-        return self.num_processes
 
     def usual_environments(self, processes: int) -> int:
         if self.fixed_lag is not None:

@@ -84,18 +84,7 @@ class FleetConfig(ActorsConfig):
     """Server i listens at {pipes_basename}.{i}, e.g. unix:/tmp/polybeast.
     Default: sockets in a folder of this run."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, num_servers=self.num_servers)
-        require(
-            self.num_servers is None or self.num_servers <= self.environments(),
-            f"num_servers {self.num_servers} leaves servers without an environment: "
-            f"give at most as many as num_actors {self.environments()}",
-        )
-
-    @property
-    def given_processes(self) -> int | None:
-        return self.num_servers
+    of_processes = "num_servers"
 
     def servers(self) -> int:
         """Returns the number of server processes."""
