@@ -141,8 +141,9 @@ The files are in {folder}, for its owner only. Copy, over a connection that you 
   to machines that listen     server.pem server-key.pem ca.pem token
   to machines that connect    client.pem client-key.pem ca.pem token
   nowhere                     ca-key.pem: whoever has it can make certificates
-A machine of environment servers listens with polybeast_env --listen, or a learner with
-polybeast_learner --listen; both print the command of the other side.
+The program that listens, polybeast_learner or polybeast_env, prints the other's command:
+  --listen 0.0.0.0:50051 --tls_cert server.pem --tls_key server-key.pem --tls_client_ca ca.pem \\
+    --token_file token
 The certificates are valid for {days} days; this command makes new ones of the same authority."""
 
 

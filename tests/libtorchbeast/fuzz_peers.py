@@ -41,7 +41,7 @@ from serving import Game, playing, serving
 
 from libtorchbeast import Credentials, Host
 from torchbeast.sources.servers.config import SecurityConfig
-from torchbeast.sources.servers.door import HostDoor, RolloutShape
+from torchbeast.sources.servers.door import HostDoor
 
 MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
 MOST_AT_ONCE = 1 << 30  # bytes beyond that for a moment: a message of 65 MB is there several times
@@ -249,7 +249,7 @@ class DoorSessions:
             at_the_end.callback(Background(self._count, game).result)
             at_the_end.callback(game.end)
             at_the_end.callback(game.close)
-            run = Background(door.follow, game.pool, RolloutShape(1, 1000), closed)
+            run = Background(door.follow, game.pool, 1, 1000, closed)
             at_the_end.callback(run.result)
             at_the_end.callback(closed.set)
             yield
