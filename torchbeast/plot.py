@@ -150,15 +150,12 @@ def mean(group: Group) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps [N] and mean [N] of a group's curves, from where all have begun to where one
     ends; N is 0 if one ends before another begins. A single run keeps its own steps.
     """
-    steps = _grid(group.curves)
-    return steps, np.mean([np.interp(steps, *np.array(points).T) for points in group.curves], 0)
-
-
-def _grid(curves: list[Points]) -> np.ndarray:
-    if len(curves) == 1:
-        return np.array([step for step, _ in curves[0]])
-    first, last = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
-    return np.linspace(first, last, _GRID if first <= last else 0)
+    curves = group.curves
+    steps = np.array([step for step, _ in curves[0]])
+    if len(curves) > 1:
+        first, last = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
+        steps = np.linspace(first, last, _GRID if first <= last else 0)
+    return steps, np.mean([np.interp(steps, *np.array(points).T) for points in curves], 0)
 
 
 def labels(groups: list[Group]) -> list[str]:

@@ -12,7 +12,7 @@ POLY = {"learner_queue_size": 0, "inference_queue_size": 0, "live_streams": 2, "
 MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_actors": 2, "replaced_actors": 0}
 
 STUCK = [
-    (POLY | {"live_streams": 0}, "no environment server is connected"),
+    (POLY | {"live_streams": 0}, "none of the streams is alive"),
     (POLY | {"learner_queue_size": 3}, "the learner does not take them"),
     (POLY | {"inference_queue_size": 1}, "the policy does not answer them"),
     (POLY, "0 of 3 rollouts of a batch are there: the environments have not filled a rollout"),
@@ -21,7 +21,7 @@ STUCK = [
         POLY | {"learner_queue_size": 2, "inference_queue_size": 1},
         "2 of 3 rollouts of a batch are there: observations wait, and the policy does not answer",
     ),
-    (MONO | {"live_actors": 0}, "no actor process is alive"),
+    (MONO | {"live_actors": 0}, "none of the actors is alive"),
     (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
     (MONO | {"rollout_queue_size": 4}, "the learner gives no batch back"),
     (MONO | {"waiting_actors": 2}, "every actor waits for the weights of an update"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def agent(folder: Path, total_steps: int = 100, **settings: str) -> Agent:
     )
 
 
-def log(folder: Path, batches: Sequence[Batch], resumed_at: int | None = None) -> None:
+def log(folder: Path, batches: Sequence[Batch], resumed_at: float = math.inf) -> None:
     """Writes a row for each batch, as a run does; resumed_at: the step of its checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     files = LogFiles(folder, resumed_at)

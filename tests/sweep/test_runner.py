@@ -171,7 +171,7 @@ def test_agents_at_a_time_share_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runners, "available_cores", lambda: cores)
-    assert str(runner_here(agents, parallel)) == expected
+    assert runner_here(agents, parallel).how == expected
 
 
 def test_a_process_uses_the_share_of_cores_that_it_was_given(

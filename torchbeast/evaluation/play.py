@@ -87,19 +87,17 @@ class RandomStarts:
             return action
         self._left -= starting
         drawn = random_action(self._env.action_space, self._env.num_envs, self._rng)
-        replaced: Nest[Tensor] = map_leaves2(
-            lambda *leaves: _mixed(starting, *leaves), action, drawn
-        )
+
+        def mixed(leaf: Tensor, random: np.ndarray) -> Tensor:
+            mask = torch.from_numpy(starting).view(1, -1, *[1] * (leaf.ndim - 2))
+            return torch.where(mask, torch.as_tensor(random, dtype=leaf.dtype)[None], leaf)
+
+        replaced: Nest[Tensor] = map_leaves2(mixed, action, drawn)
         return replaced
 
     def count(self, episode_end: np.ndarray) -> None:
         """Draws a new number of random actions where an episode ended; episode_end: bool [E]."""
         self._left = np.where(episode_end, self._draw(), self._left)
-
-
-def _mixed(starting: np.ndarray, action: Tensor, drawn: np.ndarray) -> Tensor:
-    mask = torch.from_numpy(starting).view(1, -1, *[1] * (action.ndim - 2))
-    return torch.where(mask, torch.as_tensor(drawn, dtype=action.dtype)[None], action)
 
 
 class Endings:
@@ -347,15 +345,12 @@ def test(
     learnt = "" if step is None else f"step {int(step):,}, "
     with closing(Player(saved, path, config, asked, seed=seed, film=film)) as player:
         print(f"{player.where}, {path}, {learnt}{player.how}", flush=True)
-        episodes = _filmed(player, folder / "video.mp4") if film else player.play()
-        print(report(episodes))
+        if not film:
+            print(report(player.play()))
+            return EXIT_DONE
+        from torchbeast.evaluation.video import VideoWriter, picture  # OpenCV, for nothing else
+
+        with closing(VideoWriter(folder / "video.mp4")) as video:
+            played = player.play(lambda seen: video.write(picture(player.env.render(), seen)))
+        print(f"The video is {video.path}\n{report(played)}")
     return EXIT_DONE
-
-
-def _filmed(player: Player, video: Path) -> Episodes:
-    from torchbeast.evaluation.video import VideoWriter, picture  # OpenCV, which nothing else needs
-
-    with closing(VideoWriter(video)) as writer:
-        episodes = player.play(lambda seen: writer.write(picture(player.env.render(), seen)))
-    print(f"The video is {writer.path}")
-    return episodes

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, refusing_paths
 from torchbeast.evaluation.play import Episodes
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.log_files import csv_line, end_last_line, read_logs
@@ -55,17 +55,15 @@ class Scores:
         Raises UsageError if it cannot be written, or is another process's.
         """
         path = folder / "evaluations.csv"
-        try:
+        with refusing_paths("make it writable"):
             self._file = AppendedFile(path)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror})") from None
-        try:
-            rows = self._read()
-            self._known = {weights for weights, _ in rows}
-            self._time = WallTime(at_least=rows[-1][1] if rows else -math.inf)
-        except BaseException:
+        if not self._file.lock():
             self.close()
-            raise
+            raise UsageError(f"another process evaluates the same run and writes {path}: end it")
+        end_last_line(path)
+        rows = [row for row in read_logs(path) if len(row) == len(COLUMNS)]
+        self._known = {(int(row["step"]), int(row["weights_crc32"])) for row in rows}
+        self._time = WallTime(at_least=rows[-1]["_time"] if rows else -math.inf)
 
     def knows(self, weights: Weights) -> bool:
         """Returns whether the weights were evaluated."""
@@ -74,7 +72,7 @@ class Scores:
     def add(self, weights: Weights, played: Episodes) -> None:
         """Appends a row. Raises OSError, and leaves the file as it was, if it cannot."""
         self._known.add(weights)  # also without a row: it would not be played again
-        heading = csv_line(COLUMNS) if self._file.is_empty else ""
+        heading = "" if self._file.size else csv_line(COLUMNS)
         returns, lengths = played.returns, played.lengths
         row = [round(self._time.now(), 3), *weights, len(returns), played.distinct]
         row += [statistics.fmean(returns), min(returns), max(returns), statistics.fmean(lengths)]
@@ -83,18 +81,6 @@ class Scores:
     def close(self) -> None:
         """Closes the file. No method may be called afterwards."""
         self._file.close()
-
-    def _read(self) -> list[tuple[Weights, float]]:
-        """Locks the file and returns what was evaluated, each with its time."""
-        path = self._file.path
-        if not self._file.lock():
-            raise UsageError(f"another process evaluates the same run and writes {path}: end it")
-        end_last_line(path)
-        return [
-            ((int(row["step"]), int(row["weights_crc32"])), row["_time"])
-            for row in read_logs(path)
-            if len(row) == len(COLUMNS)
-        ]
 
 
 NAME = "evaluation"

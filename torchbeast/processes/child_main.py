@@ -101,8 +101,10 @@ def read_messages() -> Iterator[dict[str, Any]]:
     return map(json.loads, until_ended)
 
 
-def follow_stdin(on_line: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
-    """Calls `on_line` with every line of stdin and `on_end` at its end. The process exits a few
+def follow_stdin(
+    on_line: Callable[[bytes], None], on_end: Callable[[], None], grace_s: float = _GRACE_S
+) -> None:
+    """Calls `on_line` with every line of stdin and `on_end` at its end. The process exits so many
     seconds later.
 
     A thread reads stdin, so that its end is noticed while the main thread is busy.
@@ -114,7 +116,7 @@ def follow_stdin(on_line: Callable[[bytes], None], on_end: Callable[[], None]) -
             on_line(line)
         with contextlib.suppress(OSError):  # what it closes has been closed
             on_end()
-        time.sleep(_GRACE_S)
+        time.sleep(grace_s)
         exit_now(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -29,15 +29,9 @@ from torchbeast.sources.contract import (
     shortage_of,
 )
 
-_NONE_ALIVE = {
-    "streams": "no environment server is connected",
-    "actors": "no actor process is alive",
-}
-
 LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
 
-_WINDOW_S = 10.0
 _MINIMUM_S = 8.0  # shares over a shorter time are unreliable
 _MUCH = 0.25  # share of waiting that is worth advice
 _BUSY = 0.5  # a learner with a smaller share of learning is not the limit
@@ -123,16 +117,14 @@ def _fractions(seconds: Mapping[str, float], names: tuple[str, ...]) -> dict[str
 
 
 class Window:
-    """Computes shares over the last ten seconds."""
+    """Computes shares over the last ten seconds, with a reading a second."""
 
     def __init__(self) -> None:
-        self._readings: collections.deque[Reading] = collections.deque()
+        self._readings: collections.deque[Reading] = collections.deque(maxlen=11)
 
     def add(self, now: Reading) -> Shares:
         """Adds a reading and returns the shares; unknown for the first few seconds."""
         self._readings.append(now)
-        while len(self._readings) > 2 and now.time - self._readings[1].time >= _WINDOW_S:
-            self._readings.popleft()
         before = self._readings[0]
         return shares(now, before) if now.time - before.time >= _MINIMUM_S else UNKNOWN
 
@@ -282,7 +274,7 @@ class Watchdog:
         if f"live_{collectors}" not in status:  # of workers that have collected nothing yet
             return hanging or "no worker has collected a batch"
         if count == 0:
-            return hanging or _NONE_ALIVE[collectors]
+            return hanging or f"none of the {collectors} is alive"
         if rollouts >= self._batch_size:
             return "rollouts wait in the learner queue, and the learner does not take them"
         few = f"{rollouts:g} of {self._batch_size} rollouts of a batch are there"

@@ -136,7 +136,6 @@ def table_of(title: str, columns: Iterable[str]) -> Table:
 
 _log = logging.getLogger("torchbeast.display")
 
-_WINDOW_S = 10.0  # over which the displayed rate is measured
 _PLAIN_EVERY_S = 5.0
 _SAID_EVERY_S = 30.0  # at most one new diagnosis: a run between two limits would alternate
 _OF_LOSSES = ("lost", "ending")  # diagnoses that are said at once
@@ -166,16 +165,14 @@ class Shown:
 
 
 class Rate:
-    """Steps per second over the last ten seconds."""
+    """Steps per second over the last ten seconds, with a point a second."""
 
     def __init__(self) -> None:
-        self._points: collections.deque[tuple[float, int]] = collections.deque()
+        self._points: collections.deque[tuple[float, int]] = collections.deque(maxlen=11)
 
     def add(self, step: int, now: float) -> float:
         """Adds a point and returns the rate at `now`; 0 until there are two points."""
         self._points.append((now, step))
-        while len(self._points) > 2 and now - self._points[0][0] > _WINDOW_S:
-            self._points.popleft()
         (first, step_then), seconds = self._points[0], now - self._points[0][0]
         return (step - step_then) / seconds if first < now else 0.0
 
@@ -232,6 +229,7 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
     progress = shown.progress
     left = (shown.total_steps - progress.step) / rate if rate > 0 else math.nan
     collectors, live = alive(shown.status)
+    fill, relevant = shown.status.get("replay_fill"), percent(progress.relevant_share)
     is_first = math.isnan(progress.loss)  # no other figure changes before the first update
     return {
         "steps": f"{progress.step:,} of {shown.total_steps:,}",
@@ -244,16 +242,9 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "loss": figure(progress.loss),
         "lag": "/".join([figure(progress.mean_lag, ".1f"), figure(progress.max_lag, ".0f")]),
         "queue": f"{shown.status['learner_queue_size']:.0f}",
-        **_replay(shown),
+        **({} if fill is None else {"replay": f"{percent(fill)}, {relevant} relevant"}),
         collectors: _alive(shown, live),
     }
-
-
-def _replay(shown: Shown) -> dict[str, str]:
-    """Returns how full the replay is, and how much of what is replayed is learnt from."""
-    if (fill := shown.status.get("replay_fill")) is None:
-        return {}
-    return {"replay": f"{percent(fill)}, {percent(shown.progress.relevant_share)} relevant"}
 
 
 def _alive(shown: Shown, live: int) -> str:

@@ -138,11 +138,11 @@ class CsvLogger:
 class LogFiles:
     """Appends rows of figures to the log files. Used by one thread at a time."""
 
-    def __init__(self, folder: Path, step: int | None = None) -> None:
+    def __init__(self, folder: Path, step: float = math.inf) -> None:
         """Opens the files of a run's folder.
 
         step: env steps of the checkpoint that is resumed; later rows, which a killed run wrote, are
-        dropped. None for a new run.
+        dropped.
         """
         self._fields_path = folder / "fields.csv"
         self._fields = read_fields(folder)
@@ -172,7 +172,7 @@ class LogFiles:
             with closing(AppendedFile(self._fields_path)) as file:
                 file.append(csv_line(fields))
             self._fields = fields
-        if self._logs.is_empty:  # also where a full disk has refused the line before
+        if not self._logs.size:  # also where a full disk has refused the line before
             self._logs.append(f"# {','.join(self._fields)}\n")
 
 
@@ -202,7 +202,10 @@ def read_fields(folder: Path) -> list[str]:
 def _csv_rows(path: Path) -> Iterator[list[str]]:
     """Yields the rows of a file until the first damaged one."""
     if path.exists():
-        with open(path, newline="", errors="replace") as file, suppress(csv.Error):
+        with (
+            open(path, newline="", encoding="utf-8", errors="replace") as file,
+            suppress(csv.Error),
+        ):
             yield from filter(None, csv.reader(file))
 
 
@@ -252,7 +255,7 @@ def end_last_line(path: Path) -> None:
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def _resumed(path: Path, step: int | None, fields: list[str]) -> tuple[int, float]:
+def _resumed(path: Path, step: float, fields: list[str]) -> tuple[int, float]:
     """Drops an incomplete last row, and the rows after `step`.
 
     Returns `_tick` and `_time` of the last row that has both; -1 and 0 without any.
@@ -260,15 +263,11 @@ def _resumed(path: Path, step: int | None, fields: list[str]) -> tuple[int, floa
     if not path.exists():
         return -1, 0.0
     end_last_line(path)
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if step is not None and "step" in fields:
-        column = fields.index("step")
-        kept = [x for x in lines if x.startswith("#") or int(x.split(",")[column]) <= step]
-        if len(kept) < len(lines):
-            write_atomically(path, "".join(kept).encode())
-        lines = kept
-    for line in reversed(lines):
-        with suppress(ValueError):  # the heading, a damaged row
-            tick, when, _ = line.split(",", 2)
-            return int(tick), float(when)
-    return -1, 0.0
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    begin = fields[:3]  # up to the step
+    kept = [line for line in lines if _row(begin, line).get("step", 0) <= step]
+    if len(kept) < len(lines):
+        write_atomically(path, "".join(kept).encode())
+    rows = (_row(begin, line) for line in reversed(kept))
+    last = next((row for row in rows if row.keys() >= {"_tick", "_time"}), {})
+    return int(last.get("_tick", -1)), last.get("_time", 0.0)

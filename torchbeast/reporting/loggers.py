@@ -16,7 +16,7 @@ from typing import Any
 from torchbeast.core.checks import at_least
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import line_of
-from torchbeast.reporting.log_files import CsvLogger, LoggedRun, Logger
+from torchbeast.reporting.log_files import CsvLogger, Log, LoggedRun, Logger, Logs
 from torchbeast.reporting.output import WallTime
 
 
@@ -66,20 +66,20 @@ class StdoutLogger:
 class TensorBoardLogger:
     """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
 
-    def open(self, run: LoggedRun) -> TensorBoardLog:
+    def open(self, run: LoggedRun) -> Log:
         """Opens the events of a run; those after the checkpoint that it goes on from are hidden."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            return TensorBoardLog(None)
+            return Logs((), run)
         return TensorBoardLog(SummaryWriter(str(run.folder), purge_step=run.step + 1))
 
 
 class TensorBoardLog:
     """The events of a run. Used by one thread at a time."""
 
-    def __init__(self, writer: Any | None) -> None:
-        """Takes a SummaryWriter; without one nothing is written."""
+    def __init__(self, writer: Any) -> None:
+        """Takes a SummaryWriter."""
         self._writer, self._time = writer, WallTime()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
@@ -87,8 +87,6 @@ class TensorBoardLog:
 
         Raises OSError once the writer's thread has met one, and from then on: it writes no more.
         """
-        if self._writer is None:
-            return
         try:
             now = self._time.now()
             for name, value in figures.items():
@@ -99,8 +97,7 @@ class TensorBoardLog:
 
     def close(self) -> None:
         """Writes the last events."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 class WandbLogger:

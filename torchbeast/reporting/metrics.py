@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,18 +80,10 @@ class Metrics:
 
         Warns if the address cannot be used. Raises UsageError if the package is missing.
         """
-        started = None if config.metrics_port is None else _start(config, self)
-        if started is None:
+        with ExitStack() as ending:
+            if config.metrics_port is not None:
+                _serve(config, self, ending)
             yield self
-            return
-        server, thread = started
-        print(f"Metrics are at http://{_shown(config)}/metrics", flush=True)
-        try:
-            yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(_END_S)
 
     def collect(self) -> Iterator[Any]:
         """Yields the metrics for prometheus_client, which calls it for every request."""
@@ -108,8 +100,8 @@ class Metrics:
             yield family
 
 
-def _start(config: MetricsConfig, metrics: Metrics) -> tuple[Any, Any] | None:
-    """Starts the HTTP server; returns it with its thread, or warns and returns None."""
+def _serve(config: MetricsConfig, metrics: Metrics, ending: ExitStack) -> None:
+    """Starts the HTTP server, or warns."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
@@ -128,8 +120,11 @@ def _start(config: MetricsConfig, metrics: Metrics) -> tuple[Any, Any] | None:
             _shown(config),
             getattr(error, "strerror", None) or error,
         )
-        return None
-    return server, thread
+        return
+    ending.callback(thread.join, _END_S)
+    ending.callback(server.server_close)
+    ending.callback(server.shutdown)
+    print(f"Metrics are at http://{_shown(config)}/metrics", flush=True)
 
 
 def _shown(config: MetricsConfig) -> str:

@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from enum import Enum
 from pathlib import Path
@@ -56,11 +56,6 @@ class LossyStream:
                 self._fail(error)
         self._lost += text.count("\n")
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Writes each, or loses it."""
-        for line in lines:
-            self.write(line)
 
     def flush(self) -> None:
         """Flushes the stream; what it could not write stays with it, to be tried again."""
@@ -146,16 +141,16 @@ class AppendedFile:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is in it yet."""
-        return self._size() == 0
+    def size(self) -> int:
+        """Bytes in it."""
+        return os.fstat(self._file.fileno()).st_size
 
     def append(self, text: str) -> None:
         """Appends all of the text. Raises OSError, and leaves the file as it was, if it cannot.
 
         Names of files that are not UTF-8 are written with escapes.
         """
-        before, data = self._size(), memoryview(text.encode(errors="backslashreplace"))
+        before, data = self.size, memoryview(text.encode(errors="backslashreplace"))
         try:
             while data:
                 data = data[self._file.write(data) :]
@@ -173,9 +168,6 @@ class AppendedFile:
     def close(self) -> None:
         """Closes the file. No method may be called afterwards."""
         self._file.close()
-
-    def _size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
 
 
 class OutLog(logging.FileHandler):

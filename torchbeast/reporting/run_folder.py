@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -125,11 +125,19 @@ class RunFolder:
             _warn_of(self.path / "meta.json", error, f"it lacks {', '.join(entries)}")
 
     def become_latest(self) -> None:
-        """Points the symlink `latest` here: a run that has learnt something can be tested."""
+        """Points the symlink `latest` here, unless a real file or folder has that name: a run that
+        has learnt something can be tested.
+        """
+        latest = self.path.parent / "latest"
+        if latest.exists() and not latest.is_symlink():
+            return
+        fresh = self.path.parent / f".latest.{os.getpid()}"
         try:
-            _point_latest_at(self.path)
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(self.path.name)
+            os.replace(fresh, latest)
         except OSError as error:
-            _warn_of(self.path.parent / "latest", error, "it does not point to this run")
+            _warn_of(latest, error, "it does not point to this run")
 
     def finish(self, successful: bool) -> None:
         """Records the end of the run and releases the folder. Call it once."""
@@ -170,19 +178,8 @@ def replaced_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-        _sync_names(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _sync_names(folder: Path) -> None:
-    """Waits until the disk has the names of the folder's files, where its file system can say."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 @contextmanager
@@ -300,14 +297,3 @@ def _git_commit() -> dict[str, Any] | None:
         return None
     commit, _, dirty = done.stdout.strip().partition("-")
     return {"commit": commit, "is_dirty": bool(dirty)}
-
-
-def _point_latest_at(path: Path) -> None:
-    """Points the symlink `latest` at the folder, unless a real file or folder has that name."""
-    latest = path.parent / "latest"
-    if latest.exists() and not latest.is_symlink():
-        return
-    fresh = path.parent / f".latest.{os.getpid()}"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(path.name)
-    os.replace(fresh, latest)

@@ -46,8 +46,10 @@ def run(argv: Sequence[str] | None) -> int:
     flags, words = parse_known(SweepFlags, PROGRAM, argv)
     config = flags.sweep
     folder = config.folder()
+    if config.address and config.on == "local":  # of agents that use Ray themselves
+        words.append(f"--address={config.address}")
     with refusing_paths("give another --savedir or --name"):
-        what = compared(config, [*words, *_address_of_agents(config)], folder)
+        what = compared(config, words, folder)
     if config.on == "ray" and what.program == "raybeast":
         raise UsageError(
             "agents of raybeast use Ray themselves, each with its own actors: leave out --on ray, "
@@ -61,11 +63,6 @@ def run(argv: Sequence[str] | None) -> int:
     return EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
 
 
-def _address_of_agents(config: SweepConfig) -> list[str]:
-    """Returns --address for agents that use Ray themselves."""
-    return [f"--address={config.address}"] if config.address and config.on == "local" else []
-
-
 def _train(
     rows: Sequence[Row], config: SweepConfig, shared_replay: bool, supervisor: Supervisor
 ) -> None:
@@ -76,7 +73,7 @@ def _train(
     with ExitStack() as ending:
         runner, replay = _runner(ending, rows, config, shared_replay)
         folder = rows[0].agent.folder.parent
-        title = f"{folder.name}: agents of {rows[0].agent.program} ({len(rows)}), {runner}"
+        title = f"{folder.name}: agents of {rows[0].agent.program} ({len(rows)}), {runner.how}"
         print(f"{title}. Their files are in {folder}", flush=True)
         board = ending.enter_context(Board(title, rows))
 

@@ -14,14 +14,12 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from typing import Any
 
 from torchbeast.cli.command_line import parse, run_with
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError
-from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+from torchbeast.processes.child_main import failure, follow_stdin, take_stdout
 from torchbeast.processes.supervisor import end_program
 from torchbeast.reporting.output import lossy_output
 from torchbeast.sweep.agents import FLAGS
@@ -33,7 +31,8 @@ GRACE_S = 120.0  # from the request to stop to the last checkpoint, which may ho
 def main(arguments: dict[str, Any]) -> int:
     """Runs the program of an agent until it ends; returns the exit code."""
     report = take_stdout()
-    _stop_with_stdin()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # Ray's threads block it
+    follow_stdin(lambda _: None, lambda: os.kill(os.getpid(), signal.SIGTERM), GRACE_S)
     program, words = arguments["program"], arguments["words"]
     sys.argv = [program, *words]  # meta.json says what was run
     with lossy_output(), contextlib.suppress(BrokenPipeError):  # the sweep may have been killed
@@ -53,19 +52,6 @@ def _run(program: ProgramName, words: list[str]) -> str | None:
         print(error, file=sys.stderr, flush=True)
         return str(failure(error)["error"])
     return None
-
-
-def _stop_with_stdin() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # Ray's threads block it
-    stdin = take_stdin()
-
-    def wait() -> None:
-        stdin.read()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_S)
-        os._exit(EXIT_FAILURE)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -137,7 +137,10 @@ def combinations(values: Values) -> list[dict[str, str]]:
 
 def typed(settings: Mapping[str, str]) -> list[str]:
     """Returns settings as words of a command line."""
-    return [_word(key, value) for key, value in settings.items()]
+    flags = {"true": "--{}", "false": "--no_{}"}  # of those without a value
+    return [
+        flags.get(value.lower(), "--{}={}").format(key, value) for key, value in settings.items()
+    ]
 
 
 def _check_keys(values: Values, words: Sequence[str]) -> None:
@@ -182,12 +185,6 @@ def _agent(
         total_steps=flags.training.total_steps,
         episodes=flags.display.episodes_for_avg,
     )
-
-
-def _word(key: str, value: str) -> str:
-    if value.lower() in ("true", "false"):
-        return f"--{key}" if value.lower() == "true" else f"--no_{key}"
-    return f"--{key}={value}"
 
 
 def name_of(settings: Mapping[str, str]) -> str:

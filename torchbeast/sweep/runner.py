@@ -120,11 +120,8 @@ class Runner:
         """how: says how agents run. at_once: agents that are started at the same time, at most.
         start: starts the process of an agent, and lets it begin, perhaps later.
         """
-        self._how, self._at_once, self._start_process, self._asha = how, at_once, start, asha
+        self.how, self._at_once, self._start_process, self._asha = how, at_once, start, asha
         self._running: list[tuple[Row, Process]] = []
-
-    def __str__(self) -> str:
-        return self._how
 
     def run(self, rows: Sequence[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
         """Runs all agents that wait, until they or the sweep have ended; calls `show` often."""
