@@ -150,15 +150,10 @@ def what_users_code_raised(error: BaseException) -> str:
 
     Such code is outside of TorchBeast, the standard library and installed packages.
     """
-    called_by_us = itertools.dropwhile(lambda file: not _is_ours(file), _files(error))
-    is_theirs = not all(map(_is_ours, called_by_us)) or isinstance(error, SyntaxError)
-    return what_it_raised(error) if is_theirs else ""
-
-
-def _files(error: BaseException) -> list[str]:
-    """Returns the files of the error's frames, the innermost last, without those of libraries."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return [file for file in files if _is_ours(file) or not _LIBRARIES.match(file)]
+    called_by_us = itertools.dropwhile(lambda file: not _is_ours(file), files)
+    is_theirs = any(not _is_ours(file) and not _LIBRARIES.match(file) for file in called_by_us)
+    return what_it_raised(error) if is_theirs or isinstance(error, SyntaxError) else ""
 
 
 def _is_ours(file: str) -> bool:

@@ -22,7 +22,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +36,6 @@ from torchbeast.reporting.waiting import waiting_for
 
 _MAIN = "torchbeast.envs.env_process_main"
 _POLL_S = 0.1  # between two calls of check_goes_on
-
-
-class Description(NamedTuple):
-    """The attributes of a VecEnv that describe it."""
-
-    env_id: str
-    observation_space: ObservationSpace
-    action_space: ActionSpace
-    frame_stack: int
 
 
 class EnvProcess:
@@ -89,12 +80,15 @@ class EnvProcess:
                 pass_fds=(theirs.fileno(),),
             )
         try:
-            described: Description = self._answer(f"{self._name} to be made")
+            described = self._answer(f"{self._name} to be made")
         except BaseException:
             self._child.ask_to_end()
             self._child.give_up("was ended")
             raise
-        self.env_id, self.observation_space, self.action_space, self.frame_stack = described
+        self.env_id: str = described["env_id"]
+        self.observation_space: ObservationSpace = described["observation_space"]
+        self.action_space: ActionSpace = described["action_space"]
+        self.frame_stack: int = described["frame_stack"]
 
     def reset(self, seed: int) -> ArrayNest:
         observation: ArrayNest = self._call("a reset", "reset", seed)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main module of an EnvProcess's child; started by env_process.py, never by a user.
 
-    socket  calls (method, arguments), and answers, the first of which is a Description; all pickled
+    socket  calls (method, arguments), and answers, the first of which describes it; all pickled
     stdin   the process ends when stdin is closed
     stdout  one line of JSON if an environment fails
 
@@ -23,10 +23,12 @@ import numpy as np
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.envs import make_environment
-from torchbeast.envs.env_process import Description, Outcome, outcome_in
+from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.child_main import failure, follow_parent, follow_stdin, take_stdout
+
+_DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -41,17 +43,13 @@ def main(arguments: dict[str, Any]) -> int:
         env = make_environment(spec, arguments["num_envs"], arguments["render"])
         served = _Served(env, spec.name)
         with closing(env), suppress(EOFError, OSError):  # of the socket: the parent is done
-            connection.send(_described(env))
+            connection.send({name: getattr(env, name) for name in _DESCRIPTION})
             while True:
                 connection.send(served.answer(*connection.recv()))
     except Exception as error:
         report(failure(error))
         return 1
     return 0
-
-
-def _described(env: VecEnv) -> Description:
-    return Description(env.env_id, env.observation_space, env.action_space, env.frame_stack)
 
 
 class _Served:

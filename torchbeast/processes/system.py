@@ -85,8 +85,8 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
     Raises UsageError where there are several, but not all that they need to meet is set.
     """
-    size = environ.get("WORLD_SIZE", "")
-    if not size.isdecimal() or int(size) < 2:
+    size = _number_of("WORLD_SIZE", environ)
+    if size < 2:
         return None
     if missing := [name for name in _NEEDED if not environ.get(name)]:
         raise UsageError(
@@ -95,19 +95,24 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
         )
     rank = int(environ["RANK"])
     local_rank = int(environ.get("LOCAL_RANK", rank))
-    return Launch(rank, int(size), local_rank, learners_here(environ))
+    return Launch(rank, size, local_rank, learners_here(environ))
 
 
 def learners_here(environ: Mapping[str, str] = os.environ) -> int:
     """Returns the number of processes that torchrun started on this machine; 1 without it."""
-    number = environ.get("LOCAL_WORLD_SIZE", "")
+    return _number_of("LOCAL_WORLD_SIZE", environ)
+
+
+def _number_of(name: str, environ: Mapping[str, str]) -> int:
+    """Returns a number of processes that torchrun has set; 1 without it."""
+    number = environ.get(name, "")
     return max(1, int(number)) if number.isdecimal() else 1
 
 
 def check_alone(program: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raises UsageError if torchrun has started a program several times that runs only once."""
-    size = environ.get("WORLD_SIZE", "")
-    if size.isdecimal() and int(size) > 1:
+    size = _number_of("WORLD_SIZE", environ)
+    if size > 1:
         raise UsageError(
             f"{program} runs in one process, but was started in {size} (WORLD_SIZE): start it "
             "without torchrun. Several learners that learn as one are torchrun "

@@ -17,6 +17,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.processes import places
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting import waiting
 from torchbeast.sources.servers import env_servers
 from torchbeast.sources.servers.env_servers import EnvServers, ServerPlan
 
@@ -117,16 +118,19 @@ def test_servers_that_are_slow_to_start_are_named_and_waited_for(
     started: list[Process],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(env_servers, "_SLOW_S", 0.0)
+    monkeypatch.setattr(waiting, "_LOOK_S", 0.01)
+    monkeypatch.setattr(waiting, "WAIT_S", 0.0)
+    monkeypatch.setattr(waiting, "STALL_S", 0.0)
+    said: list[str] = []
+    monkeypatch.setattr(waiting, "warn", said.append)
     servers, _ = two_servers(tmp_path)
     started[0].serves()
-    waiting = Background(servers.wait_ready)
-    wait_for(lambda: len(caplog.messages) >= 2)
-    assert all("environment server 1 of 2; Ctrl-C" in said for said in caplog.messages)
+    ready = Background(servers.wait_ready)
+    wait_for(lambda: len(said) >= 2)
+    assert all("waiting for environment server 1 of 2, or" in each for each in said)
     started[1].serves()
-    assert waiting.result()
+    assert ready.result()
 
 
 def test_a_server_that_does_not_serve_within_ten_minutes_is_given_up(
@@ -149,9 +153,9 @@ def test_the_end_of_the_run_ends_the_wait_for_a_slow_server(
     started: list[Process], tmp_path: Path
 ) -> None:
     servers, supervisor = two_servers(tmp_path)
-    waiting = Background(servers.wait_ready)
+    ready = Background(servers.wait_ready)
     supervisor.stop("SIGINT")
-    assert waiting.result() is False
+    assert ready.result() is False
 
 
 def test_a_server_that_reports_an_error_fails_the_run(

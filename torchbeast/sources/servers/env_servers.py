@@ -16,7 +16,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, ProcessDied, Report, end_all
 from torchbeast.processes.places import Deaths, Places
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.waiting import waiting_for
 from torchbeast.sources.config import split_evenly
 from torchbeast.sources.servers.addresses import socket_path
 from torchbeast.sources.servers.config import FleetConfig, SecurityConfig
@@ -33,7 +33,6 @@ from torchbeast.sources.servers.config import FleetConfig, SecurityConfig
 _log = logging.getLogger("torchbeast.servers")
 
 _START_S = 600.0  # in which a process serves, or is killed: as long as a step may take
-_SLOW_S = 60.0  # between two messages about servers that are not ready yet
 _READY_POLL_S = 0.02
 
 
@@ -168,19 +167,15 @@ class EnvServers:
         A server that cannot start, or takes ten minutes, fails the run. A warning names those that
         are not ready yet, once a minute.
         """
-        began = warned = time.monotonic()
-        while slow := [str(s.index) for s in self._servers if not s.ready.is_set()]:
-            if self._supervisor.wait(_READY_POLL_S):
-                return False
-            now = time.monotonic()
-            if now - warned >= _SLOW_S:
-                warned = now
-                _log.warning(
-                    "not ready after %.0f s: environment server %s of %d; Ctrl-C ends the wait",
-                    now - began,
-                    ", ".join(slow),
-                    len(self._servers),
-                )
+
+        def slow() -> list[str]:
+            return [str(server.index) for server in self._servers if not server.ready.is_set()]
+
+        of = len(self._servers)
+        with waiting_for(lambda: f"environment server {', '.join(slow())} of {of}, or Ctrl-C"):
+            while slow():
+                if self._supervisor.wait(_READY_POLL_S):
+                    return False
         return not self._supervisor.ended
 
     def close(self) -> None:

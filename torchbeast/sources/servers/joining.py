@@ -13,6 +13,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import libtorchbeast
@@ -48,8 +49,6 @@ class JoiningStreams:
         self._lock = threading.Lock()
         self._stopped, self._may_dial = threading.Event(), threading.Event()
         self._hosts: set[libtorchbeast.Host] = set()
-        self._run_has_ended = False
-        self._failure: Exception | None = None
 
     def dial(self) -> None:
         """Lets the streams dial from now on."""
@@ -61,17 +60,8 @@ class JoiningStreams:
         Raises RunError with the traceback of environments that fail too often.
         """
         self._may_dial.wait()
-        streams = [
-            threading.Thread(target=self._run_stream, args=(learner,), daemon=True)
-            for learner in self._learners
-        ]
-        for stream in streams:
-            stream.start()
-        for stream in streams:
-            stream.join()
-        if self._failure is not None:
-            raise self._failure
-        return self._run_has_ended
+        with ThreadPoolExecutor(len(self._learners)) as streams:
+            return any(list(streams.map(self._run_stream, self._learners)))
 
     def stop(self) -> None:
         """Ends `run`. May be called before it, and again."""
@@ -81,15 +71,14 @@ class JoiningStreams:
             for host in self._hosts:
                 host.stop()
 
-    def _run_stream(self, learner: str) -> None:
+    def _run_stream(self, learner: str) -> bool:
+        """Plays one stream; returns whether the learner's run has ended."""
         try:
-            self._join_again_and_again(learner)
-        except Exception as error:
-            self._failure = self._failure or error
-        self.stop()  # the run has ended for all, or none can go on
+            return self._join_again_and_again(learner)
+        finally:
+            self.stop()  # the run has ended for all, or none can go on
 
-    def _join_again_and_again(self, learner: str) -> None:
-        """Joins until the learner's run has ended, or the streams are to end."""
+    def _join_again_and_again(self, learner: str) -> bool:
         pauses, failures = _pauses(), Deaths()
 
         def taken() -> None:
@@ -100,14 +89,14 @@ class JoiningStreams:
         while not self._stopped.is_set():
             try:
                 self._play(learner, taken)
-                self._run_has_ended = self._run_has_ended or not self._stopped.is_set()
-                return
+                return not self._stopped.is_set()
             except (OSError, ValueError, UsageError) as error:
                 self._say(learner, f"{self._explained(learner, error)}; dialling again.")
             except RuntimeError as error:
                 if failures.too_many(error):
                     raise RunError(f"failure 5 within ten minutes: {error}") from None
             self._wait(next(pauses))
+        return False
 
     def _wait(self, seconds: float) -> None:
         self._stopped.wait(seconds)

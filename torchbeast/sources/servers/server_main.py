@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
     from torchbeast.envs import EnvSpec
 
+_GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
 _REPORT_EVERY_S = 1.0  # what the environments do
 _SERVING_S = 1.0  # between two looks whether the server has stopped before it served
 # Open at once, for each stream that a learner is told to open: a second learner may use the
@@ -114,7 +115,7 @@ def main(arguments: dict[str, Any]) -> int:
         if arguments["learners"]:
             serving[0].dial()
 
-    follow_stdin(dial, lambda: _stop(serving))
+    follow_stdin(dial, lambda: _stop(serving, stopped, arguments))
     activity = Activity() if arguments["counts"] else None
     try:
         serving.append(_make_server(arguments, activity, report))
@@ -127,17 +128,26 @@ def main(arguments: dict[str, Any]) -> int:
         return 1
     finally:
         stopped.set()
-        if arguments["folder"] is not None:
-            with contextlib.suppress(OSError):  # other servers still use it, or it is gone
-                os.rmdir(arguments["folder"])
+        _remove_folder(arguments)
     return 0
 
 
-def _stop(serving: list[Any]) -> None:
-    """Stops the server; a stuck environment ends with the process."""
-    if not serving:
+def _stop(serving: list[Any], stopped: threading.Event, arguments: dict[str, Any]) -> None:
+    """Stops the server; exits if its environment does not return in time."""
+    for server in serving:
+        _thread(server.stop)
+    if not serving or not stopped.wait(_GRACE_S):
+        if serving and (path := socket_path(arguments["address"])) is not None:
+            path.unlink(missing_ok=True)
+        _remove_folder(arguments)
         exit_now(0)
-    _thread(serving[0].stop)
+
+
+def _remove_folder(arguments: dict[str, Any]) -> None:
+    """Removes the run's folder of sockets if this was the last server in it."""
+    if arguments["folder"] is not None:
+        with contextlib.suppress(OSError):  # other servers still use it, or it is gone
+            os.rmdir(arguments["folder"])
 
 
 def _make_server(
