@@ -152,22 +152,17 @@ def _row(address: str, before: _Answer, after: dict[str, Any]) -> tuple[str, ...
 
 
 def _show_hosts(learner: str, asking: Asking) -> int:
-    rows = [_row_of_host(*host) for host in asking.status(learner)["hosts"]]
+    rows = [
+        (name, f"{streams:,}", f"{envs:,}", str(datetime.timedelta(seconds=int(seconds))))
+        for name, streams, envs, seconds in asking.status(learner)["hosts"]
+    ]
     print(_lines([_OF_HOSTS, *rows]) if rows else "no host has joined")
     return EXIT_DONE
 
 
-def _row_of_host(name: str, streams: int, envs: int, seconds: float) -> tuple[str, ...]:
-    return name, f"{streams:,}", f"{envs:,}", str(datetime.timedelta(seconds=int(seconds)))
-
-
 def _lines(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import ipaddress
 import os
 import socket
-import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,23 +74,6 @@ def test_plain_text_to_a_port_of_tls_names_the_missing_flag(keys: Keys, tcp: str
     with served(tcp, tls_cert=keys.cert, tls_key=keys.key, **client_ca):
         with pytest.raises(RunError, match=f"^{tcp}: that port uses TLS: give --tls_ca"):
             found(tcp)
-
-
-def test_a_port_that_does_not_speak_grpc_is_named(keys: Keys, tcp: str) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(keys.cert, keys.key)
-    host, port = tcp.split(":")
-    with socket.create_server((host, int(port))) as listener:
-
-        def listen() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    with contextlib.suppress(ssl.SSLError):
-                        context.wrap_socket(listener.accept()[0], server_side=True).recv(1)
-
-        threading.Thread(target=listen, daemon=True).start()
-        with pytest.raises(RunError, match=f"^{tcp}: another program listens there"):
-            found(tcp, tls_ca=keys.ca)
 
 
 def test_tls_to_a_port_of_plain_text_names_the_flags_of_the_servers(keys: Keys, tcp: str) -> None:

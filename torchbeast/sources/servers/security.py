@@ -29,17 +29,12 @@ _KEYS = "python -m torchbeast.keys makes one"
 _EVERY_NETWORK = ("0.0.0.0", "[::]")
 
 _CONNECT_S = 3.0
-_GRPC = "h2"  # the name of gRPC's protocol in a handshake
 _PORT_OF_TLS = (
     "that port uses TLS: give --tls_ca, the authority of its certificate, in place of --insecure"
 )
 _NO_TLS = (
     "that port does not use TLS: start what listens there with --tls_cert and --tls_key, or give "
     "its own port"
-)
-_OTHER_PROGRAM = (
-    "another program listens there, which does not speak gRPC: give the port of environment "
-    "servers, or of a learner that hosts dial in to"
 )
 _CERTIFICATE_WANTED = (
     "it wants a certificate, or refuses this side's: give --tls_cert and --tls_key, signed by its "
@@ -179,8 +174,6 @@ def _fault(connection: socket.socket, name: str, files: SecurityConfig) -> str:
         with _client_tls(files).wrap_socket(connection, server_hostname=name) as encrypted:
             if not has_tls:
                 return _PORT_OF_TLS
-            if encrypted.selected_alpn_protocol() != _GRPC:
-                return _OTHER_PROGRAM
             # A server that refuses this side's certificate, or misses it, ends the connection only
             # now, and not always with an alert; one that accepts it begins to speak.
             closed = _CERTIFICATE_WANTED
@@ -204,7 +197,7 @@ def _client_tls(files: SecurityConfig) -> ssl.SSLContext:
     only serves to see whether the other side uses TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols([_GRPC])  # other programs choose none, servers of gRPC do
+    context.set_alpn_protocols(["h2"])  # the name of gRPC's protocol in a handshake
     if files.tls_ca is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:

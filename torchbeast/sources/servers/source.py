@@ -113,12 +113,13 @@ class PolySource:
         self._batch_size, self._spare_columns = rollouts.batch_size, spare_columns
         self._queue = learner_queue(rollouts, pipeline, columns, spare_columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
+        state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length,
             self._queue,
             self._batcher,
             [] if door is not None else fleet.stream_addresses,
-            self._initial_agent_state(),
+            map_leaves(lambda leaf: leaf.cpu(), state),
             rollout_columns=columns,
             seed=seed,
             min_streams=pipeline.min_streams or 0,
@@ -219,10 +220,6 @@ class PolySource:
             for where, seconds, why in self._pool.away_streams()
         ]
 
-    def _initial_agent_state(self) -> Any:
-        state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
-        return map_leaves(lambda leaf: leaf.cpu(), state)
-
     def _play(self) -> None:
         if self._servers is None or self._servers.wait_ready():
             failures = RepeatedFailures()
@@ -321,7 +318,9 @@ def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
         truncated=info["truncated"],
         episode_end=info["episode_end"],
         policy_version=info["policy_version"],
-        final_observation=_final_observations(info["final_observation"], spare_columns),
+        final_observation=map_leaves(
+            lambda leaf: leaf[0, : leaf.shape[1] - spare_columns], info["final_observation"]
+        ),
         env_index=_in_all_rows(info["stream"], reward, spare_columns),
         rollout_index=_in_all_rows(info["rollout"], reward, spare_columns),
         info=info.get("info", {}),
@@ -335,13 +334,6 @@ def _write_first(action: Any, last_action: Any) -> None:
     space. In later rollouts nothing changes.
     """
     map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
-
-
-def _final_observations(final: Any, spare_columns: int) -> Any:
-    """Converts the final observations of truncated episodes from [1, K + spare_columns, ...] to
-    [K, ...].
-    """
-    return map_leaves(lambda leaf: leaf[0, : leaf.shape[1] - spare_columns], final)
 
 
 def _in_all_rows(numbers: Tensor, reward: Tensor, spare_columns: int) -> Tensor:

@@ -118,7 +118,7 @@ class SharedReplay:
         free_memory: returns the bytes that are free; None: unknown.
         """
         self._free_memory = free_memory
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._replay: RolloutReplay | None = None
         self._bytes_per_transition = 0
         self._first: Joining | None = None
@@ -173,7 +173,7 @@ class SharedReplay:
         with self._lock:
             self.check_present(ticket)
             self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), ticket.agent)
-            return self._figures()
+            return self.figures()
 
     def fill(
         self, ticket: Ticket, arrays: Arrays, first_walk: int | None
@@ -183,15 +183,12 @@ class SharedReplay:
             self.check_present(ticket)
             columns = slice(0, arrays["reward"].shape[1])
             filled = read_windows(self._used, ticket.agent, arrays, columns, first_walk)
-            return filled, self._figures()
+            return filled, self.figures()
 
     def figures(self) -> Figures:
         """Returns figures for logs and for the agents."""
         with self._lock:
-            return self._figures()
-
-    def _figures(self) -> Figures:
-        return Figures(*self._used.facts(), self._used.size, self._used.episodes)
+            return Figures(*self._used.facts(), self._used.size, self._used.episodes)
 
     def _forget(self, ticket: Ticket) -> None:
         self._present.pop(ticket)()
