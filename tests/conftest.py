@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
+
+from torchbeast.processes import child_process
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -62,6 +65,14 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"it would be skipped: {report.longreprtext}"
     return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm_children() -> Iterator[None]:
+    """Starts the children of sources and fleets that a test makes in its own process faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child_process, "subprocess", warm)
+        yield
 
 
 @pytest.fixture(autouse=True)

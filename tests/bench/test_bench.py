@@ -18,6 +18,7 @@ import torch
 from bench import inference, program
 from bench.limits import END_TO_END, STAGES
 from bench.stages import SINGLE
+from warm import children
 
 from torchbeast.bench import main
 from torchbeast.core.algos.base import Losses
@@ -38,10 +39,10 @@ PYTHON_ONLY = ("environment", "inference", "learner")
 @pytest.fixture(autouse=True)
 def nothing_left(runtime_folder: Path) -> Iterator[None]:
     """Checks that a test leaves no processes and sockets, and restores the number of threads."""
-    threads, before = torch.get_num_threads(), psutil.Process().children(recursive=True)
+    threads, before = torch.get_num_threads(), children(recursive=True)
     yield
     torch.set_num_threads(threads)
-    started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    started = [p for p in children(recursive=True) if p not in before]
     _, alive = psutil.wait_procs(started, timeout=15)
     assert alive == []
     assert list(runtime_folder.iterdir()) == []

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from background import SOON, Background, wait_for
 from intrusive_envs import PICTURE
+from warm import children
 
 from torchbeast import envs
 from torchbeast.core.nest_py import flatten
@@ -34,7 +35,7 @@ def _intrusive(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets the child import the environments, and none outlive the test."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     yield
-    wait_for(lambda: not psutil.Process().children(recursive=True))
+    wait_for(lambda: not children(recursive=True))
 
 
 def intrusive(name: str, **options: Any) -> EnvProcess:

@@ -17,6 +17,7 @@ import torch
 from background import wait_for
 from small_schemes import impala_of, scheme_of
 from source_envs import Raises
+from warm import children
 
 import torchbeast
 from torchbeast import Learner, RunError, polybeast
@@ -31,10 +32,6 @@ CENTRAL = {
     "col_communication": "asynchronous",
     "inference": "central",
 }
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children()
 
 
 def test_it_learns_with_bounded_lag_and_leaves_no_process_and_no_socket(

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from small_schemes import impala_of, scheme_of
+from warm import children
 
 import torchbeast
 from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
@@ -353,14 +354,14 @@ def test_no_signal_is_taken_over_and_nothing_stays_behind(
         learner.step()
         assert capsys.readouterr().out.endswith("Starting 2 workers.\n")
         assert [signal.getsignal(number) for number in numbers] == handlers
-        assert len(psutil.Process().children()) == 2
-    assert psutil.Process().children() == [] and threading.active_count() <= threads
+        assert len(children()) == 2
+    assert children() == [] and threading.active_count() <= threads
 
 
 def test_a_learner_that_is_forgotten_ends_its_processes(tmp_path: Path) -> None:
     learner = Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run")
     learner.step()
-    processes = psutil.Process().children()
+    processes = children()
     assert len(processes) == 2
     del learner
     gc.collect()

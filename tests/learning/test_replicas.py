@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from background import SOON
 from one_replica import UPDATES
 
@@ -62,9 +63,7 @@ class Learners:
             where = ["--savedir", str(self.folder / savedirs[rank])]
             words = [sys.executable, script, case, *FLAGS, *more, *where]
             env = clean | several
-            self._started.append(
-                subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env)
-            )
+            self._started.append(warm.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env))
         self.running = self._started[-size:]
 
     def event(self, rank: int, name: str) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Children of the tests that need not import torch, which takes more than a second of a core.
+
+    tests --- request, descriptors ---> warm process, which has imported torch
+          <-- process id -------------      |
+                                            forks ---> child
+
+The warm process forks one that forks the child and ends, and the child becomes one of the tests'
+process, as if that had started it. Whole programs, and their children, import what they need.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+MODULES = ["torchbeast.sources.processes.actor_main", "torchbeast.schemes.local_main"]
+PIPE = subprocess.PIPE  # for those that start children by this module
+_ADOPT = 36  # Linux's PR_SET_CHILD_SUBREAPER
+_HIGH = 300  # above the descriptors that a child inherits
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """Starts one of MODULES, or a script, from the warm process; anything else as always."""
+
+    def _execute_child(self, args: Sequence[str], *more: Any) -> None:
+        is_module = list(args[1:2]) == ["-m"] and args[2] in MODULES
+        if sys.platform != "linux" or not (is_module or args[1].endswith(".py")):
+            super()._execute_child(args, *more)  # type: ignore[misc]
+            return
+        _, _, _, pass_fds, _, env, _, _, _, *pipes = more[:15]
+        request = {"args": args[1:], "folder": os.getcwd(), "env": {**(env or os.environ)}}
+        standard = [
+            i if pipe < 0 else pipe for i, pipe in enumerate((pipes[0], pipes[3], pipes[5]))
+        ]
+        self.pid = _forked(request | {"kept": pass_fds}, [*standard, *pass_fds])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def children(recursive: bool = False) -> list[psutil.Process]:
+    """Returns what this process has started without the warm one."""
+    return [each for each in psutil.Process().children(recursive) if each.pid != _Warm.pid]
+
+
+class _Warm:
+    """The warm process of this one, once it is needed."""
+
+    lock = threading.Lock()
+    pid = 0
+    process: subprocess.Popen[bytes]  # kept until this process ends
+    socket: socket.socket
+
+
+def _forked(request: dict[str, Any], descriptors: list[int]) -> int:
+    """Returns the process id of a new child that has these descriptors."""
+    libc = ctypes.CDLL(None)
+    with _Warm.lock, tempfile.TemporaryFile("w+") as file:
+        if not _Warm.pid:
+            _start()
+        json.dump(request, file)
+        file.seek(0)
+        libc.prctl(_ADOPT, 1, 0, 0, 0)
+        socket.send_fds(_Warm.socket, [b"\n"], [file.fileno(), *descriptors])
+        answer = array.array("i", _Warm.socket.recv(8, socket.MSG_WAITALL))
+        libc.prctl(_ADOPT, 0, 0, 0, 0)
+    return answer[0]
+
+
+def _start() -> None:
+    _Warm.socket, theirs = socket.socketpair()
+    with theirs:
+        words = [sys.executable, __file__, str(theirs.fileno())]
+        _Warm.process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+    _Warm.pid = _Warm.process.pid
+
+
+# --- in the warm process
+
+
+def _serve(requests: socket.socket, path: list[str]) -> None:
+    """Forks children until nobody asks any more; returns in a child, with its words in sys.argv."""
+    while True:
+        received, descriptors, *_ = socket.recv_fds(requests, 1, 250)
+        if not received:
+            sys.exit()
+        if (between := os.fork()) == 0:
+            if child := os.fork():
+                requests.send(array.array("i", [child]).tobytes())
+                os._exit(0)
+            requests.close()
+            _become(descriptors, path)
+            return
+        os.waitpid(between, 0)
+        requests.send(array.array("i", [0]).tobytes())  # it is a child of the tests now
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become(descriptors: list[int], path: list[str]) -> None:
+    """Gives this process the session, folder, variables and descriptors of the request."""
+    os.setsid()
+    file, *given = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _HIGH) for each in descriptors]
+    with open(file) as opened:
+        request = json.load(opened)
+    os.closerange(3, _HIGH)
+    for old, new in zip(given, [0, 1, 2, *request["kept"]], strict=True):
+        os.dup2(old, new)
+        os.close(old)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = ["", *filter(None, folders), *path]
+    sys.argv[:] = request["args"]
+
+
+if __name__ == "__main__":
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.path[1:])
+    if sys.argv[0] == "-m":
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
