@@ -44,9 +44,7 @@ def assert_same(found: dict[str, np.ndarray], place: int, expected: dict[str, np
         np.testing.assert_array_equal(found[name][place], leaf, err_msg=name)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize(("k", "n", "alpha"), [(1, 1, 0.6), (1, 3, 0.0), (3, 1, 0.0), (3, 3, 0.6)])
 def test_a_transition_is_what_the_lists_of_rows_say(k: int, n: int, alpha: float) -> None:
     """Observation, action, rewards, ends and the observation to bootstrap from, by definition."""
     envs, replay = Envs(5, T, k), replay_of(k, n_step=n, priority_exponent=alpha)
