@@ -82,15 +82,12 @@ def assert_is_right_in_parts(rollout: Rollout, observe: Observe) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("use_lstm", [False, True], ids=["", "lstm"])
 @pytest.mark.parametrize("name", NESTS | BARE)
-def test_observations_of_any_kind_are_acted_on_and_learnt_from_in_slices(
-    name: str, use_lstm: bool
-) -> None:
+def test_observations_of_any_kind_are_acted_on_and_learnt_from_in_slices(name: str) -> None:
     """The gradients of the slices add up to that of the whole batch."""
     observe = (NESTS | BARE)[name]
     torch.manual_seed(0)
-    player = Player(environments(observe), model="auto", use_lstm=use_lstm)
+    player = Player(environments(observe), model="auto")
     player.play(0)
     rollout = columns_of(player, E, [(0, 0, E)])
     assert rollout.truncated[1:].any()
