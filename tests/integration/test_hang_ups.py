@@ -73,7 +73,8 @@ def assert_saved(workshop: Workshop, program: Program) -> None:
     assert workshop.meta("a")["successful"] is True and saved_step(workshop, "a") > 0
 
 
-@pytest.mark.parametrize("program", ["monobeast", later("polybeast"), later("raybeast")])
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["monobeast", "polybeast", "raybeast"])
 def test_a_lost_terminal_ends_a_run_after_a_checkpoint(
     workshop: Workshop, terminal: Terminal, program: str
 ) -> None:

@@ -16,7 +16,7 @@ from torchbeast.reporting.log_files import read_logs
 pytest.importorskip("prometheus_client")
 
 
-@each_program("monobeast", "polybeast")
+@each_program("polybeast", "monobeast")
 def test_a_running_learner_serves_what_its_log_has(workshop: Workshop, program: str) -> None:
     port = free_port()
     words = ["--env", "Catch", "--xpid", "a", "--total_steps", str(10**8), PROCESSES[program], "2"]

@@ -47,6 +47,7 @@ def rank_of(learner: psutil.Process) -> int:
     return int(learner.environ()["RANK"])
 
 
+@pytest.mark.long
 def test_two_learners_share_the_servers_and_one_goes_on_with_their_run(
     workshop: Workshop, servers: Program
 ) -> None:
@@ -176,14 +177,50 @@ def end_both(
     workshop.assert_nothing_is_left()
 
 
-def test_hosts_that_dial_in_spread_their_streams_over_all_learners_and_may_leave(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each learner of a machine listens at the port after that of the one before it."""
+@pytest.fixture
+def port(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The first of two free ports; each learner listens at the one after that of the one before."""
     monkeypatch.setenv("TMPDIR", str(workshop.folder))
-    port = free_ports(2)
-    doors = f"127.0.0.1:{port},127.0.0.1:{port + 1}"
-    listen = ["--listen", f"127.0.0.1:{port}", "--insecure", "--connect_timeout", str(SOON)]
+    return free_ports(2)
+
+
+def doors_of(port: int) -> str:
+    return f"127.0.0.1:{port},127.0.0.1:{port + 1}"
+
+
+def listening(port: int) -> list[str]:
+    return ["--listen", f"127.0.0.1:{port}", "--insecure", "--connect_timeout", str(SOON)]
+
+
+def test_two_learners_share_a_host_that_dials_in_and_one_goes_on_with_their_run(
+    workshop: Workshop, port: int
+) -> None:
+    """An update is 40 steps with any number of learners."""
+    hosts = [host(workshop, 4, "--learner", doors_of(port))]
+    words = [*SMALL, *ONE_INCARNATION, *listening(port)]
+    both = workshop.start("polybeast_learner", *words, "--total_steps", "2000", by=TORCHRUN)
+    assert both.end() == 0, both.said
+    assert f"--learner {doors_of(port)} --insecure" in both.said
+    assert both.said.count("Its files are in") == 1, "one of them says so"
+    rows = list(read_logs(workshop.run_folder("a")))
+    assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(50)]
+    assert rows[-1]["live_streams"] == 2, "one to each learner"
+    assert saved_step(workshop) == 2000
+    assert not list(workshop.folder.glob("torchbeast-rank*"))
+    hosts += [host(workshop, 4, "--learner", f"127.0.0.1:{port}")]
+    code, said = workshop.run("polybeast_learner", *words, "--total_steps", "2400")
+    assert code == 0 and "at step 2,000" in said, said
+    assert last_row(workshop)["step"] == 2400
+    for each in hosts:
+        assert each.end() == 0, each.said
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.long
+def test_hosts_that_dial_in_spread_their_streams_over_all_learners_and_may_leave(
+    workshop: Workshop, port: int
+) -> None:
+    doors, listen = doors_of(port), listening(port)
     first = host(workshop, 2, "--learner", doors)
     both = workshop.start(
         *("polybeast_learner", *SMALL, *ONE_INCARNATION, *listen),
