@@ -4,6 +4,8 @@
 # Each installs everything it needs on a fresh Debian or Ubuntu machine; both can be repeated.
 
 SHELL := /bin/bash
+# Tests start hundreds of programs, which would all compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV ?= .venv
 # The tested versions. An empty value installs the newest ones.
