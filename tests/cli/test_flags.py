@@ -101,7 +101,7 @@ WRONG = [
     (["--follow"], "--follow evaluates a run while it trains: give --mode test, not train."),
     (["--mode", "test_render", "--xpid", "a", "--follow"], "give --mode test, not test_render."),
     (["--mode", "test", "--xpid", "a", "--follow", "--checkpoint", "b"], "out --checkpoint b."),
-    (["--checkpoint", "b.tar"], "--checkpoint b.tar is for --mode test"),
+    (["--checkpoint", "b.tar"], "--checkpoint is for --mode test"),
 ]
 
 
@@ -114,11 +114,11 @@ UNSAFE = {
         (["--listen", "a:1", *TLS, "--insecure"], "--insecure is TCP without TLS: leave it out"),
         (["--listen", "a:1", "--tls_cert", "c"], "--tls_cert and --tls_key belong together"),
         (["--listen", "a:1", "--tls_client_ca", "a", "--token_file", "t"], "needs --tls_cert and"),
-        (["--listen", "a:1", "--pipes_basename", "unix:/a"], "give either"),
+        (["--listen", "a:1", "--pipes_basename", "unix:/a"], "give one of them"),
         (["--token_file", "t"], "they need --listen HOST:PORT"),
         (["--insecure"], "they need --listen HOST:PORT"),
         (TLS, "they need --listen HOST:PORT"),
-        (["--learner", "a:1", "--listen", "b:1"], "with --learner this host connects, with --list"),
+        (["--learner", "a:1", "--listen", "b:1"], "--listen and --learner are different ways"),
     ],
     "polybeast_learner": [
         (["--env_servers", "a:1"], "--env_servers needs --tls_ca, the authority of the servers'"),
@@ -126,10 +126,10 @@ UNSAFE = {
         (["--env_servers", "a:1", *CLIENT, "--insecure"], "--insecure is TCP without TLS"),
         (["--env_servers", "a:1", *CLIENT, "--tls_cert", "c"], "belong together: give both"),
         (["--env_servers", "a:1", *TLS], "--env_servers needs --tls_ca, the authority of the serv"),
-        (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "give either"),
+        (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "give one of them"),
         (["--token_file", "t"], "they need --env_servers"),
         (["--insecure"], "they need --env_servers"),
-        (["--listen", "a:1", "--env_servers", "b:1"], "with --listen hosts dial in, with --env_se"),
+        (["--listen", "a:1", "--env_servers", "b:1"], "--env_servers and --listen are different"),
     ],
 }
 SAFE = {

@@ -168,7 +168,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     """
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, None
-    of_preset = _of_preset(flags_type, words)  # first: it may print a list and exit
+    of_preset = _without_served(flags_type, presets.settings(words))  # it may print and exit
     # It may say where the settings of the run come from.
     with lossy_output(), refusing_paths("give another --savedir or --xpid"):
         recorded = resuming.recorded(words)
@@ -181,15 +181,12 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     return made, _replaced(made(), values) if values else None
 
 
-def _of_preset(flags_type: type[LearnerFlags], words: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the flags of the preset, if one is named; the servers must have its environment."""
-    return _without_served(flags_type, presets.settings(words))
-
-
 def _without_served(
     flags_type: type[LearnerFlags], settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Returns the settings without the number of environments if the servers decide it."""
+    """Returns the settings without the number of environments if the servers decide it; they must
+    have the environment of a preset.
+    """
     by_servers = set(flags_type.decided_by_servers) - {"env"}
     return {name: value for name, value in settings.items() if name not in by_servers}
 

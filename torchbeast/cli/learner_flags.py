@@ -16,7 +16,7 @@ from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.checks import require
 from torchbeast.core.specs import ModelConfig
 from torchbeast.envs.spec import EnvConfig
-from torchbeast.evaluation.config import NEWEST, EvaluationConfig
+from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
@@ -91,18 +91,9 @@ class LearnerFlags:
             mode == "test" or not played.follow,
             f"--follow evaluates a run while it trains: give --mode test, not {mode}",
         )
-        require(
-            mode != "train" or played.checkpoint == NEWEST,
-            f"--checkpoint {played.checkpoint} is for --mode test; a run goes on from {NEWEST}",
-        )
-        require(
-            mode != "train" or not played.sampled,
-            "--sampled is for --mode test; training always samples",
-        )
-        require(
-            mode != "train" or played.random_start is None,
-            "--random_start is for --mode test; episodes of training differ by themselves",
-        )
+        for name in ("checkpoint", "sampled", "random_start"):
+            is_usual = getattr(played, name) == getattr(EvaluationConfig, name)
+            require(mode != "train" or is_usual, f"--{name} is for --mode test")
 
     def _check_replay(self) -> None:
         if not self.learns_from_transitions:

@@ -279,10 +279,8 @@ def listing() -> str:
 
 def _words(preset: Preset) -> str:
     """Returns the settings as they are written on a command line."""
-    return " ".join(_typed(name, value) for name, value in preset.flags.items())
-
-
-def _typed(name: str, value: Any) -> str:
-    if value is True:
-        return f"--{name}"
-    return f"--{name} {shlex.quote(json.dumps(value)) if isinstance(value, Mapping) else value}"
+    words = []
+    for name, value in preset.flags.items():
+        text = shlex.quote(json.dumps(value)) if isinstance(value, Mapping) else str(value)
+        words.append(f"--{name}" if value is True else f"--{name} {text}")
+    return " ".join(words)

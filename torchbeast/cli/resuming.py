@@ -125,9 +125,16 @@ def usable(
 
     args: the command line; where it names other machines, servers on this one do not count.
     """
-    values = dict(_usable(flags_type, recorded))
+    of_one_command = [name for name in OF_ONE_COMMAND if name != "xpid"]  # the name is looked up
+    left_out = {*of_one_command, *flags_type.decided_by_servers}
     if given(args, "--env_servers") or given(args, "--listen"):
-        values.pop("pipes_basename", None)
+        left_out.add("pipes_basename")
+    values = {}
+    for name, kind in kinds(flags_type):
+        if name in recorded and name not in left_out:
+            value = tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]
+            if _is_of(kind, value) and (name, value) != ("env", "unknown"):
+                values[name] = value
     return values
 
 
@@ -143,18 +150,6 @@ def check_environment(
     if "env" in values and given(args, "--env_kwargs") is None:
         served = {SERVED_KWARGS: recorded.get(SERVED_KWARGS)}
         check_named({**values, **served}, EnvSpec(given(args, "--env") or ""))
-
-
-def _usable(
-    flags_type: type[LearnerFlags], recorded: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    of_one_command = [name for name in OF_ONE_COMMAND if name != "xpid"]  # the name is looked up
-    left_out = [*of_one_command, *flags_type.decided_by_servers]
-    for name, kind in kinds(flags_type):
-        if name in recorded and name not in left_out:
-            value = tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]
-            if _is_of(kind, value) and (name, value) != ("env", "unknown"):
-                yield name, value
 
 
 def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:

@@ -114,14 +114,8 @@ class ServedFleetConfig:
     def __post_init__(self) -> None:
         at_least(1, num_actors=self.num_actors)
         above(0, connect_timeout=self.connect_timeout)
-        require(
-            self.env_servers is None or self.pipes_basename is None,
-            "env_servers are on other machines, those of pipes_basename on this one: give either",
-        )
-        require(
-            self.listen is None or (self.env_servers is None and self.pipes_basename is None),
-            "with --listen hosts dial in, with env_servers and pipes_basename the learner "
-            "connects: give one of them",
+        _one_way(
+            pipes_basename=self.pipes_basename, env_servers=self.env_servers, listen=self.listen
         )
 
 
@@ -169,15 +163,7 @@ class ServersConfig:
 
     def __post_init__(self) -> None:
         at_least(1, num_servers=self.num_servers)
-        require(
-            self.listen is None or self.pipes_basename is None,
-            "listen is for learners on other machines, pipes_basename for this one: give either",
-        )
-        require(
-            self.learner is None or (self.listen is None and self.pipes_basename is None),
-            "with --learner this host connects, with --listen and pipes_basename the learner does: "
-            "give one of them",
-        )
+        _one_way(pipes_basename=self.pipes_basename, listen=self.listen, learner=self.learner)
         require(
             self.num_actors is None or self.num_actors >= self.servers(),
             f"num_actors {self.num_actors} leaves servers without an environment: "
@@ -272,6 +258,14 @@ class SecurityConfig:
             "--insecure on a network that is protected otherwise",
         )
         return self
+
+
+def _one_way(**given: str | None) -> None:
+    """Raises ValueError if several flags say where servers and learner meet."""
+    flags = [f"--{name}" for name, value in given.items() if value is not None]
+    require(
+        len(flags) < 2, f"{' and '.join(flags)} are different ways to connect: give one of them"
+    )
 
 
 def most_streams() -> int:
