@@ -27,7 +27,6 @@ from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_store import row_specs
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes import ray_replay
 from torchbeast.schemes.ray_replay import (
     RayReplayClient,
@@ -143,16 +142,12 @@ class TestRayReplay:
             assert b.fill(batch, SPARE, 0) is not None
 
     def test_who_joins_again_walks_anew_and_the_older_one_ends(self, shared: Served) -> None:
-        supervisor = Supervisor()
         with joined(shared, "d") as old, joined(shared, "e") as other:
             insert(old, Envs(4, T, K, ends=0.02), 1)
             for _ in range(2):
                 before = old.fill(empty_batch(T, B + S, K), SPARE, 0)
             assert before is not None and not all(before.begins)
-            old.start(supervisor)
             with joined(shared, "d") as new:
-                wait_for(lambda: supervisor.ended)
-                assert "give each its own --xpid" in str(supervisor.failure)
                 with pytest.raises(RunError, match="another run with the same name has joined"):
                     old.fill(empty_batch(T, B + S, K), SPARE, 0)
                 again = new.fill(empty_batch(T, B + S, K), SPARE, 0)
@@ -161,24 +156,14 @@ class TestRayReplay:
                 walked = new.fill(empty_batch(T, B + S, K), SPARE, 0)
                 assert walked is not None and not all(walked.begins), "what left was the older one"
             assert other.fill(empty_batch(T, B + S, K), SPARE, 0) is not None
-        assert supervisor.join(SOON) == []
-
-    def test_an_agent_that_leaves_is_no_failure(self, shared: Served) -> None:
-        supervisor = Supervisor()
-        with joined(shared, "f") as agent:
-            agent.start(supervisor)
-            agent.close()
-            assert supervisor.join(SOON) == [] and not supervisor.ended
-            with pytest.raises(ReplayClosed):
-                insert(agent, Envs(0, T, K), 0)
 
     def test_an_agent_leaves_with_its_block(self, shared: Served) -> None:
         with joined(shared, "g") as agent:
-            waits = agent._actor.until_replaced.remote(agent._ticket)
             agent.fill(empty_batch(T, B + S, K), SPARE, None)
-            assert ray.wait([waits], timeout=0) == ([], [waits])
+        with pytest.raises(ReplayClosed):
+            insert(agent, Envs(0, T, K), 0)
         with pytest.raises(RunError):
-            ray.get(waits, timeout=SOON)
+            ray.get(agent._actor.fill.remote(agent._ticket, None), timeout=SOON)
 
     def test_closing_ends_a_call_that_waits_and_one_without_an_answer_fails(
         self, shared: Served
@@ -238,22 +223,16 @@ class TestRayReplay:
     def test_a_killed_replay_ends_its_agents_and_is_told_to_who_started_it(
         self, cluster: None
     ) -> None:
-        supervisor = Supervisor()
         with serving_on_ray("killed") as served, joined(served, "a") as agent:
-            agent.start(supervisor)
             insert(agent, Envs(5, T, K), 0, count=1)
             assert served.failure is None
             os.kill(served.pid, signal.SIGKILL)
-            wait_for(lambda: supervisor.ended)
             wait_for(lambda: served.failure is not None)
-            said = "the shared replay ray:killed has ended: what was learnt is in the checkpoint"
-            assert said in str(supervisor.failure)
-            with pytest.raises(RunError, match="has ended: what was learnt is in the checkpoint"):
+            with pytest.raises(RunError, match="ray:killed has ended: what was learnt is in the c"):
                 insert(agent, Envs(5, T, K), 0)
             with pytest.raises((UsageError, RunError), match="no replay of this name|has ended"):
                 with joined(served, "b"):
                     pass  # no empty one took its place
-        assert supervisor.join(SOON) == []
 
     def test_the_replay_ends_with_its_block_and_a_name_is_free_again(self, cluster: None) -> None:
         for _ in range(2):
@@ -304,27 +283,13 @@ def test_an_agent_whose_batches_do_not_fit_the_memory_of_the_node_is_refused(
 def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothing() -> None:
     async def body(replay: TorchBeastReplay) -> None:
         (old, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
-        waits = asyncio.create_task(replay.until_replaced(old))
-        await asyncio.sleep(0)
         (new, _) = await replay.join(how("a"))
-        with pytest.raises(RunError, match="another run with the same name has joined"):
-            await asyncio.wait_for(waits, SOON)
         assert (old.agent, other.agent, new.agent) == (0, 1, 0) and len({old, other, new}) == 3
-        for call in (
-            replay.insert(old, play(Envs(0, T, K), 0)),
-            replay.fill(old, None),
-            replay.until_replaced(old),
-        ):
+        for call in (replay.insert(old, play(Envs(0, T, K), 0)), replay.fill(old, None)):
             with pytest.raises(RunError, match="another run with the same name has joined"):
                 await call
-        waits = asyncio.create_task(replay.until_replaced(new))
         await replay.leave(old)
-        await asyncio.sleep(0)
         await replay.insert(new, play(Envs(0, T, K), 0))
-        assert not waits.done()
-        await replay.leave(new)
-        with pytest.raises(RunError):
-            await asyncio.wait_for(waits, SOON)
 
     of_plain_actor(body)
 
@@ -332,8 +297,8 @@ def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothin
 def test_the_batch_of_an_agent_that_has_left_takes_no_memory() -> None:
     async def body(replay: TorchBeastReplay) -> None:
         (first, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
-        batch = weakref.ref(replay._agents[first.agent].filled["reward"])
-        kept = weakref.ref(replay._agents[other.agent].filled["reward"])
+        batch = weakref.ref(replay._filled[first]["reward"])
+        kept = weakref.ref(replay._filled[other]["reward"])
         await replay.leave(first)
         assert batch() is None and kept() is not None
 

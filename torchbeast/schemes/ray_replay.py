@@ -23,7 +23,7 @@ import concurrent.futures
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,7 +73,7 @@ class TorchBeastReplay:
 
     def __init__(self) -> None:
         self._replay = SharedReplay(free_memory)
-        self._agents: dict[int, _Agent] = {}
+        self._filled: dict[Ticket, Arrays] = {}  # [T+1, S, ...], which every `fill` overwrites
 
     async def pid(self) -> int:
         """Returns the actor's process."""
@@ -85,18 +85,18 @@ class TorchBeastReplay:
 
     async def join(self, joining: Joining) -> tuple[Ticket, Figures]:
         """Adds an agent; see SharedReplay.join."""
+
+        def forget() -> None:
+            self._filled.pop(ticket, None)
+
         size = num_bytes(joining.batch(joining.spare_columns))
-        has_ended = asyncio.Event()
-        ticket = self._replay.join(joining, size, has_ended.set)
-        self._agents[ticket.agent] = _Agent(_batch(joining, joining.spare_columns), has_ended)
+        ticket = self._replay.join(joining, size, forget)
+        self._filled[ticket] = _batch(joining, joining.spare_columns)
         return ticket, self._replay.figures()
 
     async def leave(self, ticket: Ticket) -> None:
         """Forgets an agent's walks and its batch, unless it was replaced."""
         self._replay.leave(ticket)
-        agent = self._agents[ticket.agent]
-        if agent.has_ended.is_set():
-            agent.filled = {}
 
     async def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
         """Stores all columns of a batch; see SharedReplay.insert."""
@@ -106,30 +106,16 @@ class TorchBeastReplay:
         self, ticket: Ticket, first_walk: int | None
     ) -> tuple[Filled | None, Arrays, Figures]:
         """Returns SharedReplay.fill's result, and between its parts the windows [T+1, S, ...]."""
-        batch = self._agents[ticket.agent].filled
+        self._replay.check_present(ticket)
+        batch = self._filled[ticket]
         filled, figures = self._replay.fill(ticket, batch, first_walk)
         return filled, {} if filled is None else batch, figures
-
-    async def until_replaced(self, ticket: Ticket) -> None:
-        """Waits until another joins under an agent's name, or the agent leaves, and then raises
-        RunError.
-        """
-        self._replay.check_present(ticket)
-        await self._agents[ticket.agent].has_ended.wait()
-        self._replay.check_present(ticket)
-
-
-class _Agent:
-    """What the actor keeps of an agent. filled: [T+1, S, ...], which every `fill` overwrites."""
-
-    def __init__(self, filled: Arrays, has_ended: asyncio.Event) -> None:
-        self.filled, self.has_ended = filled, has_ended
 
 
 class RayReplayClient(SharingAgent):
     """One agent's part of a shared replay on Ray; see Replay. It has joined when it is made.
 
-    Threads: one makes all calls but `close`; `start` adds one that notices the actor's end.
+    One thread makes all calls but `close`. A call fails the run where the actor has ended.
     """
 
     def __init__(self, name: str, joining: Joining) -> None:
@@ -141,7 +127,14 @@ class RayReplayClient(SharingAgent):
         self._joining = joining
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._inserted = _batch(joining, joining.columns)
-        self._actor = _found(name)
+        try:
+            self._actor = import_ray().get_actor(name, namespace=_NAMESPACE)
+        except ValueError as error:
+            raise UsageError(
+                f"--replay_service {self._address}: no replay of this name is on the Ray cluster "
+                "to which this run is connected; $RAY_ADDRESS, or --address of RayBeast, chooses "
+                "another"
+            ) from error
         self._ticket: Ticket
         try:
             self._ticket, self._figures = self._ask("join", joining)
@@ -149,8 +142,7 @@ class RayReplayClient(SharingAgent):
             raise UsageError(f"--replay_service {self._address}: {error}") from error
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts a thread that fails the run when the actor ends, used or not."""
-        supervisor.start_thread("shared replay", self._wait_for_its_end)
+        """Does nothing: every update calls the actor, which shows its end."""
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; may be called by any thread, and again."""
@@ -169,7 +161,7 @@ class RayReplayClient(SharingAgent):
             filled = Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
         return filled, batch, figures
 
-    def _ask(self, method: str, *arguments: Any, timeout: float | None = _ANSWER_S) -> Any:
+    def _ask(self, method: str, *arguments: Any, timeout: float = _ANSWER_S) -> Any:
         """Calls a method of the actor and returns its result, unless this is closed before."""
         if self._closed.done():
             raise ReplayClosed
@@ -200,10 +192,6 @@ class RayReplayClient(SharingAgent):
             return RunError(has_ended(self._address))
         return RunError(f"the shared replay {self._address}: {first_sentence(error)}")
 
-    def _wait_for_its_end(self) -> None:
-        with contextlib.suppress(ReplayClosed):
-            self._ask("until_replaced", self._ticket, timeout=None)
-
 
 @contextmanager
 def joined_on_ray(address: str, joining: Joining) -> Iterator[RayReplayClient]:
@@ -214,11 +202,8 @@ def joined_on_ray(address: str, joining: Joining) -> Iterator[RayReplayClient]:
     """
     name = checked_name(address.removeprefix(ON_RAY))
     with _connected(None, f"the run with --replay_service {address}"):
-        client = RayReplayClient(name, joining)
-        try:
+        with contextlib.closing(RayReplayClient(name, joining)) as client:
             yield client
-        finally:
-            client.close()
 
 
 @contextmanager
@@ -298,34 +283,16 @@ def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
         if ray.is_initialized():
             yield
             return
-        with _own_connection(ray, address, who, options):
-            yield
-
-
-@contextmanager
-def _own_connection(
-    ray: Any, address: str | None, who: str, options: Mapping[str, Any]
-) -> Iterator[None]:
-    at = address or os.environ.get("RAY_ADDRESS") or "auto"
-    check_reachable(at, "$RAY_ADDRESS" if address is None else "the address", _WITHOUT_CLUSTER)
-    with last_words(who):
-        with signal_handlers_kept():
-            undo = initialise(ray, at, _WITHOUT_CLUSTER, **options)
-        try:
-            yield
-        finally:
-            end_with(ray.shutdown)
-            undo()
-
-
-def _found(name: str) -> Any:
-    try:
-        return import_ray().get_actor(name, namespace=_NAMESPACE)
-    except ValueError as error:
-        raise UsageError(
-            f"--replay_service {ON_RAY}{name}: no replay of this name is on the Ray cluster to "
-            "which this run is connected; $RAY_ADDRESS, or --address of RayBeast, chooses another"
-        ) from error
+        at = address or os.environ.get("RAY_ADDRESS") or "auto"
+        check_reachable(at, "$RAY_ADDRESS" if address is None else "the address", _WITHOUT_CLUSTER)
+        with last_words(who):
+            with signal_handlers_kept():
+                undo = initialise(ray, at, _WITHOUT_CLUSTER, **options)
+            try:
+                yield
+            finally:
+                end_with(ray.shutdown)
+                undo()
 
 
 def checked_name(name: str) -> str:
