@@ -30,7 +30,6 @@ from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources import mixed
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import OwnReplay, Replay
 
@@ -568,24 +567,6 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
         assert run.source.yields is Rollout
 
 
-def test_a_replay_that_does_not_answer_is_named(
-    started: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mixed, "WAIT_S", 0.0)
-    said = []
-    with started() as run:
-        fill = run.source._replay.fill
-
-        def slow(*arguments: Any) -> Any:
-            said.append(run.source.hanging())
-            return fill(*arguments)
-
-        monkeypatch.setattr(run.source._replay, "fill", slow)
-        learn(run, 3)
-        wait_for(lambda: bool(said))
-    assert said[0] == "the replay has not answered for 0 s; actor 5 hangs"
-
-
 def test_a_replay_without_room_for_an_episode_is_told_once(
     started: Start,
     caplog: pytest.LogCaptureFixture,
@@ -596,7 +577,6 @@ def test_a_replay_without_room_for_an_episode_is_told_once(
     told = [record for record in caplog.records if record.name == "torchbeast.replay"]
     (said,) = [record.getMessage() for record in told]
     assert "holds no whole episode" in said and "replay_size" in said
-    assert "of 16 steps is full" in said
 
 
 class Blocking(io.BytesIO):

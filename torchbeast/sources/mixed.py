@@ -27,7 +27,6 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,8 +40,8 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import WAIT_S, Source
-from torchbeast.sources.replay import Filled, Replay, ReplayClosed, WithReplay
+from torchbeast.sources.contract import Source
+from torchbeast.sources.replay import Replay, ReplayClosed, WithReplay
 
 _log = logging.getLogger("torchbeast.replay")
 
@@ -84,7 +83,6 @@ class MixedSource(WithReplay):
         """
         super().__init__(online, Facts(fill=0.0, samples_per_insert=0.0))
         self._replay = replay
-        self._asked_since: float | None = None
         self._batch_size = batch_size
         self._spare_columns = spare_columns
         self._learn_start = learn_start
@@ -165,40 +163,26 @@ class MixedSource(WithReplay):
         lane.mixed = None
         return True
 
-    def hanging(self) -> str:
-        """Describes workers of the online source that hang, and a replay that does not answer."""
-        seconds = time.monotonic() - self._asked_since if self._asked_since else 0.0
-        late = f"the replay has not answered for {seconds:.0f} s" if seconds >= WAIT_S else ""
-        return "; ".join(filter(None, [late, super().hanging()]))
-
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Notes that the replay, which may be another process, is asked for something."""
-        self._asked_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._asked_since = None
-
     def _insert(self, rollout: Rollout) -> None:
-        with self._asking():
-            self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
+        self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
         self._facts = self._replay.facts()
-        self._warn_if_too_small(self._facts.fill == 1.0 and not self._replay.episodes)
-
-    def _warn_if_too_small(self, is_too_small: bool) -> None:
+        is_too_small = self._facts.fill == 1.0 and not self._replay.episodes
         if is_too_small and not self._is_too_small:
             _log.warning(
-                "the replay of %s steps is full, but holds no whole episode, so that nothing is "
-                "learnt from it: give more replay_size",
-                f"{self._replay.capacity:,}",
+                "the replay is full, but holds no whole episode, so that nothing is learnt from "
+                "it: give more replay_size"
             )
         self._is_too_small = is_too_small
 
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without the spare ones."""
         self._is_reached = self._is_reached or self._replay.size >= self._learn_start
-        filled = self._fill(rollout, lane) if self._is_reached else None
+        if not self._is_reached:
+            return rollout.columns(0, self._batch_size)
+        spare = slice(self._batch_size, self._batch_size + self._spare_columns)
+        is_walking = bool(flatten(self._initial_state))
+        first_walk = lane.number * self._spare_columns if is_walking else None
+        filled = self._replay.fill(arrays_of(rollout), spare, first_walk)
         if filled is None:
             return rollout.columns(0, self._batch_size)
         self._write_states(rollout, lane, filled.begins)
@@ -209,17 +193,9 @@ class MixedSource(WithReplay):
             final_observation=_with_finals(rollout, filled.finals),
             replayed=replayed,
             collected=rollout.unroll_length * self._batch_size,
-            feeds_back=bool(flatten(self._initial_state)),
+            feeds_back=is_walking,
             hand_back=lane.receive,
         )
-
-    def _fill(self, rollout: Rollout, lane: _Lane) -> Filled | None:
-        """Writes a window into each spare column, if there are any."""
-        columns = slice(self._batch_size, self._batch_size + self._spare_columns)
-        is_walking = bool(flatten(self._initial_state))
-        first_walk = lane.number * self._spare_columns if is_walking else None
-        with self._asking():
-            return self._replay.fill(arrays_of(rollout), columns, first_walk)
 
     def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
         """Writes the state before every window: the initial one at an episode's start, else the

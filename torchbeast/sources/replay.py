@@ -44,10 +44,6 @@ class Replay(Protocol):
     """
 
     @property
-    def capacity(self) -> int:
-        """The number of transitions for which there is room."""
-
-    @property
     def size(self) -> int:
         """The number of stored transitions; of a shared replay, when it was last used."""
 
@@ -122,11 +118,6 @@ class OwnReplay:
     def __init__(self, replay: RolloutReplay) -> None:
         self._replay = replay
         self._lock = threading.Lock()
-
-    @property
-    def capacity(self) -> int:
-        """The number of transitions for which there is room."""
-        return self._replay.capacity
 
     @property
     def size(self) -> int:

@@ -41,11 +41,6 @@ class SharingAgent(ABC):
     _figures: Figures
 
     @property
-    def capacity(self) -> int:
-        """The number of transitions for which there is room."""
-        return self._joining.capacity
-
-    @property
     def size(self) -> int:
         """The number of stored transitions, when the replay was last used."""
         return self._figures.size
