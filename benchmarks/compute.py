@@ -31,8 +31,9 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.device import dtype_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec, Precision
-from torchbeast.learning.assemble import LearnerConfig, assemble_alone
+from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.system import available_cores, keep_freed_memory
 from torchbeast.sources.config import RolloutConfig
 
@@ -142,7 +143,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
             disable_cuda=True,
         ),
     )
-    made = assemble_alone(config, lambda spec: make_agent(spec, FRAMES, ACTIONS, 1))
+    made = assemble(config, lambda spec: make_agent(spec, FRAMES, ACTIONS, 1), PublishedWeights)
     threads = torch.get_num_threads()
     rollout = synthetic.rollout(
         made.agent,

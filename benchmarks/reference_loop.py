@@ -29,10 +29,10 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.rollout import RolloutSpec
-from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble_alone
+from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.system import available_cores
+from torchbeast.processes.system import available_cores, keep_freed_memory
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
@@ -135,7 +135,8 @@ def _learner(
             disable_cuda=True,
         ),
     )
-    return assemble_alone(config, lambda spec: make_agent(spec, *spaces))
+    keep_freed_memory("cpu")
+    return assemble(config, lambda spec: make_agent(spec, *spaces), PublishedWeights)
 
 
 def _act(

@@ -29,9 +29,11 @@ from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.env_process import EnvProcess
-from torchbeast.learning.assemble import assemble_alone
+from torchbeast.learning.assemble import assemble
 from torchbeast.learning.learner_run import check_batches
+from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import keep_freed_memory
 from torchbeast.sources.servers.env_servers import ServerPlan, plans_for_local_servers
 from torchbeast.sources.servers.source import inference_threads
 
@@ -48,7 +50,7 @@ class Stages:
         self._supervisor = supervisor
         self._env = flags.environment.spec
         self._config = learner_config(flags, self._env.name)
-        check_batches(Rollout, self._config.algo, "bench makes")
+        check_batches(Rollout, self._config.algo)
         self._plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
         check = functools.partial(check_goes_on, supervisor)
         with closing(EnvProcess(self._env, 1, check_goes_on=check)) as env:
@@ -57,7 +59,8 @@ class Stages:
         def agent(spec: ActorSpec) -> Agent:
             return make_agent(spec, *spaces)
 
-        made = assemble_alone(self._config, agent)
+        made = assemble(self._config, agent, PublishedWeights)
+        keep_freed_memory(made.compute.device.type)
         self._agent, self._step, self.compute = made.agent, made.optimiser_step, made.compute
         self._algo = made.algo
         self._space = stacked_space(spaces[0], spaces[2])

@@ -31,7 +31,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.assemble import assemble_alone
+from torchbeast.learning.assemble import assemble
 from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.session import session
 from torchbeast.learning.weights import PublishedWeights
@@ -227,7 +227,8 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
 
     def assembled(*words: str) -> Any:
         flags = parse(MonoBeastFlags, "monobeast", ["--algo", "laser", *words])
-        return assemble_alone(run_settings(flags, "Catch", HERE).learner, agent_of_a_box)
+        config = run_settings(flags, "Catch", HERE).learner
+        return assemble(config, agent_of_a_box, PublishedWeights)
 
     message = "some actions are continuous: use replay_kl_threshold inf .*, or another algorithm"
     with pytest.raises(UsageError, match=message):
@@ -249,7 +250,7 @@ def agent(spec: ActorSpec) -> Agent:
 def test_a_learner_is_assembled_with_the_algorithm() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE, "--step_size", "0.25"])
     settings = run_settings(flags, "Catch", HERE)
-    made = assemble_alone(settings.learner, agent)
+    made = assemble(settings.learner, agent, PublishedWeights)
     assert type(made.algo) is Mine
     assert made.algo.optimisers["actor"].param_groups[0]["lr"] == 0.25
     assert settings.recorded["step_size"] == 0.25 and "reward_clipping" not in settings.recorded
@@ -277,7 +278,7 @@ def save_complete(folder: Path, **flags: Any) -> None:
     """Saves the checkpoint of a run that has learnt all its steps."""
     args = ["--algo", flags.get("algo", "impala")]
     settings = run_settings(parse(MonoBeastFlags, "monobeast", args), "Catch", HERE)
-    made = assemble_alone(settings.learner, agent)
+    made = assemble(settings.learner, agent, PublishedWeights)
     saved = {
         **made.optimiser_step.state_dict(),
         "stats": {"step": 10**9},
@@ -327,7 +328,7 @@ def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
     config = run_settings(flags, "Catch", HERE).learner
     object.__setattr__(config, "algo", Broken)
     with pytest.raises(kind, match="a bug") as error:
-        assemble_alone(config, agent)
+        assemble(config, agent, PublishedWeights)
     assert not isinstance(error.value, UsageError)
 
 
@@ -340,7 +341,7 @@ def test_an_algorithm_that_forgot_super_is_refused_in_a_sentence() -> None:
     config = run_settings(flags, "Catch", HERE).learner
     object.__setattr__(config, "algo", Forgetful)
     with pytest.raises(UsageError, match="Forgetful has no `actor`: its __init__ must call super"):
-        assemble_alone(config, agent)
+        assemble(config, agent, PublishedWeights)
 
 
 def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> None:
@@ -351,4 +352,4 @@ def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> N
     config = run_settings(flags, "Catch", HERE).learner
     object.__setattr__(config, "algo", Wanting)
     with pytest.raises(UsageError, match="no_such_extra"):
-        assemble_alone(config, agent)
+        assemble(config, agent, PublishedWeights)

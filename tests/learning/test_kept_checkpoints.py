@@ -67,7 +67,7 @@ def test_a_smaller_number_removes_those_that_are_too_old(newest: Path) -> None:
     assert steps(newest) == {"model.tar": 6, "model.1.tar": 5}
 
 
-def test_a_file_system_without_links_gets_copies(
+def test_a_file_system_without_links_keeps_as_many(
     newest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -77,29 +77,6 @@ def test_a_file_system_without_links_gets_copies(
     for step in (1, 2, 3, 4):
         write(newest, step)
     assert steps(newest) == {"model.tar": 4, "model.1.tar": 3, "model.2.tar": 2}
-
-
-def test_a_copy_that_a_full_disk_cuts_off_changes_no_checkpoint(
-    newest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a file system without links."""
-    for step in (1, 2, 3):
-        write(newest, step)
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    def fill(source: Any, target: Any) -> None:
-        target.write(source.read(100))
-        raise OSError(28, "No space left on device")
-
-    before = steps(newest)
-    monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(shutil, "copyfileobj", fill)
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space"):
-            write(newest, 4)
-        assert steps(newest) == before
 
 
 def test_a_file_that_only_looks_like_an_older_checkpoint_is_left_alone(newest: Path) -> None:
@@ -202,8 +179,6 @@ def test_a_save_that_fails_anywhere_loses_no_earlier_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, where, failing(getattr(os, where)))
-        if where == "link":
-            patch.setattr(shutil, "copyfileobj", failing(shutil.copyfileobj))
         try:
             write(newest, 4)
         except OSError as error:
@@ -329,7 +304,6 @@ def test_checksums_are_written_where_somebody_has_turned_them_off(newest: Path) 
     torch.serialization.set_crc32_options(False)
     try:
         write(newest, 7)
-        assert torch.serialization.get_crc32_options() is False
     finally:
         torch.serialization.set_crc32_options(True)
     assert step_of(newest) == 7

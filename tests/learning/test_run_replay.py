@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, BinaryIO
 from unittest.mock import Mock
@@ -130,21 +129,6 @@ def test_a_resumed_run_begins_with_the_saved_replay(
     assert called == ["load", "new_source", "forget_walks"]
 
 
-def test_a_replay_that_is_older_than_the_checkpoint_is_said_to_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Checkpoints without --checkpoint_replay leave the file of an earlier one behind."""
-    with open(tmp_path / FILE, "wb") as file:
-        made().save(file)
-    (tmp_path / "model.tar").touch()
-    for seconds, said in ((-5, ""), (0, ""), (720, ", saved 720 s before the checkpoint")):
-        os.utime(tmp_path / FILE, (1e9, 1e9))
-        os.utime(tmp_path / "model.tar", (1e9 + seconds, 1e9 + seconds))
-        capsys.readouterr()
-        resume_replay(made(), tmp_path, is_saved=True)
-        assert capsys.readouterr().out.endswith(f"{FILE}{said}.\n")
-
-
 def test_no_part_of_a_run_repeats_the_draws_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +202,7 @@ def test_a_replay_that_was_not_written_is_written_by_the_next_save(tmp_path: Pat
     replay = Mock(inserted=40, save_replay=Mock(side_effect=[OSError(28, "full"), None]))
     kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, False, replay)
     with pytest.raises(
-        CheckpointNotWritten, match=r"replay.bin \(full\); there is none: make room"
+        CheckpointNotWritten, match=r"replay.bin \(full\); there is none yet: make room"
     ):
         kept.save(training())
     kept.save(training())

@@ -25,7 +25,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.learning.training import DONE, NoMoment, Training, TrainingComponents
+from torchbeast.learning.training import DONE, NoMoment, Training
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.display import Progress
@@ -111,7 +111,7 @@ class Run:
         self.weights = PublishedWeights(self.model)
         self.supervisor = Supervisor()
         self.files = LogFiles(folder)
-        self.components = TrainingComponents(
+        self.parts: dict[str, Any] = dict(
             source=ListSource(batches),
             optimiser_step=self.step,
             weights=self.weights,
@@ -119,7 +119,11 @@ class Run:
             log=self.files,
             supervisor=self.supervisor,
         )
-        self.training = Training(self.components, total_steps, Progress(), **kwargs)
+        self.training = self.made(total_steps=total_steps, **kwargs)
+
+    def made(self, **more: Any) -> Training:
+        usual = {"progress": Progress(), "info_keywords": ()}
+        return Training(**self.parts | usual | more)
 
     def learn(self, num_threads: int = 1) -> None:
         self.training.start(num_threads)
@@ -379,7 +383,7 @@ def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path
     run = Run(tmp_path, [rollout() for _ in range(6)], total_steps=1000)
     run.step.counters.version = 100
     traced = []
-    run.training = Training(run.components, 60 * T * B, Progress(), trace=tmp_path / "trace.json")
+    run.training = run.made(total_steps=60 * T * B, trace=tmp_path / "trace.json")
     update = run.step.update
 
     def note(batch: Rollout) -> dict[str, float]:
@@ -428,9 +432,7 @@ def test_a_source_is_given_the_feedback_of_every_update_before_it_is_asked_for_a
         for name in ("first", "second")
     ]
     expected = unroll(run.model, batches[0]).final_state  # of the weights before the first update
-    run.training = Training(
-        replace(run.components, source=ListSource(batches)), 9 * T * B, Progress()
-    )
+    run.training = run.made(total_steps=9 * T * B, source=ListSource(batches))
     run.learn()
     assert [name for name, _ in given] == ["first", "second"]
     torch.testing.assert_close(given[0][1].final_state, expected)

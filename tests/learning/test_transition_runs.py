@@ -21,8 +21,9 @@ from torchbeast.envs import EnvSpec
 from torchbeast.envs.env_process import outcome_of
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.assemble import LearnerConfig, assemble_alone
+from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.replay import make_transition_replay
+from torchbeast.learning.weights import PublishedWeights
 from torchbeast.monobeast import main
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.log_files import read_logs
@@ -49,7 +50,7 @@ def replay_of(size: int, *words: str, free: int | None = None) -> TransitionRepl
 @pytest.mark.parametrize(("algo", "name"), [("dqn", "q-mlp"), ("sac", "sac-mlp")])
 @pytest.mark.parametrize("model", ["auto", "mlp"])
 def test_the_network_is_of_the_algorithms_family(algo: str, name: str, model: str) -> None:
-    made = assemble_alone(config("--algo", algo, "--model", model), agent)
+    made = assemble(config("--algo", algo, "--model", model), agent, PublishedWeights)
     assert made.agent.spec.name == name
 
 
@@ -63,7 +64,7 @@ def test_wrong_combinations_are_sentences_at_the_start() -> None:
         (["--algo", "sac", "--use_lstm"], agent, "have no recurrent state: leave out use_lstm"),
     ):
         with pytest.raises(UsageError, match=message):
-            assemble_alone(config(*words), make)
+            assemble(config(*words), make, PublishedWeights)
 
 
 def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]) -> None:

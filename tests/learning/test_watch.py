@@ -14,6 +14,8 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Diagnosis, Reading
 from torchbeast.reporting.display import Progress
 
+IDLE = Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: "")
+
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_no_periodic_save_begins_once_the_run_has_ended(
@@ -29,17 +31,15 @@ def test_no_periodic_save_begins_once_the_run_has_ended(
     monkeypatch.setattr(Watch, "_show", show)
     monkeypatch.setattr("torchbeast.learning.watch._SHOW_EVERY_S", 0.01)
     watch = Watch(
-        training=Mock(updates_here=1),
-        source=Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: ""),
+        training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
         saving=saving,
         advise=lambda _: None,
         title="",
-        total_steps=1,
         rollouts_at_once=1,
         save_every_s=0.0,
         only_warnings=True,
     )
-    watch.until_the_end(supervisor)
+    watch.until_the_end()
     assert saving.save.call_count == (not ends)
 
 
@@ -60,32 +60,31 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
     monkeypatch.setattr("torchbeast.learning.watch._SHOW_EVERY_S", 0.01)
     monkeypatch.setattr(Watch, "_show", show)
     watch = Watch(
-        training=Mock(updates_here=1),
-        source=Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: ""),
+        training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
         saving=saving,
         advise=lambda _: None,
         title="",
-        total_steps=1,
         rollouts_at_once=1,
         save_every_s=600.0,
         only_warnings=True,
     )
-    watch.until_the_end(supervisor)
+    watch.until_the_end()
     assert supervisor.failure is None and saving.save.call_count == 3
 
 
 @pytest.mark.parametrize("live", [2, 0])
 def test_nothing_is_advised_to_a_run_that_has_no_stream_left(live: int) -> None:
     advice, display = Diagnosis("environment", "more servers help"), Mock()
-    training = Mock(updates_here=1, updates=1, progress=Progress(), figures={})
+    source = Mock(away=list)
+    training = Mock(
+        updates_here=1, updates=1, progress=Progress(), figures={}, source=source, total_steps=1
+    )
     training.reading.return_value = Reading(0.0, {})
     watch = Watch(
         training=training,
-        source=Mock(away=list),
         saving=Mock(saved_at=0.0, failed=0),
         advise=lambda _: advice,
         title="",
-        total_steps=1,
         rollouts_at_once=1,
         save_every_s=1.0,
     )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gradient_running import PPO_LEARNING, TIMEOUT_S, B, T, of_given, rollout, running
 
-from torchbeast.learning.training import DONE, Training, TrainingComponents
+from torchbeast.learning.training import DONE, Training
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.display import Progress
@@ -28,15 +28,17 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
     make = partial(of_given, learning=PPO_LEARNING, batches=batches)
     with running(make, centre, **how) as (workers, _), closing(LogFiles(folder, 0)) as logs:
         joint: Any = workers
-        components = TrainingComponents(
+        training = Training(
             source=workers,
             optimiser_step=joint,
             weights=PublishedWeights(centre.algo.actor),
             device=torch.device("cpu"),
             log=logs,
             supervisor=supervisor,
+            total_steps=total_steps,
+            progress=Progress(),
+            info_keywords=(),
         )
-        training = Training(components, total_steps, Progress())
         workers.start(supervisor)
         training.start(2)
         assert supervisor.join(TIMEOUT_S) == []

@@ -28,8 +28,8 @@ from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig, resolved
 from torchbeast.learning.earlier_run import EarlierRun
-from torchbeast.learning.weights import PublishedWeights, Publisher
-from torchbeast.processes.system import available_cores, keep_freed_memory
+from torchbeast.learning.weights import Publisher
+from torchbeast.processes.system import available_cores
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
@@ -52,22 +52,17 @@ class Compute:
         """Returns a line for the start of a run."""
         where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"Computing {where} in {self._numbers(model)}, {self._slices()}, with {threads}."
+        slices = "whole batches at once"
+        if self.bytes_at_once is not None:
+            slices = f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
+        return f"Computing {where} in {self._numbers(model)}, {slices}, with {threads}."
 
     def _numbers(self, model: Actor) -> str:
         name = str(model.compute_dtype).removeprefix("torch.")
-        has = "has" if has_bfloat16(self.device) else "does not have"
-        small = ", which this network does not gain from" if self._leaves_out(model) else ""
-        return f"{name} (this hardware {has} bfloat16{small})"
-
-    def _leaves_out(self, model: Actor) -> bool:
-        is_open = self.precision == "auto" and has_bfloat16(self.device)
-        return is_open and model.compute_dtype == torch.float32
-
-    def _slices(self) -> str:
-        if self.bytes_at_once is None:
-            return "whole batches at once"
-        return f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
+        has = has_bfloat16(self.device)
+        leaves_out = self.precision == "auto" and has and model.compute_dtype == torch.float32
+        small = ", which this network does not gain from" if leaves_out else ""
+        return f"{name} (this hardware {'has' if has else 'does not have'} bfloat16{small})"
 
 
 def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
@@ -235,13 +230,6 @@ def assemble(
         earlier.restore(step)
         weights = make_weights(agent.model, step.version)
     return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
-
-
-def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[PublishedWeights]:
-    """Assembles a new learner whose weights are read by threads of this process, its own."""
-    made = assemble(config, make_agent, PublishedWeights)
-    keep_freed_memory(made.compute.device.type)
-    return made
 
 
 def _optimiser_step(

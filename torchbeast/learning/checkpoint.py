@@ -22,7 +22,8 @@ model.2.tar    the one before that
 
 Files with such names in the folder of a run belong to it: those that are too old are removed. A
 file that comes after a gap of two numbers does not count. The newest is there at any moment from
-the first save on, whenever the process or the machine ends.
+the first save on, whenever the process or the machine ends, except on a file system without hard
+links: there the one before takes its place for the last moment of a save.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ import io
 import os
 import pickle
 import re
-import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,9 +77,10 @@ def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
 
 def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
     """Returns the contents of a checkpoint's file."""
+    if hasattr(torch.serialization, "set_crc32_options"):  # from PyTorch 2.6 on
+        torch.serialization.set_crc32_options(True)  # somebody may have turned checksums off
     data = io.BytesIO()
-    with _checksums():
-        torch.save(dict(checkpoint), data)
+    torch.save(dict(checkpoint), data)
     return data.getbuffer()
 
 
@@ -100,9 +101,9 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     except Exception as error:  # torch has no single type for a file that is none of its own
         if isinstance(error, OSError) and error.errno == errno.EIO:
             raise Unreadable(path, f"its disk says: {error.strerror}") from error
-        if _is_of_machine(error):
+        if fault := _fault_of_machine(error):
             raise RunError(
-                f"{path} cannot be read now ({_fault_of_machine(error)}), though it may be whole: "
+                f"{path} cannot be read now ({fault}), though it may be whole: "
                 "mend that, and try again"
             ) from error
         raise Damaged(path, _fault(path, error)) from error
@@ -195,31 +196,12 @@ def _model_of_weights(weights: Iterable[str]) -> str:
     return next((model for name, model in names.items() if name in ends), "auto")
 
 
-@contextmanager
-def _checksums() -> Iterator[None]:
-    """Has torch.save write checksums, also where somebody has turned them off."""
-    options = torch.serialization
-    if not hasattr(options, "set_crc32_options"):  # PyTorch before 2.6, which always does
-        yield
-        return
-    before = options.get_crc32_options()
-    options.set_crc32_options(True)
-    try:
-        yield
-    finally:
-        options.set_crc32_options(before)
-
-
-def _is_of_machine(error: Exception) -> bool:
-    """Returns whether reading failed for lack of memory, or by the server of files."""
-    if isinstance(error, OSError):
-        return error.errno in _OF_MACHINE
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)
-
-
 def _fault_of_machine(error: Exception) -> str:
-    named = isinstance(error, OSError) and error.strerror
-    return named or "there is too little memory"
+    """Says what the machine lacks, or its server of files, if reading failed for that; else ""."""
+    if isinstance(error, OSError):
+        return error.strerror or "" if error.errno in _OF_MACHINE else ""
+    lacks_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
+    return "there is too little memory" if lacks_memory else ""
 
 
 def _fault(path: Path, error: Exception) -> str:
@@ -388,15 +370,18 @@ def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> Found:
     )
 
 
-def put_in_place(found: Found, newest: Path) -> None:
+def put_in_place(found: Found, newest: Path) -> str:
     """Makes what was found the newest; damaged ones get the ending .damaged and count no more.
 
-    For the process that writes the run's next checkpoint, before it does.
+    For the process that writes the run's next checkpoint, before it does. Returns the end of a
+    sentence that says where the damaged ones are now, if there are any.
     """
-    for error in found.damaged:
-        os.replace(error.path, _kept_as(error.path))
+    kept = [error.path.with_name(f"{error.path.name}.damaged") for error in found.damaged]
+    for error, path in zip(found.damaged, kept, strict=True):
+        os.replace(error.path, path)
     if found.path != newest:
         os.replace(found.path, newest)
+    return f"; what is damaged is now {', '.join(map(str, kept))}" if kept else ""
 
 
 def sentence(found: Found, newest: Path) -> str:
@@ -405,12 +390,6 @@ def sentence(found: Found, newest: Path) -> str:
         return ""
     why = _listed(found.damaged) if found.damaged else f"there is no {newest}"
     return f"{why}: the checkpoint before, {found.path}, takes its place"
-
-
-def kept_as(found: Found) -> str:
-    """Says where `put_in_place` leaves the damaged ones; "" without any."""
-    names = ", ".join(str(_kept_as(error.path)) for error in found.damaged)
-    return f"; what is damaged is now {names}" if names else ""
 
 
 def _older(newest: Path) -> list[Path]:
@@ -429,39 +408,20 @@ def _older(newest: Path) -> list[Path]:
 
 
 def _shift(newest: Path, keep: int) -> None:
-    """Gives every checkpoint the name of the one before it; the newest has both names then."""
+    """Gives every checkpoint the name of the one before it. The newest has both names then, or only
+    the second where a file can have one.
+    """
     second = numbered(newest, 1)
     if keep == 1 or not newest.exists() or (second.exists() and second.samefile(newest)):
         return  # the same file: the last save ended between this and its end
-    made = _linked(newest)  # first, because a disk may have no room for it
     for number in range(keep - 2, 0, -1):
         if (path := numbered(newest, number)).exists():
             os.replace(path, numbered(newest, number + 1))
-    os.replace(made, second)
-
-
-def _linked(newest: Path) -> Path:
-    """Gives the newest a second name, or copies it to that where there are no links."""
-    made = newest.with_name(f"{newest.name}.before")
-    made.unlink(missing_ok=True)
+    second.unlink(missing_ok=True)
     try:
-        os.link(newest, made)
-        return made
+        os.link(newest, second)
     except OSError:
-        pass
-    try:
-        with newest.open("rb") as old, made.open("wb") as copy:
-            shutil.copyfileobj(old, copy)
-            copy.flush()
-            os.fsync(copy.fileno())
-    except OSError:
-        made.unlink(missing_ok=True)
-        raise
-    return made
-
-
-def _kept_as(path: Path) -> Path:
-    return path.with_name(f"{path.name}.damaged")
+        os.replace(newest, second)
 
 
 def _listed(damaged: Sequence[Damaged]) -> str:

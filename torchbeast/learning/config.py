@@ -51,8 +51,7 @@ class HardwareConfig:
         return self.disable_cuda or self.device == "cpu"
 
     def __post_init__(self) -> None:
-        at_least(1, num_learner_threads=self.num_learner_threads)
-        at_least(1, torch_threads=self.torch_threads)
+        at_least(1, num_learner_threads=self.num_learner_threads, torch_threads=self.torch_threads)
         at_least(0, megabytes_at_once=self.megabytes_at_once)
         require(
             re.fullmatch(r"auto|cpu|cuda:\d+", self.device) is not None,
@@ -88,8 +87,8 @@ class CheckpointConfig:
     If model.tar is damaged, the one before takes its place."""
 
     def __post_init__(self) -> None:
-        at_least(1, checkpoint_interval=self.checkpoint_interval)
-        at_least(1, keep_checkpoints=self.keep_checkpoints)
+        interval, keep = self.checkpoint_interval, self.keep_checkpoints
+        at_least(1, checkpoint_interval=interval, keep_checkpoints=keep)
 
 
 UNKNOWN = "unknown"  # environment of servers of the original TorchBeast, which do not name it

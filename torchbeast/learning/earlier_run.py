@@ -40,8 +40,7 @@ class EarlierRun:
         """
         if self._found is None or not (said := checkpoints.sentence(self._found, self._path)):
             return
-        _log.warning("%s%s", said, checkpoints.kept_as(self._found))
-        checkpoints.put_in_place(self._found, self._path)
+        _log.warning("%s%s", said, checkpoints.put_in_place(self._found, self._path))
 
     @classmethod
     def at(cls, path: Path) -> EarlierRun:

@@ -34,7 +34,7 @@ from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.recorded import changes, naming_flags, reaching_flags, recorded_env
 from torchbeast.learning.saving import SavedReplay, Saving
 from torchbeast.learning.session import Session
-from torchbeast.learning.training import Training, TrainingComponents
+from torchbeast.learning.training import Training
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.system import (
@@ -138,6 +138,8 @@ class LearnerRun:
         """
         self.settings = settings if replica is None else replica.share_of(settings)
         self._replica = replica
+        self._rollouts_at_once = settings.learner.online_rollouts.batch_size  # of all learners
+        self._total_steps = settings.learner.total_steps
         self.played = played
         self.session = session
         own = session.folder.checkpoint
@@ -158,7 +160,11 @@ class LearnerRun:
         made, progress = self.assemble(make_agent, make_weights)
         keep_freed_memory(made.compute.device.type)
         if progress.step >= self._total_steps:
-            self._say_complete(progress)
+            say(
+                f"{self.settings.run.xpid} has learnt {progress.step:,} steps already and "
+                f"--total_steps is {self._total_steps:,}: nothing is left to do. "
+                "Give a larger --total_steps to continue."
+            )
             return
         with self.source(made, progress, make_source) as (source, saved):
             if self._replica is not None:
@@ -173,11 +179,11 @@ class LearnerRun:
         played = self.played
         self._earlier.check_same_environment(played.env.name, played.others_serve)
         self._earlier.check_same_algorithm(self._recorded["algo"])
-        config, say = self.settings.learner, self._say_start
+        config, earlier = self.settings.learner, self._earlier
         check_learns_from_replay(config, self._recorded["algo"])
         replica = self._replica
         ranks = None if replica is None else replica.ranks
-        made = assemble(config, make_agent, make_weights, self._earlier, say, ranks)
+        made = assemble(config, make_agent, make_weights, earlier, self._say_start, ranks)
         progress = self._earlier.progress()
         if replica is not None:
             replica.equalise(made.optimiser_step)
@@ -185,7 +191,10 @@ class LearnerRun:
             if not replica.leads:  # other actions than those of rank 0
                 torch.manual_seed(self.environment_seed(progress))
         progress.keep_last(self.settings.display.episodes_for_avg)
-        self._say_resumed(progress)
+        if self._earlier.recorded is not None:
+            say(f"Resuming {self.session.folder.path} at step {progress.step:,}.")
+            for line in changes(self._earlier.recorded, self._recorded):
+                say(line)
         return made, progress
 
     @contextmanager
@@ -199,6 +208,9 @@ class LearnerRun:
         with checkpoints.
         """
         config = self.settings.learner
+        at_once = 1  # it is copied into the replay
+        if not config.learns_from_transitions:
+            at_once = made.compute.learner_threads + config.replay.is_used
         learner = Learner(
             agent=made.agent,
             weights=made.weights,
@@ -209,7 +221,7 @@ class LearnerRun:
             seed=self.environment_seed(progress),
             first_step=progress.step,
             spare_columns=config.spare_columns,
-            batches_at_once=self._batches_at_once(made),
+            batches_at_once=at_once,
         )
         free = free_memory()  # before the source takes some
         source = make_source(learner)
@@ -237,19 +249,9 @@ class LearnerRun:
 
     def environment_seed(self, progress: Progress) -> int:
         """Returns a seed for environments and replay that no earlier part of the run has used."""
-        seed = _environment_seed(self._recorded["seed"], progress.step)
+        root = np.random.SeedSequence((self._recorded["seed"], progress.step))
+        seed = int(root.generate_state(1)[0])
         return seed if self._replica is None else self._replica.seed(seed)
-
-    @property
-    def _total_steps(self) -> int:
-        return self.settings.learner.total_steps
-
-    def _batches_at_once(self, made: Assembled[Any]) -> int:
-        """Returns how many batches of the source are in use at once."""
-        config = self.settings.learner
-        if config.learns_from_transitions:
-            return 1  # it is copied into the replay
-        return made.compute.learner_threads + config.replay.is_used
 
     def _learn(
         self,
@@ -264,12 +266,10 @@ class LearnerRun:
         ):
             watch = Watch(
                 training=training,
-                source=source,
                 saving=saving,
                 advise=self._adviser(),
                 title=f"{self.played.env.name}, {self.settings.run.xpid}",
-                total_steps=self._total_steps,
-                rollouts_at_once=self.settings.learner.online_rollouts.batch_size * self._learners,
+                rollouts_at_once=self._rollouts_at_once,
                 save_every_s=self.settings.checkpoints.checkpoint_interval,
                 only_warnings=self.settings.display.suppress_logs,
                 run=self.settings.run.xpid,
@@ -278,8 +278,16 @@ class LearnerRun:
             began, first_step = time.monotonic(), progress.step
             source.start(self.session.supervisor)
             training.start(made.compute.learner_threads)
-            self._until_the_end(watch, training, saving)
-            if training.updates_here or self.session.supervisor.failure is None:
+            supervisor = self.session.supervisor
+            try:
+                watch.until_the_end()
+            except Exception as error:  # before the stop: the first of both decides how it ends
+                supervisor.fail("", error)
+                raise
+            finally:
+                supervisor.stop("the program ended")
+                self.end(training, saving)
+            if training.updates_here or supervisor.failure is None:
                 self._say_end(progress, first_step, time.monotonic() - began)
 
     @contextmanager
@@ -298,16 +306,25 @@ class LearnerRun:
         saving = self._saving(made.agent, saved, also_saved)
         folder = self.session.folder.path
         run = LoggedRun(folder=folder, settings=self._recorded, step=progress.step)
+        trace = self.settings.learner.hardware.write_profiler_trace
+        latest = self.session.folder.become_latest if self.settings.becomes_latest else None
         with closing(Logs(self.settings.loggers, run)) as log:
-            components = TrainingComponents(
+            training = Training(
                 source=source,
                 optimiser_step=made.optimiser_step,
                 weights=made.weights,
                 device=made.compute.device,
                 log=log,
                 supervisor=self.session.supervisor,
+                total_steps=self._total_steps,
+                progress=progress,
+                trace=folder / "trace.json" if trace else None,
+                keep=saving.keep_last_good,
+                after_first_update=latest or (lambda: None),
+                info_keywords=self.played.env.options.info_keywords,
+                learns_all=self._replica is not None,
             )
-            yield self._training(components, progress, saving), saving
+            yield training, saving
 
     def _saving(
         self,
@@ -332,43 +349,12 @@ class LearnerRun:
             keep=config.keep_checkpoints,
         )
 
-    def _training(
-        self, components: TrainingComponents, progress: Progress, saving: Saving
-    ) -> Training:
-        trace = self.settings.learner.hardware.write_profiler_trace
-        folder, is_latest = self.session.folder, self.settings.becomes_latest
-        return Training(
-            components,
-            self._total_steps,
-            progress,
-            trace=folder.path / "trace.json" if trace else None,
-            keep=saving.keep_last_good,
-            after_first_update=folder.become_latest if is_latest else lambda: None,
-            info_keywords=self.played.env.options.info_keywords,
-            learns_all=self._replica is not None,
-        )
-
-    @property
-    def _learners(self) -> int:
-        return 1 if self._replica is None else self._replica.size
-
     def _adviser(self) -> Adviser:
         """Returns a function that names the bottleneck of this run from its time shares."""
         facts = self.settings.collection
         return functools.partial(
             diagnose, facts=replace(facts, cores=facts.cores or available_cores())
         )
-
-    def _until_the_end(self, watch: Watch, training: Training, saving: Saving) -> None:
-        supervisor = self.session.supervisor
-        try:
-            watch.until_the_end(supervisor)
-        except Exception as error:  # before the stop: the first of both decides how the run ends
-            supervisor.fail("", error)
-            raise
-        finally:
-            supervisor.stop("the program ended")
-            self.end(training, saving)
 
     def end(self, training: Training, saving: Saving) -> None:
         """Waits for the threads of a run that has ended, then saves, except after a NaN.
@@ -396,19 +382,6 @@ class LearnerRun:
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
             print(sentence(clipping), flush=True)
-
-    def _say_resumed(self, progress: Progress) -> None:
-        if self._earlier.recorded is not None:
-            say(f"Resuming {self.session.folder.path} at step {progress.step:,}.")
-            for line in changes(self._earlier.recorded, self._recorded):
-                say(line)
-
-    def _say_complete(self, progress: Progress) -> None:
-        say(
-            f"{self.settings.run.xpid} has learnt {progress.step:,} steps already and "
-            f"--total_steps is {self._total_steps:,}: nothing is left to do. "
-            "Give a larger --total_steps to continue."
-        )
 
     def _say_end(self, progress: Progress, first_step: int, seconds: float) -> None:
         folder, program = self.session.folder, self.settings.collection.program
@@ -447,20 +420,10 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
         print("Nothing is replayed: give replay_size for that.", flush=True)
 
 
-def check_batches(
-    given: type, algorithm: type[Algorithm[Any]], giver: str = "the source yields"
-) -> None:
-    """Raises UsageError unless the algorithm learns from the class of batches that it is given.
-
-    giver: who gives them, for the sentence.
-    """
+def check_batches(given: type, algorithm: type[Algorithm[Any]]) -> None:
+    """Raises UsageError unless the algorithm learns from the class of batches of its source."""
     if not issubclass(given, algorithm.takes):
         raise UsageError(
-            f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but {giver} "
+            f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but the source yields "
             f"{given.__name__}: choose another algorithm"
         )
-
-
-def _environment_seed(seed: int, step: int) -> int:
-    """Returns a seed for the environments that no earlier part of the run has used."""
-    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])

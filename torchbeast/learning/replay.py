@@ -31,7 +31,6 @@ from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.learner_run import Learner, LearnerRun
 from torchbeast.learning.saving import REPLAY, SavedReplay
 from torchbeast.processes.system import check_memory, in_bytes
-from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
 from torchbeast.seeds import seed_of
@@ -98,11 +97,8 @@ def make_replay(
 
     Raises UsageError when it needs more.
     """
-    size = config.replay.replay_size
-    specs = specs_of(config, agent, extras)
-    _check_and_say_memory(size, specs, agent.frame_stack, 0, buffers, free)
-    with _reserving():
-        return RolloutReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"))
+    with _room(config, agent, extras, buffers, free) as room:
+        return RolloutReplay(*room, seed_of(seed, "replay"))
 
 
 def make_transition_replay(
@@ -118,9 +114,7 @@ def make_transition_replay(
 
     outcome: returns what says what other goals would have brought.
     """
-    size, how = config.replay.replay_size, config.transitions
-    specs = specs_of(config, agent, extras)
-    hindsight = None
+    how, hindsight = config.transitions, None
     if how.hindsight_share:
         with as_usage_error():
             check_goals(agent.observation_space, agent.frame_stack)
@@ -132,10 +126,9 @@ def make_transition_replay(
             hindsight=hindsight,
             hindsight_share=how.hindsight_share,
         )
-    more = sampling.extra_bytes(size)
-    _check_and_say_memory(size, specs, agent.frame_stack, more, buffers, free)
-    with _reserving():
-        return TransitionReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"), sampling)
+    more = sampling.extra_bytes(config.replay.replay_size)
+    with _room(config, agent, extras, buffers, free, more) as room:
+        return TransitionReplay(*room, seed_of(seed, "replay"), sampling)
 
 
 def transition_source(
@@ -165,18 +158,23 @@ def specs_of(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> dict
     return RolloutSpec(agent, extras, config.rollouts.unroll_length).fields()
 
 
-def _check_and_say_memory(
-    size: int,
-    specs: dict[str, Any],
-    frame_stack: int,
-    more: int,
+@contextmanager
+def _room(
+    config: LearnerConfig,
+    agent: Agent,
+    extras: Sequence[str],
     buffers: int,
     free: int | None,
-) -> None:
-    """Prints what a replay of these rows takes; more: bytes of a step beside its row.
+    more: int = 0,
+) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Prints what a replay takes; yields the fields of a rollout, the number of steps, and the
+    number of frames of a stack, to make it of.
 
-    Raises UsageError when it does not fit.
+    more: bytes of a step beside its row. Raises UsageError when it does not fit, also for what the
+    block raises.
     """
+    size, frame_stack = config.replay.replay_size, agent.frame_stack
+    specs = specs_of(config, agent, extras)
     with as_usage_error():
         each = bytes_per_transition(specs, frame_stack) + more
         of_truncation = bytes_per_truncation(specs, frame_stack)
@@ -188,13 +186,8 @@ def _check_and_say_memory(
         f"of other buffers{has}.",
         flush=True,
     )
-
-
-@contextmanager
-def _reserving() -> Iterator[None]:
-    """Raises UsageError for what is too much for this machine, or for any."""
     try:
-        yield
+        yield specs, size, frame_stack
     except (MemoryError, ValueError) as error:
         raise UsageError(f"{error}: give a smaller replay_size") from error
 
@@ -227,17 +220,8 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
             "it was saved with"
         ) from error
     replay.new_source(AGENT)
-    age = _age(path, folder / CHECKPOINT)
-    print(f"The replay goes on with the {replay.size:,} steps in {path}{age}.", flush=True)
+    print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
     return True
-
-
-def _age(path: Path, checkpoint: Path) -> str:
-    """Says how much older a saved replay is than the checkpoint that it should have followed."""
-    if not checkpoint.exists():
-        return ""
-    seconds = checkpoint.stat().st_mtime - path.stat().st_mtime
-    return f", saved {seconds:,.0f} s before the checkpoint" if seconds >= 1 else ""
 
 
 def mixed_source(

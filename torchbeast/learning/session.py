@@ -45,14 +45,11 @@ def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Itera
             supervisor.stop("the program ended")
             if supervisor.interrupted:
                 say(f"Stopped by {supervisor.reason}.")
-            _finish(folder, supervisor.failure)
+            failure = supervisor.failure
+            folder.finish(successful=failure is None)
+            if failure is not None and isinstance(failure.error, UsageError):
+                folder.discard()
     raise_failure(supervisor.failure, folder if is_kept else None)
-
-
-def _finish(folder: RunFolder, failure: Failure | None) -> None:
-    folder.finish(successful=failure is None)
-    if failure is not None and isinstance(failure.error, UsageError):
-        folder.discard()
 
 
 def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> None:

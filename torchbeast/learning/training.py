@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError, OptimiserStep
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.device import CudaStream
 from torchbeast.core.storages.batch import Batch
@@ -45,32 +45,25 @@ class LearnerClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._lock = threading.Lock()
-        self._began = now()
-        self._learnt = 0.0
-        self._since: float | None = None  # start of the running update
+        self._now, self._began = now, now()
+        # Seconds of the updates that have ended, and the start of the running one.
+        self._learnt: tuple[float, float | None] = 0.0, None
 
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Measures an update; used by one thread at a time."""
-        with self._lock:
-            self._since = self._now()
+        learnt, began = self._learnt[0], self._now()
+        self._learnt = learnt, began
         try:
             yield
         finally:
-            with self._lock:
-                self._learnt, self._since = self._learning(self._now()), None
+            self._learnt = learnt + self._now() - began, None
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds spent until now, by stage."""
-        with self._lock:
-            now = self._now()
-            learning = self._learning(now)
+        (learnt, began), now = self._learnt, self._now()
+        learning = learnt + (0.0 if began is None else now - began)
         return {"learning": learning, "waiting": now - self._began - learning}
-
-    def _learning(self, now: float) -> float:
-        return self._learnt + (0.0 if self._since is None else now - self._since)
 
 
 _log = logging.getLogger("torchbeast.learner")
@@ -112,9 +105,15 @@ class NoMoment(RunError):
     """An update takes longer than its end was waited for, so nothing was copied."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingComponents:
-    """The components of a training loop."""
+@dataclass(kw_only=True, eq=False)
+class Training:
+    """Learns until `total_steps`, then stops the supervisor with DONE.
+
+    keep: saves the state before an update that failed by a NaN, and returns its path, or None if it
+        saves nothing; not called when that state is not finite either.
+    learns_all: learn from every batch that the source yields, even if the run has ended meanwhile:
+        other learners wait for this one's share of the update.
+    """
 
     source: Source
     optimiser_step: OptimiserStep[Any]  # or a JointLearner, which takes its place
@@ -122,51 +121,27 @@ class TrainingComponents:
     device: torch.device
     log: Log
     supervisor: Supervisor
+    total_steps: int
+    progress: Progress
+    info_keywords: Sequence[str]  # numbers of games that are logged
+    trace: Path | None = None  # file for the profiler's trace of one update
+    keep: Callable[[dict[str, Any]], Path | None] = lambda state: None
+    after_first_update: Callable[[], None] = lambda: None  # of this process
+    learns_all: bool = False
 
-
-class Training:
-    """Learns until `total_steps`, then stops the supervisor with DONE."""
-
-    def __init__(
-        self,
-        components: TrainingComponents,
-        total_steps: int,
-        progress: Progress,
-        trace: Path | None = None,
-        keep: Callable[[dict[str, Any]], Path | None] | None = None,
-        after_first_update: Callable[[], None] = lambda: None,
-        info_keywords: Sequence[str] = (),
-        learns_all: bool = False,
-    ) -> None:
-        """Prepares training.
-
-        trace: file for the profiler's trace of one update.
-        keep: saves the state before an update that failed by a NaN, and returns its path, or None
-            if it saves nothing; not called when that state is not finite either.
-        after_first_update: called once, after the first update of this process.
-        info_keywords: numbers of games that are logged.
-        learns_all: learn from every batch that the source yields, even if the run has ended
-            meanwhile: other learners wait for this one's share of the update.
-        """
-        self._components = components
-        self._total_steps = total_steps
-        self._trace = trace
-        self._keep = keep
-        self._after_first_update = after_first_update
-        self._info_means = InfoMeans(info_keywords)
-        self._learns_all = learns_all
+    def __post_init__(self) -> None:
+        self.figures: Mapping[str, float] = {}  # last row of the log
+        self._info_means = InfoMeans(self.info_keywords)
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
         self._longest_s = 0.0  # seconds of the longest update so far
-        self._updates_before = components.optimiser_step.version
-        self.progress = progress
-        self.figures: Mapping[str, float] = {}  # last row of the log
+        self._updates_before = self.updates
 
     @property
     def updates(self) -> int:
         """Number of updates, across restarts."""
-        return self._components.optimiser_step.version
+        return self.optimiser_step.version
 
     @property
     def updates_here(self) -> int:
@@ -176,11 +151,11 @@ class Training:
     def start(self, num_threads: int) -> None:
         """Starts learning in threads of the supervisor."""
         for i in range(num_threads):
-            self._components.supervisor.start_thread(f"learner-{i}", self._learn)
+            self.supervisor.start_thread(f"learner-{i}", self._learn)
 
     def reading(self) -> Reading:
         """Returns the seconds that acting and learning have taken until now, by stage."""
-        seconds = self._components.source.seconds() | self._clock.seconds()
+        seconds = self.source.seconds() | self._clock.seconds()
         return Reading(time.monotonic(), seconds)
 
     @property
@@ -194,20 +169,28 @@ class Training:
         labels: entries that do not change during the run, such as its flags. wait_s: seconds to
             wait for the end of an update, after which it raises NoMoment; None: patience_s.
         """
-        with self._between_updates(self.patience_s if wait_s is None else wait_s):
+        wait_s = self.patience_s if wait_s is None else wait_s
+        if not self._lock.acquire(timeout=wait_s):
+            raise NoMoment(
+                f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} s;"
+                " what was learnt since the last checkpoint is lost"
+            )
+        try:
             return {**copy.deepcopy(self._state()), **labels}
+        finally:
+            self._lock.release()
 
     def _state(self) -> dict[str, Any]:
         """Returns everything but the labels; tensors are not copied."""
         return {
-            **self._components.optimiser_step.state_dict(),
+            **self.optimiser_step.state_dict(),
             "stats": self.progress.state_dict(),
             "rng": checkpoints.rng_state(),
         }
 
     def _learn(self) -> None:
-        cuda_stream = CudaStream(self._components.device)
-        for on_host in self._components.source.batches():
+        cuda_stream = CudaStream(self.device)
+        for on_host in self.source.batches():
             if not self.learn_from(on_host, cuda_stream):
                 return
 
@@ -223,7 +206,7 @@ class Training:
         with cuda_stream:  # copies while another thread updates
             batch = on_host.map(cuda_stream.to_device)
         with self._lock:
-            if self._components.supervisor.ended and not self._learns_all:
+            if self.supervisor.ended and not self.learns_all:
                 return False
             with self._clock.learning():
                 self._update(batch.map(cuda_stream.hand_over), on_host)
@@ -232,34 +215,29 @@ class Training:
     def _update(self, batch: Batch, on_host: Batch) -> None:
         # Lags and episodes come from the batch on the host, so nothing waits for the device again.
         lags, before = on_host.lags(self.updates), time.perf_counter()
+        step = self.optimiser_step
         with self._traced():
-            figures, feedback = self._update_weights(batch)
+            try:
+                figures, feedback = step.update(batch)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
         on_host.hand_back(feedback)
-        step = self._components.optimiser_step
         self.progress.step = step.counters.env_steps
-        self._components.weights.publish(step.algo.actor, step.version)
+        self.weights.publish(step.algo.actor, step.version)
         seconds = time.perf_counter() - before
         self._longest_s = max(self._longest_s, seconds)
         self._record(on_host, {**figures, **lags, "update_seconds": seconds})
         if self.updates_here == 1:
-            self._after_first_update()
-        if self.progress.step >= self._total_steps:
-            self._components.supervisor.stop(DONE)
-
-    def _update_weights(self, batch: Batch) -> Learnt:
-        try:
-            return self._components.optimiser_step.update(batch)
-        except NonFiniteError as error:
-            raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
+            self.after_first_update()
+        if self.progress.step >= self.total_steps:
+            self.supervisor.stop(DONE)
 
     def _keep_last_good(self) -> str:
         """Saves the current state, which the failed update has not changed; returns a sentence."""
-        if self._keep is None:
-            return "No state was saved"
         if (name := checkpoints.first_non_finite(self._state())) is not None:
             return f"{name} is not finite already, so the state before it was not saved"
         try:
-            path = self._keep(self._state())
+            path = self.keep(self._state())
         except OSError as error:
             return f"The state before it could not be saved: {error}"
         if path is None:
@@ -267,7 +245,7 @@ class Training:
         return f"The state before it is in {path}; the checkpoint is left as it was"
 
     def _record(self, batch: Batch, figures: dict[str, float]) -> None:
-        counters = self._components.optimiser_step.counters
+        counters = self.optimiser_step.counters
         returns, lengths = batch.finished_episodes()
         self.progress.loss = figures["total_loss"]
         self.progress.mean_lag = figures.get("mean_lag", math.nan)
@@ -282,13 +260,13 @@ class Training:
             "episodes": self.progress.episodes,
             **self._info_means(batch.finished_info()),
             **figures,
-            **self._components.source.status(),
+            **self.source.status(),
             **self._times(),
             "learnt_steps": counters.learnt_steps,
             "optimiser_steps": counters.optimiser_steps,
         }
         self.figures = row
-        self._components.log.write(self.progress.step, row)
+        self.log.write(self.progress.step, row)
 
     def _times(self) -> dict[str, float]:
         """Returns the seconds since the last row, by stage, so that rows can be added up."""
@@ -296,22 +274,10 @@ class Training:
         return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
 
     @contextmanager
-    def _between_updates(self, wait_s: float) -> Iterator[None]:
-        if not self._lock.acquire(timeout=wait_s):
-            raise NoMoment(
-                f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} s;"
-                " what was learnt since the last checkpoint is lost"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-    @contextmanager
     def _traced(self) -> Iterator[None]:
-        if self._trace is None or self.updates_here + 1 != _TRACED_UPDATE:
+        if self.trace is None or self.updates_here + 1 != _TRACED_UPDATE:
             yield
             return
         with torch.profiler.profile() as profile:
             yield
-        profile.export_chrome_trace(str(self._trace))
+        profile.export_chrome_trace(str(self.trace))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
 from torchbeast.learning.training import NoMoment, Training
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
     Diagnosis,
@@ -22,7 +21,6 @@ from torchbeast.reporting.diagnosis import (
 from torchbeast.reporting.display import Display, Shown
 from torchbeast.reporting.metrics import Metrics, learner_metrics
 from torchbeast.reporting.waiting import warn
-from torchbeast.sources.contract import Source
 
 _SHOW_EVERY_S = 1.0
 _MOMENT_S = 10.0  # that a periodic checkpoint may hold up the display
@@ -35,26 +33,25 @@ class Watch:
     """Watches a run: its display, checkpoints and warnings."""
 
     training: Training
-    source: Source
     saving: Saving
     advise: Adviser  # names the bottleneck of the run from its time shares
     title: str
-    total_steps: int
     rollouts_at_once: int  # rollouts in a batch
     save_every_s: float
     only_warnings: bool = False  # show no progress
     run: str = ""  # name of the run, for its metrics
     metrics: Metrics = field(default_factory=Metrics)
 
-    def until_the_end(self, supervisor: Supervisor) -> None:
+    def until_the_end(self) -> None:
         """Watches until the supervisor ends the run."""
+        supervisor = self.training.supervisor
         watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
         window, saved_at = Window(), time.monotonic()
         with Display(self.title, only_warnings=self.only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
-                status, now = self.source.status(), time.monotonic()
+                status, now = self.training.source.status(), time.monotonic()
                 self._show(display, status, window)
-                updates, hanging = self.training.updates_here, self.source.hanging()
+                updates, hanging = self.training.updates_here, self.training.source.hanging()
                 if stall := watchdog.check(updates, status, now, hanging):
                     warn(stall)
                 # Once the run has ended, its last checkpoint follows at once.
@@ -65,12 +62,12 @@ class Watch:
     def _show(self, display: Display, status: Mapping[str, float], window: Window) -> None:
         has_learnt = self.training.updates_here > 0
         shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
-        away = self.source.away()
+        away = self.training.source.away()
         _, live = alive(status)
         advice = self.advise(shares) if live else None  # for those that play
         shown = Shown(
             progress=replace(self.training.progress),  # which the learner threads change meanwhile
-            total_steps=self.total_steps,
+            total_steps=self.training.total_steps,
             status=status,
             away=away,
             shares=shares,
