@@ -15,7 +15,7 @@ import pytest
 from torchbeast.learning import learner_run
 from torchbeast.processes import places, supervisor
 from torchbeast.sources.contract import STALL_S, WAIT_S
-from torchbeast.sources.processes import activity
+from torchbeast.sources.processes import source
 from torchbeast.sources.servers import door, env_servers, joining
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ STATED = [
     (places._DEATHS_S, 600, "five die in one place", "within ten minutes"),
     (env_servers._SLOW_S, 60, "servers are slow to start", "once a minute"),
     (places._PAUSE_S, 10, "a server process that takes another's", "after 10, 30 and 90 s"),
-    (activity.HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
+    (source._HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
     (STALL_S, 60, "MonoBeast: an actor is in one step", "after a minute"),
     (WAIT_S, 10, "no update for ten seconds", "once a minute"),
     (STALL_S, 60, "no update for ten seconds", "once a minute"),

@@ -24,14 +24,15 @@ from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
 from torchbeast.learning.assemble import precision
 from torchbeast.learning.collection import process_source
-from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.system import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
-from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.source import MonoSource, ring_size
+from torchbeast.sources.contract import Learner
+from torchbeast.sources.processes.source import FleetSource
+from torchbeast.sources.processes.weights import SharedWeights, ring_size
 
 PROGRAM = "monobeast"
 # As in the original MonoBeast; the original PolyBeast has the deep network.
@@ -70,12 +71,10 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
     def weights(model: nn.Module, version: int) -> SharedWeights:
         return SharedWeights(model, version, ring_size(flags.processes.fixed_lag))
 
-    def source(learner: Learner[SharedWeights]) -> MonoSource:
+    def source(learner: Learner[SharedWeights]) -> FleetSource:
         acting = precision(flags.hardware, flags.is_reproducible)
         on_demand = flags.synchronous_rollouts > 0
-        made = process_source(learner, spec, acting, flags.processes, on_demand)
-        ending.callback(made.end)
-        return made
+        return process_source(learner, spec, acting, flags.processes, on_demand, ending)
 
     settings = run_settings(flags, spec.name, _collection(flags), flags.is_reproducible)
     played = Played(env=spec, seen_keys=names(spaces[0]))

@@ -31,7 +31,7 @@ from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.learning.collection import served_source
 from torchbeast.learning.config import UNKNOWN
-from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.training import DONE
 from torchbeast.learning.weights import PublishedWeights
@@ -39,6 +39,7 @@ from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.system import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
+from torchbeast.sources.contract import Learner
 from torchbeast.sources.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.sources.servers.config import ServedEnvConfig
 from torchbeast.sources.servers.security import credentials, flags_of_others, silence_grpc

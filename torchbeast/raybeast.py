@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-from torch import nn
-
 from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import RayBeastFlags
@@ -20,19 +18,22 @@ from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
 from torchbeast.learning.assemble import precision
-from torchbeast.learning.collection import ray_source
-from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.system import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
 from torchbeast.schemes.ray_fleet import RayFleet
-from torchbeast.schemes.ray_source import FleetWeights, RaySource
-from torchbeast.schemes.room import Room, num_workers
+from torchbeast.schemes.room import Room, check_object_store, num_workers
+from torchbeast.sources.contract import Learner
+from torchbeast.sources.processes.rollout_buffers import slot_bytes
+from torchbeast.sources.processes.source import FleetSource
+from torchbeast.sources.processes.weights import SharedWeights
 
 PROGRAM = "raybeast"
 MODEL_FOR_IMAGES = "shallow"  # as without --use_resnet in the first RayBeast
@@ -70,18 +71,17 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     def agent(spec: ActorSpec) -> Agent:
         return make_agent(spec, *spaces, MODEL_FOR_IMAGES)
 
-    def weights(model: nn.Module, version: int) -> FleetWeights:
-        return FleetWeights(model, version)
-
-    def source(learner: Learner[FleetWeights]) -> RaySource:
+    def source(learner: Learner[SharedWeights]) -> FleetSource:
+        length, weights = learner.rollouts.unroll_length, learner.weights
+        rollout = slot_bytes(RolloutSpec(learner.agent, learner.extras, length), num_envs=1)
+        buffers, version = flags.ray.buffers(), weights.num_bytes // weights.size
+        check_object_store(room, rollout, buffers, version)
         acting = precision(flags.hardware, reproducible=False)
-        made = ray_source(learner, spec, acting, fleet, flags.ray, workers, room)
-        ending.callback(made.end)
-        return made
+        return FleetSource(learner, spec, acting, fleet, flags.ray, workers)
 
     settings = run_settings(flags, spec.name, _collection(flags, workers, room))
     played = Played(env=spec, seen_keys=names(spaces[0]))
-    LearnerRun(settings, played, opened).train(agent, weights, source)
+    LearnerRun(settings, played, opened).train(agent, SharedWeights, source)
 
 
 def _is_own_code(flags: RayBeastFlags) -> bool:

@@ -29,11 +29,11 @@ import torch
 from assorted import check_rollout
 from background import Background, wait_for
 from source_envs import SCHEDULES, reward_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbeast import envs
 from torchbeast.core.actors.contract import Mode, ModelInputs
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
@@ -41,7 +41,8 @@ from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import alive
-from torchbeast.sources.contract import ACTOR_STAGES
+from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.contract import ACTOR_STAGES, Learner
 
 LATE = 120.0  # seconds; processes may have to start first
 COUNTING = "source_models:CountingNet"
@@ -73,6 +74,23 @@ class Setup:
             reward_input=self.reward_input,
             reads_values=self.reads_values,
         )
+
+    def learner(self, make_weights: Callable[[nn.Module, int], Any], **changes: Any) -> Learner:
+        """Returns what the source of a learner is given."""
+        torch.manual_seed(0)
+        agent = make_agent(self.actor(), *self.spaces())
+        usual = {
+            "agent": agent,
+            "weights": make_weights(agent.model, self.version),
+            "device": torch.device("cpu"),
+            "extras": self.extras,
+            "mode": self.mode,
+            "rollouts": RolloutConfig(batch_size=self.batch_size, unroll_length=self.unroll_length),
+            "seed": self.seed,
+            "spare_columns": 0,
+            "batches_at_once": 1,
+        }
+        return Learner(**{**usual, **changes})
 
     def spaces(self) -> tuple[spaces.ObservationSpace, spaces.ActionSpace, int]:
         """Returns observation space (before stacking), action space and frame stack."""

@@ -182,7 +182,7 @@ class Workshop:
 
     def actors(self) -> list[psutil.Process]:
         """Returns MonoBeast's actor processes, the oldest first."""
-        found = self.processes("torchbeast.sources.processes.actor_main")
+        found = self.processes("torchbeast.sources.processes.local_main")
         return sorted(found, key=lambda process: process.info["create_time"])
 
     def processes(self, module: str = "") -> list[psutil.Process]:

@@ -25,8 +25,8 @@ from torchbeast import Learner, UsageError
 from torchbeast.learner import watching
 from torchbeast.reporting import waiting
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.schemes import ray_source
 from torchbeast.schemes.gradients import workers
+from torchbeast.sources.processes import source
 
 ray = pytest.importorskip("ray")
 
@@ -192,7 +192,7 @@ def test_a_step_that_waits_for_room_says_so_and_goes_on_when_there_is_some(
             said.append(sentence)
             ray.kill(others)
 
-    for module in (waiting, ray_source, workers):
+    for module in (waiting, source, workers):
         monkeypatch.setattr(module, "WAIT_S", 0.0)
     monkeypatch.setattr(waiting, "STALL_S", 0.0)
     monkeypatch.setattr(watching, "_LOOK_S", 0.01)

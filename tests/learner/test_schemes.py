@@ -33,10 +33,6 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
         ),
         (lambda: scheme_of(col_backend="ray"), "ray.* needs workers"),
         (
-            lambda: impala_of(col_backend="ray", col_remote_workers=1),
-            "ray.* never wait .*synchronous.* needs ones that do",
-        ),
-        (
             lambda: scheme_of(col_worker_resources={"num_cpus": 2}),
             "col_worker_resources .* Ray .*processes",
         ),

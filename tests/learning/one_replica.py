@@ -23,14 +23,14 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import exit_code_of
 from torchbeast.learning import replicas
-from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.replicas import replica
 from torchbeast.learning.session import session
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.system import launched
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.sources.contract import Away
+from torchbeast.sources.contract import Away, Learner
 
 T, RANKS, COLUMNS, UPDATES = 5, 2, 4, 4
 HERE = Collection(program="polybeast_learner", num_actors=4, processes=2, fixed_lag=None)

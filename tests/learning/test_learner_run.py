@@ -29,7 +29,7 @@ from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig
-from torchbeast.learning.learner_run import Learner, LearnerRun, Played, check_batches
+from torchbeast.learning.learner_run import LearnerRun, Played, check_batches
 from torchbeast.learning.recorded import changes, recorded_env
 from torchbeast.learning.session import session
 from torchbeast.learning.watch import Watch
@@ -39,6 +39,7 @@ from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import LogFiles
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.contract import Learner
 from torchbeast.sources.processes.config import ProcessesConfig
 
 GOOD, BAD = 1.0, float("nan")

@@ -32,15 +32,16 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import make
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import environment_of_share
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Made, Place
 from torchbeast.schemes.gradients.worker import GradientWorker
 from torchbeast.schemes.gradients.workers import WORKER, GradientWorkers, gradient_workers
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
-from torchbeast.sources.processes.fleet import WorkerLost
-from torchbeast.sources.processes.local_fleet import LocalFleet
+from torchbeast.sources.contract import Learner
+from torchbeast.sources.local.source import LocalSource
+from torchbeast.sources.processes.fleet import LocalFleet, WorkerLost
 
 T, B, SIZE, ACTIONS = 5, 4, 4, 3
 TIMEOUT_S = 60.0
@@ -231,22 +232,18 @@ def of_catch(place: Place, folder: str, algo: str = "ppo", num_envs: int = 4) ->
     learn = ppo if algo == "ppo" else impala
     step = learn(agent.model, learning_rate=0.001, total_steps=10**6, ranks=place.ranks)
     weights = PublishedWeights(agent.model, step.version)
-    config = LocalSourceConfig(
-        info_keywords=(),
-        num_envs=num_envs,
-        precision="float32",
-        rollouts=RolloutConfig(batch_size=num_envs, unroll_length=10),
+    learner = Learner(
+        agent=agent,
+        weights=weights,
+        device=torch.device("cpu"),
         extras=step.algo.needs,
         mode="sample",
+        rollouts=RolloutConfig(batch_size=num_envs, unroll_length=10),
         seed=seed_of(5, "gradient worker", place.index),
+        spare_columns=0,
+        batches_at_once=1,
     )
-    source = LocalSource(
-        agent,
-        weights,
-        torch.device("cpu"),
-        partial(SeenSeeds, folder=folder),
-        config,
-    )
+    source = LocalSource(learner, (), "float32", partial(SeenSeeds, folder=folder), num_envs)
     return Made(source=source, optimiser_step=step, publish=weights.publish, end=source.end)
 
 
@@ -286,7 +283,7 @@ class ThreadWorker:
 class ThreadFleet:
     """Workers in this process, for all that needs no process."""
 
-    own_node, host = "", "127.0.0.1"
+    own_node, host, shares_memory = "", "127.0.0.1", False
 
     def __init__(self) -> None:
         self.workers: list[ThreadWorker] = []
@@ -298,7 +295,7 @@ class ThreadFleet:
         for worker in self.workers:
             worker.kill()
 
-    def worker(self, name: str) -> ThreadWorker:
+    def worker(self, name: str, descriptors: Sequence[int] = ()) -> ThreadWorker:
         self.workers.append(ThreadWorker(name))
         return self.workers[-1]
 
@@ -321,7 +318,7 @@ def running(
     """Gradient workers: of a fleet; without one in threads, or in processes, which ranks need."""
     settings = GradientConfig(**{"num_workers": 2} | config)
     in_processes = in_processes or settings.is_decentralised
-    own: Any = LocalFleet(WORKER) if in_processes else ThreadFleet()
+    own: Any = LocalFleet(WORKER, environment_of_share(1)) if in_processes else ThreadFleet()
     with (
         fleet or own as fleet,
         contextlib.closing(gradient_workers(make_worker, settings, centre, fleet)) as workers,

@@ -1,61 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray cluster on this machine, and RayBeast's source on it for as long as a `with` block."""
+"""A fleet that lends its workers to one source after the other."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import queue
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from compliance.source import Running, Setup
-
-from torchbeast.core.actors.registry import make_agent
-from torchbeast.envs import EnvSpec
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig
-from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.processes.fleet import Fleet, Place, WorkerLost
+from torchbeast.sources.processes.fleet import Place, WorkerLost
 
 SOON = 30.0
 
 
-def config_of(setup: Setup, **of_fleet: Any) -> RaySourceConfig:
-    return RaySourceConfig(
-        env=EnvSpec(setup.env_id),
-        actor=setup.actor(),
-        precision="float32",
-        fleet=RayConfig(num_actors=setup.num_envs, **of_fleet),
-        num_workers=setup.num_groups,
-        rollouts=RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),
-        extras=setup.extras,
-        mode=setup.mode,
-        seed=setup.seed,
-    )
-
-
-@contextmanager
-def running_on(fleet: Fleet, setup: Setup, **of_fleet: Any) -> Iterator[Running]:
-    observation, action, frame_stack = setup.spaces()
-    torch.manual_seed(0)
-    agent = make_agent(setup.actor(), observation, action, frame_stack)
-    weights = FleetWeights(agent.model, setup.version)
-    config = config_of(setup, **of_fleet)
-    source = RaySource(agent, weights, torch.device("cpu"), fleet, config)
-    supervisor = Supervisor()
-    try:
-        source.start(supervisor)
-        yield Running(source, agent, weights, supervisor)
-    finally:
-        supervisor.stop("the test ended")
-        source.end()
-        assert supervisor.join(SOON) == []
-
-
 class Pool:
     """A fleet that lends its workers to one source after the other: they take seconds to start."""
+
+    shares_memory = False
 
     def __init__(self, fleet: Any) -> None:
         self._fleet = fleet
@@ -66,7 +28,11 @@ class Pool:
     def own_node(self) -> str:
         return self._fleet.own_node
 
-    def worker(self, name: str) -> Lent:
+    @property
+    def host(self) -> str:
+        return self._fleet.host
+
+    def worker(self, name: str, descriptors: Sequence[int] = ()) -> Lent:
         made = self._idle.pop() if self._idle else Lent(self._fleet.worker(f"lent {name}"))
         self._lent.append(made)
         return made
@@ -82,6 +48,8 @@ class Pool:
         """Lends workers to the source of a `with` block; ends those of one that fails."""
         try:
             yield
+            for worker in self._lent:
+                worker.give_back()
         except BaseException:
             for worker in self._lent:
                 worker.kill()
@@ -110,6 +78,14 @@ class Lent:
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         self.worker.call(then, method, *arguments)
+
+    def give_back(self) -> None:
+        """Closes its environments, so that it may be started again."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        if not self.is_killed and self.worker.has_begun:
+            for method in ("end", "close"):
+                self.call(answers.put, method)
+                answers.get(timeout=SOON)
 
     def kill(self) -> None:
         self.is_killed = True

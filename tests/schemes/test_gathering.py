@@ -10,8 +10,7 @@ import pytest
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.schemes.gathering import Inbox, Mode, Task, Workers, gather
-from torchbeast.sources.processes.fleet import WorkerLost
-from torchbeast.sources.processes.worker import Failed
+from torchbeast.sources.processes.fleet import Failed, WorkerLost
 
 
 class Answering:

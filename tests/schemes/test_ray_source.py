@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import pytest
 from background import wait_for
 from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of
+from fleet_running import running_on
 from ray_clusters import small_cluster
-from ray_running import Pool, running_on
+from ray_running import Pool
 from transitions_running import check_contract
 
 from torchbeast.core.storages.rollout import Rollout
@@ -74,6 +75,24 @@ class TestRaySource(SourceCompliance):
         """As in the tests of every source, where these workers read weights by themselves."""
         monkeypatch.setattr(Pool, "own_node", "")
         self.test_rows_have_the_version_that_acted_and_it_never_decreases()
+
+    def test_with_a_lag_of_0_every_batch_is_played_with_the_newest_weights(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By a worker that reads them, and by one that is sent them."""
+        setup = dataclasses.replace(NUMBERED, batch_size=2)
+        for reads in (True, False):
+            if not reads:
+                monkeypatch.setattr(Pool, "own_node", "")
+            options = {"fixed_lag": 0, "num_buffers": 2}
+            with self.pool.loan(), running_on(self.pool, setup, **options) as running:
+                batches = running.source.batches()
+                for version in range(setup.version, setup.version + 5):
+                    rollout = next(batches)
+                    assert rollout.policy_version[1:].eq(version).all()
+                    assert rollout.env_index[0].tolist() == [0, 1]
+                    running.weights.publish(running.agent.model, version + 1)
+            assert running.supervisor.failure is None
 
     # --- workers that die, nodes that leave and join
 

@@ -12,7 +12,7 @@ import torch
 from compliance.source import Setup, take
 from learners import impala, ppo
 from local.local_running import running_local
-from processes.mono_running import running_mono
+from processes.fleet_running import running_mono
 
 from torchbeast import envs
 from torchbeast.core.actors.contract import Actor

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -15,18 +15,10 @@ from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import MakeAgent
-from torchbeast.learning.collection import local_source, process_source, ray_source
-from torchbeast.learning.learner_run import Learner
-from torchbeast.learning.weights import PublishedWeights, Publisher
+from torchbeast.learning.collection import process_source
+from torchbeast.learning.weights import PublishedWeights
 from torchbeast.schemes.scheme import Scheme
-from torchbeast.sources.contract import Source
-
-
-class EndingSource(Source, Protocol):
-    """A source that ends what it has started."""
-
-    def end(self) -> None:
-        """Closes environments, or ends workers."""
+from torchbeast.sources.contract import Learner, Publisher, Source
 
 
 def env_spec(scheme: Scheme) -> EnvSpec:
@@ -53,13 +45,8 @@ def making_agent(scheme: Scheme) -> MakeAgent:
 
 def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:
     """Returns the published weights."""
-    if scheme.col_backend == "ray":
-        from torchbeast.schemes.ray_source import FleetWeights
-
-        return FleetWeights(model, version)
     if scheme.col_remote_workers and scheme.inference == "worker":
-        from torchbeast.sources.processes.shared_weights import SharedWeights
-        from torchbeast.sources.processes.source import ring_size
+        from torchbeast.sources.processes.weights import SharedWeights, ring_size
 
         return SharedWeights(model, version, ring_size(scheme.processes.fixed_lag))
     return PublishedWeights(model, version)
@@ -76,23 +63,25 @@ def make_source(
 
     precision: of the features of actors. stops_early: see LocalSource, which alone asks for it.
     """
-    env = env_spec(scheme)
-    made: EndingSource
-    if scheme.col_backend == "ray":
-        from torchbeast.learner.fleets import collecting_fleet
-
-        fleet = ending.enter_context(collecting_fleet(scheme, env))
-        workers = scheme.col_remote_workers
-        made = ray_source(learner, env, precision, fleet, scheme.ray, workers)
-    elif scheme.inference == "central":
+    env, on_demand = env_spec(scheme), scheme.synchronous_rollouts > 0
+    if scheme.inference == "central":
         from torchbeast.learner.served import served_source  # compiled
 
-        made = served_source(scheme, env, learner, ending)
-    elif scheme.col_remote_workers:
-        on_demand = scheme.synchronous_rollouts > 0
-        made = process_source(learner, env, precision, scheme.processes, on_demand)
-    else:
-        make_env = scheme.train_envs_factory.make
-        made = local_source(learner, env, precision, make_env, scheme.num_envs, stops_early)
-    ending.callback(made.end)
-    return made
+        served = served_source(scheme, env, learner, ending)
+        ending.callback(served.end)
+        return served
+    if scheme.col_backend == "ray":
+        from torchbeast.learner.fleets import collecting_fleet
+        from torchbeast.sources.processes.source import FleetSource
+
+        fleet = ending.enter_context(collecting_fleet(scheme, env))
+        workers, lag = scheme.col_remote_workers, scheme.processes.fixed_lag
+        return FleetSource(learner, env, precision, fleet, scheme.ray, workers, lag, on_demand)
+    if scheme.col_remote_workers:
+        return process_source(learner, env, precision, scheme.processes, on_demand, ending)
+    from torchbeast.sources.local.source import LocalSource
+
+    keywords, make = env.options.info_keywords, scheme.train_envs_factory.make
+    played = LocalSource(learner, keywords, precision, make, scheme.num_envs, stops_early)
+    ending.callback(played.end)
+    return played

@@ -11,14 +11,14 @@ import secrets
 from contextlib import AbstractContextManager
 
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.processes.system import environment_of_share
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.workers import WORKER
 from torchbeast.schemes.ray_fleet import RayFleet, User, gradient_actors
 from torchbeast.schemes.room import Group, check_room
 from torchbeast.schemes.scheme import Scheme
-from torchbeast.sources.processes.fleet import Fleet
-from torchbeast.sources.processes.local_fleet import LocalFleet
+from torchbeast.sources.processes.fleet import Fleet, LocalFleet
 
 _USER = User(
     "Learner",
@@ -38,7 +38,7 @@ def gradient_fleet(
 ) -> AbstractContextManager[Fleet]:
     """Returns the fleet of the gradient workers."""
     if scheme.grad_backend == "processes":
-        return LocalFleet(WORKER, gradients.cores)
+        return LocalFleet(WORKER, environment_of_share(gradients.cores))
     actors = gradient_actors(scheme.grad_cpus, gradients.gpus)
     fleet = RayFleet(RayConfig(), _name(), spec.is_factory, _USER, actors)
     return _with_room(fleet, scheme)

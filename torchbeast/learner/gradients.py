@@ -14,11 +14,11 @@ from torchbeast.core.specs import Precision
 from torchbeast.learner.collection import make_source, make_weights, making_agent
 from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
-from torchbeast.learning.learner_run import Learner
 from torchbeast.processes.system import keep_freed_memory
 from torchbeast.schemes.gradients.contract import Made, Place
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
+from torchbeast.sources.contract import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class WorkerParts:
         learner = Learner(
             agent=made.agent,
             weights=made.weights,
-            compute=made.compute,
+            device=made.compute.device,
             extras=made.algo.needs,
             mode=made.algo.mode,
             rollouts=self.config.rollouts,

@@ -13,10 +13,10 @@ from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning import collection
-from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.scheme import Scheme
+from torchbeast.sources.contract import Learner
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
@@ -35,7 +35,7 @@ def served_source(
     scheme: Scheme, env: EnvSpec, learner: Learner[PublishedWeights], ending: ExitStack
 ) -> PolySource:
     """Returns the source; `ending` removes its sockets."""
-    on_cpu = learner.compute.device.type == "cpu"
+    on_cpu = learner.device.type == "cpu"
     plans = plans_for_local_servers(scheme.fleet, disable_cuda=on_cpu)
     folder = ending.enter_context(run_folder())
     addresses = server_addresses(folder_basename(folder), len(plans))

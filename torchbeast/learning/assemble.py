@@ -28,9 +28,9 @@ from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig, resolved
 from torchbeast.learning.earlier_run import EarlierRun
-from torchbeast.learning.weights import Publisher
 from torchbeast.processes.system import available_cores
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
+from torchbeast.sources.contract import Publisher
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
 # cache each: half the size has more overhead, twice the size is slower with the deep network.

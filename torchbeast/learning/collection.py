@@ -8,23 +8,20 @@ Each function imports only its own kind of source: a program loads nothing of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.specs import Precision
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning.learner_run import Learner, WithReplay
+from torchbeast.learning.learner_run import WithReplay
 from torchbeast.sources.config import ReplayConfig
+from torchbeast.sources.contract import Learner
 
 if TYPE_CHECKING:
-    from torchbeast.core.envs.vec_env import VecEnv
     from torchbeast.processes.supervisor import Supervisor
-    from torchbeast.schemes.config import RayConfig
-    from torchbeast.schemes.ray_source import RaySource
-    from torchbeast.schemes.room import Room
-    from torchbeast.sources.local.source import LocalSource
     from torchbeast.sources.processes.config import ProcessesConfig
-    from torchbeast.sources.processes.fleet import Fleet
-    from torchbeast.sources.processes.source import MonoSource
+    from torchbeast.sources.processes.source import FleetSource
+    from torchbeast.sources.processes.weights import SharedWeights
     from torchbeast.sources.servers.config import PipelineConfig
     from torchbeast.sources.servers.discovery import Fleet as ServedFleet
     from torchbeast.sources.servers.door import HostDoor
@@ -32,82 +29,25 @@ if TYPE_CHECKING:
     from torchbeast.sources.servers.source import PolySource
 
 
-def local_source(
-    learner: Learner[Any],
-    env: EnvSpec,
-    precision: Precision,
-    make_env: Callable[[int], VecEnv],
-    num_envs: int,
-    stops_early: Callable[[float], bool] | None,
-) -> LocalSource:
-    """Returns the source that plays in this process."""
-    from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
-
-    config = LocalSourceConfig(
-        num_envs=num_envs,
-        precision=precision,
-        num_batches=learner.batches_at_once,
-        info_keywords=env.options.info_keywords,
-        stops_early=stops_early,
-        **_batches(learner),
-    )
-    return LocalSource(learner.agent, learner.weights, learner.compute.device, make_env, config)
-
-
 def process_source(
-    learner: Learner[Any],
+    learner: Learner[SharedWeights],
     env: EnvSpec,
     precision: Precision,
     processes: ProcessesConfig,
     on_demand: bool,
-) -> MonoSource:
-    """Returns the source of actor processes of this machine.
+    ending: ExitStack,
+) -> FleetSource:
+    """Returns the source of worker processes of this machine, which `ending` ends.
 
     on_demand: collect nothing before a batch is asked for.
     """
-    from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig
+    from torchbeast.sources.processes.fleet import LocalFleet
+    from torchbeast.sources.processes.source import WORKER, FleetSource
 
-    config = MonoSourceConfig(
-        env=env,
-        actor=learner.agent.spec,
-        precision=precision,
-        processes=processes,
-        num_batches=1 + learner.batches_at_once,
-        on_demand=on_demand,
-        **_batches(learner),
-    )
-    return MonoSource(learner.agent, learner.weights, learner.compute.device, config)
-
-
-def ray_source(
-    learner: Learner[Any],
-    env: EnvSpec,
-    precision: Precision,
-    fleet: Fleet,
-    ray: RayConfig,
-    num_workers: int,
-    room: Room | None = None,
-) -> RaySource:
-    """Returns the source of a fleet of Ray actors.
-
-    room: of the cluster, in which rollouts and weights must fit; None: not known.
-    """
-    from torchbeast.schemes.ray_source import RaySource, RaySourceConfig, rollout_bytes
-    from torchbeast.schemes.room import check_object_store
-
-    config = RaySourceConfig(
-        env=env,
-        actor=learner.agent.spec,
-        precision=precision,
-        fleet=ray,
-        num_workers=num_workers,
-        num_batches=1 + learner.batches_at_once,
-        **_batches(learner),
-    )
-    if room is not None:
-        size = rollout_bytes(learner.agent, config)
-        check_object_store(room, size, ray.buffers(), learner.weights.num_bytes)
-    return RaySource(learner.agent, learner.weights, learner.compute.device, fleet, config)
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # there is a process per core
+    fleet = ending.enter_context(LocalFleet(WORKER, one_thread))
+    count, lag = processes.processes(), processes.fixed_lag
+    return FleetSource(learner, env, precision, fleet, processes, count, lag, on_demand)
 
 
 def served_source(
@@ -129,7 +69,7 @@ def served_source(
         fleet,
         learner.agent,
         learner.weights,
-        learner.compute.device,
+        learner.device,
         pipeline=pipeline,
         num_batches=1 + learner.batches_at_once,
         door=door,

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from torchbeast.core.actors.contract import Mode
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
@@ -36,7 +35,6 @@ from torchbeast.learning.saving import SavedReplay, Saving
 from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training
 from torchbeast.learning.watch import Adviser, Watch
-from torchbeast.learning.weights import Publisher
 from torchbeast.processes.system import (
     available_cores,
     check_buffers,
@@ -50,8 +48,7 @@ from torchbeast.reporting.loggers import FILES, DisplayConfig
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.waiting import say
-from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import Source
+from torchbeast.sources.contract import Learner, Publisher, Source
 
 if TYPE_CHECKING:  # a program that has several learners brings their code along
     from torchbeast.learning.replicas import Replica
@@ -61,22 +58,6 @@ _log = logging.getLogger("torchbeast.learner")
 _JOIN_S = 15.0
 
 Weights = TypeVar("Weights", bound=Publisher)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learner(Generic[Weights]):
-    """The properties of a learner that its source depends on."""
-
-    agent: Agent
-    weights: Weights
-    compute: Compute
-    extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
-    mode: Mode  # in which actions are chosen
-    rollouts: RolloutConfig  # the batches of the source
-    seed: int  # of the environments; differs after each resumption
-    spare_columns: int  # of a batch, after the new rollouts: for replayed ones
-    batches_at_once: int  # that are taken from the source and not given back yet
-    first_step: int = 0  # env steps that earlier parts of the run have learnt from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +195,7 @@ class LearnerRun:
         learner = Learner(
             agent=made.agent,
             weights=made.weights,
-            compute=made.compute,
+            device=made.compute.device,
             extras=made.algo.needs,
             mode=made.algo.mode,
             rollouts=config.online_rollouts,

@@ -28,13 +28,13 @@ from torchbeast.core.storages.transition_replay import Sampling, TransitionRepla
 from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.learning.learner_run import Learner, LearnerRun
+from torchbeast.learning.learner_run import LearnerRun
 from torchbeast.learning.saving import REPLAY, SavedReplay
 from torchbeast.processes.system import check_memory, in_bytes
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
 from torchbeast.seeds import seed_of
-from torchbeast.sources.contract import Source
+from torchbeast.sources.contract import Learner, Source
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import AGENT, OwnReplay, Replay
 from torchbeast.sources.sharing.client import SharedReplayClient

@@ -29,12 +29,11 @@ from torchbeast.core.device import CudaStream
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.weights import Publisher
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Reading, spent
 from torchbeast.reporting.display import Progress, mean
 from torchbeast.reporting.log_files import Log
-from torchbeast.sources.contract import Source
+from torchbeast.sources.contract import Publisher, Source
 
 
 class LearnerClock:

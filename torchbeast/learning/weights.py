@@ -10,7 +10,6 @@ newest one into its own replica of the model between two batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +22,6 @@ class Snapshot:
     version: int
     tensors: dict[str, Tensor]
     written: torch.cuda.Event | None  # recorded after the copy on the GPU; None: on the CPU
-
-
-class Publisher(Protocol):
-    """The destination of the learner's weights."""
-
-    def publish(self, model: nn.Module, version: int) -> None:
-        """Publishes the model's current weights as this version."""
 
 
 class PublishedWeights:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.sources.processes.fleet import WorkerLost
-from torchbeast.sources.processes.worker import Failed
+from torchbeast.sources.processes.fleet import Failed, WorkerLost
 
 Mode = Literal["synchronous", "asynchronous"]
 Then = Callable[[Any], None]

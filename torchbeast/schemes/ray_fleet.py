@@ -55,12 +55,14 @@ from torchbeast.schemes.ray_connection import (
     signal_handlers_kept,
 )
 from torchbeast.schemes.room import Node, Room
-from torchbeast.sources.processes.fleet import LANES, Place, WorkerLost
-from torchbeast.sources.processes.worker import END_S, Failed, Packed, RolloutWorker, Started
+from torchbeast.sources.processes.fleet import Place, WorkerLost
+from torchbeast.sources.processes.weights import Packed
+from torchbeast.sources.processes.worker import RolloutWorker
 
 _log = logging.getLogger("torchbeast.ray")
 
 _RESERVE_S = 20.0  # for what is kept free for the learner
+_END_S = 3.0  # for the present step of all actors; a stuck environment is abandoned
 _LAST_LINES = 20  # of a dead worker's output
 _LONGEST_FOLDER = 40  # of Ray's files, since the names of sockets below it are limited to 107
 _OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
@@ -73,62 +75,38 @@ _has_made_connection = threading.Event()  # a fleet of this process, which will 
 _GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can be reached"
 
 
-class TorchBeastActor(RolloutWorker):
-    """A worker as a Ray actor; Ray's dashboard shows the name of this class."""
+class _OnRay:
+    """What workers do as Ray actors; Ray's dashboard shows the names of their classes."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
-        _expect_read_only_weights()
+        super().__init__(name)  # type: ignore[call-arg]
+        # Weights are in the object store, which is read-only, and nobody writes to them.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
     def place(self) -> Place:
         """Returns where the worker runs."""
-        return _own_place()
+        import ray
 
-    def start(self, arguments: Mapping[str, Any], version: int, weights: Any) -> Started | Failed:
-        """Starts with the weights behind a reference."""
-        ring = arguments["ring"]
-        if ring is not None and ring.node != self.place().node:
-            arguments = {**arguments, "ring": None}
-        return super().start(arguments, version, _fetched(weights))
-
-    def load(self, version: int, weights: Any) -> None:
-        """Hands over the weights behind a reference."""
-        super().load(version, _fetched(weights))
+        host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        return Place(host, os.getpid(), node)
 
 
-class TorchBeastGradientWorker(GradientWorker):
-    """A gradient worker as a Ray actor; Ray fetches weights before it executes a call."""
+class TorchBeastActor(_OnRay, RolloutWorker):
+    """A worker that plays rollouts."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        _expect_read_only_weights()
+    def fetched(self, weights: Any) -> Packed:
+        """Returns the weights behind a reference.
 
-    def place(self) -> Place:
-        """Returns where the worker runs."""
-        return _own_place()
+        It is in a list, because Ray fetches a bare one before the call, and holds up later calls.
+        """
+        import ray
 
-
-def _expect_read_only_weights() -> None:
-    """Weights are in the object store, which is read-only, and nobody writes to them."""
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        found: Packed = ray.get(weights[0])
+        return found
 
 
-def _own_place() -> Place:
-    import ray
-
-    host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
-    return Place(host, os.getpid(), node)
-
-
-def _fetched(references: list[Any]) -> Packed:
-    """Returns what a reference stands for.
-
-    It is in a list, because Ray fetches a bare one before the call, and holds up later calls.
-    """
-    import ray
-
-    weights: Packed = ray.get(references[0])
-    return weights
+class TorchBeastGradientWorker(_OnRay, GradientWorker):
+    """A gradient worker; Ray fetches weights before it executes a call."""
 
 
 def _failure(error: BaseException) -> RunError:
@@ -152,6 +130,7 @@ class RayWorker:
 
     def __init__(self, handle: Any, on_kill: Callable[[RayWorker], None]) -> None:
         self._handle, self._on_kill = handle, on_kill
+        self.has_begun = False  # and has answered
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method, without waiting for it; see Worker."""
@@ -160,7 +139,11 @@ class RayWorker:
         except ConnectionError as error:  # to the proxy of a learner outside the cluster
             then(_failure(error))
             return
-        future.add_done_callback(lambda done: then(_result(done)))
+        future.add_done_callback(lambda done: self._answered(then, done))
+
+    def _answered(self, then: Callable[[Any], None], done: concurrent.futures.Future[Any]) -> None:
+        self.has_begun = True
+        then(_result(done))
 
     def kill(self) -> None:
         """Ends the actor by force, also one that has found no room yet."""
@@ -184,20 +167,18 @@ RAYBEAST = User("raybeast", RESUME)
 class Actors(NamedTuple):
     """The actors of a fleet.
 
-    kind: their class. lanes: see `LANES`. resources: what Ray reserves for each, such as num_cpus.
+    kind: their class, with LANES. resources: what Ray reserves for each, such as num_cpus.
     last_calls: methods with which one ends in order, before it is ended by force.
     """
 
-    kind: type
-    lanes: Mapping[str, str]
+    kind: Any
     resources: Mapping[str, float]
-    last_calls: Sequence[str] = ()
+    last_calls: Sequence[str] = ("end", "close")
 
 
 def gradient_actors(cpus: float, gpus: float) -> Actors:
     """Returns the actors of gradient workers, for each of which Ray reserves so much."""
-    resources = {"num_cpus": cpus, "num_gpus": gpus}
-    return Actors(TorchBeastGradientWorker, GradientWorker.LANES, resources, ("end", "close"))
+    return Actors(TorchBeastGradientWorker, {"num_cpus": cpus, "num_gpus": gpus})
 
 
 class RayFleet:
@@ -205,6 +186,8 @@ class RayFleet:
 
     Threads: made and ended by the main thread; other methods by any.
     """
+
+    shares_memory = False
 
     def __init__(
         self,
@@ -234,8 +217,7 @@ class RayFleet:
                 self._use(callers)
             else:
                 self._connect(own_code)
-        resources = {"num_cpus": config.actor_cpus}
-        self._actors = actors or Actors(TorchBeastActor, LANES, resources)
+        self._actors = actors or Actors(TorchBeastActor, {"num_cpus": config.actor_cpus})
         self._actor_class = _actor_class(self._ray, self._actors)
 
     def __enter__(self) -> RayFleet:
@@ -280,7 +262,7 @@ class RayFleet:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(group))
 
     @_needing_connection()
-    def worker(self, name: str) -> RayWorker:
+    def worker(self, name: str, descriptors: Sequence[int] = ()) -> RayWorker:
         """Asks for an actor, which begins once there is room for it."""
         options = self._actor_class.options(
             name=f"{self._run}: {name}",
@@ -321,7 +303,7 @@ class RayFleet:
         """Ends all actors, and Ray if it was started here. May be called again."""
         with self._lock:
             workers = list(self._workers)
-        self._let_end(workers)
+        self._let_end([worker for worker in workers if worker.has_begun])
         for worker in workers:
             worker.kill()
         self._closing.close()
@@ -332,7 +314,7 @@ class RayFleet:
         calls = [(worker, method) for worker in workers for method in self._actors.last_calls]
         for worker, method in calls:
             worker.call(answers.put, method)
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + _END_S
         with contextlib.suppress(queue.Empty):
             for _ in calls:
                 answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -474,9 +456,9 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
 
 def _actor_class(ray: Any, actors: Actors) -> Any:
     """Returns the class of actors, with a thread for each lane beside that of all other methods."""
-    for name, lane in actors.lanes.items():
+    for name, lane in actors.kind.LANES.items():
         ray.method(concurrency_group=lane)(getattr(actors.kind, name))
-    groups = {lane: 1 for lane in actors.lanes.values()}
+    groups = {lane: 1 for lane in actors.kind.LANES.values()}
     return ray.remote(concurrency_groups=groups, max_restarts=0)(actors.kind)
 
 

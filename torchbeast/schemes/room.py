@@ -99,21 +99,13 @@ def _takes_place(group: Group, left: list[tuple[float, float]]) -> bool:
     return False
 
 
-def stored_bytes(rollout_bytes: int, rollouts: int, weights_bytes: int) -> int:
-    """Returns the bytes that a run may have in the learner's object store.
+def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_bytes: int) -> None:
+    """Raises UsageError if what a run may have in the learner's object store does not fit.
 
     rollout_bytes: of one environment. rollouts: of one environment, that may wait for the learner.
     weights_bytes: of one version.
     """
-    return rollouts * rollout_bytes + _VERSIONS * weights_bytes
-
-
-def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_bytes: int) -> None:
-    """Raises UsageError if what a run may have in the learner's object store does not fit.
-
-    The other arguments are those of `stored_bytes`.
-    """
-    needed = stored_bytes(rollout_bytes, rollouts, weights_bytes)
+    needed = rollouts * rollout_bytes + _VERSIONS * weights_bytes
     stores = [node.object_store_bytes for node in room.nodes if node.is_learners]
     if not stores or needed <= stores[0]:
         return

@@ -77,12 +77,6 @@ _MAPPINGS = {
 
 _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
     (
-        lambda s: s.col_backend == "ray" and s.is_synchronous,
-        'col_backend="ray" has workers that never wait for newer weights, but '
-        'col_communication="synchronous" needs ones that do: collect asynchronously, or with '
-        'col_backend="processes"',
-    ),
-    (
         lambda s: s.inference == "central" and s.is_synchronous,
         'inference="central" has workers that never wait for newer weights, but '
         'col_communication="synchronous" needs ones that do: collect asynchronously, or with '
@@ -268,6 +262,7 @@ class Scheme:
         return RayConfig(
             num_actors=self.num_envs,
             num_workers=self.col_remote_workers,
+            num_buffers=self.num_envs if self.is_synchronous else None,
             actor_cpus=self.col_cpus,
         )
 

@@ -7,15 +7,20 @@ tests/compliance/source.py checks it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torchbeast.reporting.waiting import STALL_S as STALL_S
 from torchbeast.reporting.waiting import WAIT_S as WAIT_S
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+    from torchbeast.core.actors.contract import Mode
+    from torchbeast.core.actors.registry import Agent
     from torchbeast.processes.supervisor import Supervisor
+    from torchbeast.sources.config import RolloutConfig
 
 ACTOR_STAGES = ("environment", "inference", "queueing")
 """Stages of collecting: stepping, choosing actions, waiting for room for a rollout."""
@@ -74,6 +79,32 @@ class Source(Protocol):
 
     def away(self) -> list[Away]:
         """Returns the streams that were lost and have not reconnected."""
+
+
+class Publisher(Protocol):
+    """The destination of the learner's weights."""
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Publishes the model's current weights as this version."""
+
+
+Published = TypeVar("Published", bound=Publisher)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner(Generic[Published]):
+    """The properties of a learner that its source depends on."""
+
+    agent: Agent
+    weights: Published
+    device: torch.device  # batches for a GPU are in pinned memory
+    extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
+    mode: Mode  # in which actions are chosen
+    rollouts: RolloutConfig  # the batches of the source
+    seed: int  # of the environments; differs after each resumption
+    spare_columns: int  # of a batch, after the new rollouts: for replayed ones
+    batches_at_once: int  # that are taken from the source and not given back yet
+    first_step: int = 0  # env steps that earlier parts of the run have learnt from
 
 
 class Weights(Protocol):

@@ -137,7 +137,7 @@ def on_ray(
     """
     name, ray = agents[0].folder.parent.name, RayConfig(address=config.address)
     cpus, gpus = config.agent_cpus, config.agent_gpus
-    actors = Actors(TorchBeastAgent, TorchBeastAgent.LANES, {"num_cpus": cpus, "num_gpus": gpus})
+    actors = Actors(TorchBeastAgent, {"num_cpus": cpus, "num_gpus": gpus}, last_calls=())
     with ExitStack() as ending:
         fleet = ending.enter_context(
             RayFleet(ray, f"sweep {name}", _is_own_code(agents), _SWEEP, actors)

@@ -28,7 +28,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.evaluation.play import play
 from torchbeast.learning.weights import PublishedWeights
-from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.weights import SharedWeights
 
 T, B, ACTIONS = 5, 4, 3
 UNBOUNDED = ArraySpec((4,), "float32", -math.inf, math.inf)

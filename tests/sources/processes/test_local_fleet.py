@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from torchbeast.sources.processes.fleet import WorkerLost
-from torchbeast.sources.processes.local_fleet import LocalFleet
-from torchbeast.sources.processes.worker import Failed
+from torchbeast.sources.processes.fleet import Failed, LocalFleet, WorkerLost
 
 TIMEOUT_S = 120.0
 NAME = "test_local_fleet:Echo"
@@ -32,8 +30,8 @@ class Echo:
     def say(self, what: Any) -> Any:
         return self._name, what
 
-    def cores(self) -> str | None:
-        return os.environ.get("TORCHBEAST_CORES")
+    def how_many(self) -> str | None:
+        return os.environ.get("HOW_MANY")
 
     def wait(self) -> str:
         self._opened.wait(TIMEOUT_S)
@@ -58,7 +56,7 @@ class Echo:
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[LocalFleet]:
-    with LocalFleet(NAME, cores=3) as made:
+    with LocalFleet(NAME, {"HOW_MANY": "3"}) as made:
         yield made
 
 
@@ -99,12 +97,12 @@ def test_another_lane_is_answered_while_a_call_is_busy(worker: Any) -> None:
     assert waiting.get(timeout=TIMEOUT_S) == "open"
 
 
-def test_a_worker_gets_the_cores_that_are_asked_for(worker: Any) -> None:
-    assert answer(worker, "cores") == "3"
+def test_a_worker_gets_the_variables_that_are_asked_for(worker: Any) -> None:
+    assert answer(worker, "how_many") == "3"
 
 
 def test_calls_of_a_worker_that_is_killed_are_answered_and_later_ones_too() -> None:
-    with LocalFleet(NAME) as fleet:
+    with LocalFleet(NAME, {}) as fleet:
         worker = fleet.worker("echo 1")
         answer(worker, "say", 1)
         waiting = [pending(worker, "wait"), pending(worker, "say", 2)]
@@ -116,7 +114,7 @@ def test_calls_of_a_worker_that_is_killed_are_answered_and_later_ones_too() -> N
 
 
 def test_the_end_of_a_fleet_ends_a_busy_worker_and_answers_its_calls() -> None:
-    with LocalFleet(NAME) as fleet:
+    with LocalFleet(NAME, {}) as fleet:
         worker = fleet.worker("echo 2")
         waiting, pid = pending(worker, "wait"), worker.process.pid
         answer(worker, "open")  # has been read after the request that waits
@@ -130,6 +128,6 @@ def test_the_end_of_a_fleet_ends_a_busy_worker_and_answers_its_calls() -> None:
 
 
 def test_a_worker_that_cannot_be_made_says_why() -> None:
-    with LocalFleet("test_local_fleet:Nothing") as fleet:
+    with LocalFleet("test_local_fleet:Nothing", {}) as fleet:
         error = answer(fleet.worker("nothing"), "say", 1)
     assert "the module test_local_fleet has no 'Nothing'" in str(error)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 from compliance.source import Running, Setup, SourceCompliance, take
+from fleet_running import running_mono
 from mixed_running import IN_FLIGHT, SPARE, mixing
-from mono_running import running_mono
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 class TestMixedMonoSource(SourceCompliance):
     @contextmanager
     def running(self, setup: Setup) -> Iterator[Running]:
-        online = running_mono(setup, num_batches=1 + IN_FLIGHT, spare_columns=SPARE)
+        online = running_mono(setup, batches_at_once=IN_FLIGHT, spare_columns=SPARE)
         with mixing(online, setup) as running:
             yield running
 

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -24,20 +23,16 @@ import torch
 from assorted import check_rollout
 from background import wait_for
 from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of, take
+from fleet_running import pids, running_mono, source_of
 from learners import impala
-from mono_running import config_of, running_mono
 
-from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.envs import EnvSpec
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.schemes.config import RayConfig
 from torchbeast.sources.processes.config import ProcessesConfig
-from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.source import MonoSource, ring_size
+from torchbeast.sources.processes.fleet import LocalFleet
+from torchbeast.sources.processes.source import WORKER, FleetSource
 
 
 class TestMonoSource(SourceCompliance):
@@ -47,17 +42,17 @@ class TestMonoSource(SourceCompliance):
 
 # --- memory
 
-# Of a rollout of one environment with T = 9: per row an observation of 4 floats, reward 4, done,
+# Of a rollout of one environment with T = 9: per row an observation of one float, reward 4, done,
 # truncated, episode_end 1 each, episode_step 4, episode_return 4, action 8, and policy_version,
 # env_index, rollout_index 8 each.
-ROLLOUT = 10 * (16 + 4 + 3 + 4 + 4 + 8 + 24)
+ROLLOUT = 10 * (4 + 4 + 3 + 4 + 4 + 8 + 24)
 
 
 @pytest.mark.parametrize(
     ("settings", "rollouts", "versions"),
     [
         ({}, 2 * 2 + 4, 4),
-        ({"num_batches": 5}, 5 * 2 + 4, 4),
+        ({"batches_at_once": 4}, 5 * 2 + 4, 4),
         ({"spare_columns": 6}, 2 * (2 + 6) + 4, 4),
         ({"num_buffers": 8}, 2 * 2 + 8, 4),
         ({"num_buffers": 7}, 2 * 2 + 6, 4),  # three slots of two rollouts
@@ -68,14 +63,12 @@ ROLLOUT = 10 * (16 + 4 + 3 + 4 + 4 + 8 + 24)
 def test_every_buffer_and_every_version_of_the_weights_counts_as_memory(
     settings: dict[str, Any], rollouts: int, versions: int
 ) -> None:
-    spec = ActorSpec("mlp")
-    agent = make_agent(spec, ArraySpec((4,), "float32"), Discrete(2), 1)
-    sizes = {"num_actors": 2, "num_processes": 1, "batch_size": 2, "unroll_length": 9}
-    env = EnvSpec("never made")
-    config = config_of(env=env, actor=spec, extras=(), **{"num_buffers": 4, **sizes, **settings})
-    weights = SharedWeights(agent.model, 0, ring_size(config.processes.fixed_lag))
-    source = MonoSource(agent, weights, torch.device("cpu"), config)
-    own = sum(-(-tensor.nbytes // 64) * 64 for tensor in agent.model.state_dict().values())
+    given = {"num_buffers": 4, "batch_size": 2, **settings}
+    small = Setup(env_id="source_envs:Counting", model="mlp", extras=(), unroll_length=9)
+    setup = dataclasses.replace(small, batch_size=given.pop("batch_size"))
+    source = source_of(setup, LocalFleet(WORKER, {}), **given)
+    state = source._learner.agent.model.state_dict()
+    own = sum(-(-tensor.nbytes // 64) * 64 for tensor in state.values())
     assert source.num_bytes == rollouts * ROLLOUT + versions * own
 
 
@@ -106,10 +99,10 @@ def survived() -> Survived:
         batches = map(copy_of, running.source.batches())
         collect(batches, columns, num_envs=4)
         before = list(columns)
-        os.kill(running.source.pids[1], signal.SIGKILL)
+        os.kill(pids(running)[1], signal.SIGKILL)
         collect(batches, columns, num_envs=6)
         status = running.source.status()
-        assert psutil.pid_exists(running.source.pids[1])
+        assert psutil.pid_exists(pids(running)[1])
     assert running.supervisor.failure is None
     after = [number for number in columns if number not in before]
     return Survived(before, after, columns, status)
@@ -160,30 +153,6 @@ def test_a_successor_keeps_the_numbers_of_environments_and_skips_a_rollout(
         assert indices == list(range(indices[0], indices[0] + len(indices)))
 
 
-def test_a_rollout_number_is_skipped_even_if_the_dead_actor_had_finished_all_grants() -> None:
-    agent = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(2), 1)
-    weights = SharedWeights(agent.model)
-    config = config_of(
-        env=EnvSpec("never made"),
-        extras=(),
-        actor=ActorSpec("mlp"),
-        num_actors=2,
-        num_processes=1,
-        num_buffers=2,
-        batch_size=1,
-        unroll_length=1,
-    )
-    source = MonoSource(agent, weights, torch.device("cpu"), config)
-    (actor,) = source._actors
-    process = actor.process = Mock()
-    actor._start_process = lambda: None
-    actor.grant(0, None)
-    actor._report({"slot": 0})
-    actor.start()  # in place of the first one
-    actor.grant(0, None)
-    assert [call.args[0]["rollout"] for call in process.send.call_args_list] == [0, 2]
-
-
 def test_no_two_environments_share_random_actions(survived: Survived) -> None:
     """With a uniform policy, columns, processes, and a process and its successor differ only by
     their random numbers.
@@ -225,15 +194,6 @@ def test_an_environment_that_cannot_be_made_is_named() -> None:
     with running_mono(setup) as running:
         assert list(running.source.batches()) == []
     assert "source_envs:CannotBeMade cannot be made" in str(running.supervisor.failure)
-
-
-def test_closing_ends_processes_in_the_middle_of_a_rollout() -> None:
-    setup = dataclasses.replace(NUMBERED, num_groups=1, unroll_length=2000)
-    with running_mono(setup, num_buffers=30) as running:
-        take(running, 1)
-        process = psutil.Process(running.source.pids[0])
-        running.source.close()
-        assert process.wait(LATE) in (0, None)
 
 
 # --- a fixed lag
@@ -315,16 +275,9 @@ def test_a_batch_that_was_asked_for_in_vain_is_the_next_one() -> None:
 
 
 def test_rollouts_on_demand_are_of_all_environments() -> None:
+    setup = dataclasses.replace(CATCH, batch_size=2)
     with pytest.raises(ValueError, match="a batch_size of num_actors 4, got .* batch_size 2"):
-        config_of(
-            env=EnvSpec("Catch"),
-            actor=CATCH.actor(),
-            extras=(),
-            num_actors=4,
-            batch_size=2,
-            fixed_lag=0,
-            on_demand=True,
-        )
+        source_of(setup, LocalFleet(WORKER, {}), fixed_lag=0, on_demand=True)
 
 
 def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
@@ -392,15 +345,13 @@ def test_num_buffers_counts_rollouts_of_one_environment(
     assert num_actors <= slots * num_actors + ahead * batch_size <= num_buffers
 
 
-def nothing_moves(source: MonoSource, full_batches: int) -> bool:
+def nothing_moves(source: FleetSource, full_batches: int) -> bool:
     """All batches but the learner's are full, and both actors wait for room: what they were granted
     is written and reported. An actor whose report is still on its way would be learnt after
     rollouts that are newer.
     """
     status = source.status()
-    full = status["learner_queue_size"] >= full_batches * 4
-    is_reported = not any(actor._granted for actor in source._actors)
-    return full and is_reported and status["waiting_actors"] == 2
+    return status["learner_queue_size"] >= full_batches * 4 and status["waiting_actors"] == 2
 
 
 def test_a_slow_learner_of_the_originals_command_learns_from_data_as_old_as_the_original() -> None:
@@ -434,7 +385,7 @@ def test_memory_is_flat_with_one_actor_and_two_buffers() -> None:
     """A rollout has 0.6 MB; after the warm-up less than a tenth of 150 of them may remain."""
     setup = Setup(env_id="source_envs:Big", num_envs=1, batch_size=1, unroll_length=20)
     with running_mono(setup, num_buffers=2) as running:
-        processes = [psutil.Process(), psutil.Process(running.source.pids[0])]
+        processes = [psutil.Process(), psutil.Process(pids(running)[0])]
         batches = running.source.batches()
         places = {next(batches).observation.data_ptr() for _ in range(50)}
         before = [process.memory_info().rss for process in processes]

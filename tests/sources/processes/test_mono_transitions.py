@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from compliance.source import Running, Setup, SourceCompliance
-from mono_running import running_mono
+from fleet_running import running_mono
 from transitions_running import counting
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from background import SOON, Background
+from background import SOON
 from torch import nn
 from weights_reader import model, values
 
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.sources.processes.config import MAX_FIXED_LAG
-from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.source import ring_size
+from torchbeast.sources.processes.weights import SharedWeights, ring_size, unpacked
 
 READER = Path(__file__).with_name("weights_reader.py")
 
@@ -93,9 +93,38 @@ def test_places_that_were_never_written_hold_no_version() -> None:
 def test_on_publish_is_called_once_the_version_can_be_read() -> None:
     owned, told = model(), []
     weights = SharedWeights(owned, version=0, size=2)
-    weights.on_publish = lambda version: told.append((version, weights.version))
+    weights.on_publish = lambda: told.append(weights.version)
     publish(weights, owned, 1)
-    assert told == [(1, 1)]
+    assert told == [1]
+
+
+def test_weights_that_are_overwritten_while_they_are_copied_are_copied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Learning goes on meanwhile, and fills the ring."""
+    owned = nn.Linear(2, 2)
+    weights = SharedWeights(owned, version=7)
+    publish(weights, owned, 8)
+    writes = iter([range(9, 13), range(13, 16)])  # to its place; and not as far as that
+
+    class Meanwhile:
+        uint8 = np.uint8
+
+        def frombuffer(self, *arguments: Any) -> Any:
+            for version in next(writes):
+                publish(weights, owned, version)
+            return np.frombuffer(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torchbeast.sources.processes.weights.np", Meanwhile())
+        version, sent = weights.newest
+    assert version == 12, "in the place of 8"
+    assert values(loaded(owned, sent)) == {12.0} and next(writes, None) is None
+
+
+def loaded(like: nn.Module, sent: np.ndarray) -> nn.Module:
+    like.load_state_dict(unpacked(sent, like))
+    return like
 
 
 @pytest.mark.parametrize("size", [0, 1, 512])
@@ -104,49 +133,37 @@ def test_a_ring_has_at_least_two_places_and_fits_its_header(size: int) -> None:
         SharedWeights(model(), size=size)
 
 
-def test_no_reader_sees_weights_of_two_versions() -> None:
-    """With two places, the writer needs the one that is being read."""
+def test_a_version_whose_place_is_still_read_is_left_out() -> None:
+    """So no reader sees weights of two versions, and the learner waits for nobody."""
     owned = model()
     weights = SharedWeights(owned, version=0, size=2)
     publish(weights, owned, 0)
     with reader(weights) as process:
-        publish(weights, owned, 1)
-        blocked = Background(publish, weights, owned, 2)
-        blocked.wait_until_blocked()
-        assert weights.version == 1 and weights.holds(0)
+        for version, newest in ((1, 1), (2, 1), (3, 3)):
+            publish(weights, owned, version)
+            assert weights.version == newest
         said, _ = process.communicate(timeout=SOON)
-        blocked.result()
-    assert said == "{0.0}\n" and weights.version == 2
+    assert said == "{0.0}\n"
+    publish(weights, owned, 4)
+    assert weights.version == 4
 
 
-def test_a_reader_that_is_killed_while_it_reads_blocks_nobody() -> None:
+def test_a_reader_that_is_killed_while_it_reads_keeps_no_place() -> None:
     owned = model()
     weights = SharedWeights(owned, version=0, size=2)
     with reader(weights) as process:
         with pytest.raises(BlockingIOError):  # it does hold the place of version 0, and of 2
             fcntl.lockf(weights.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
-        publish(weights, owned, 1)  # the other place is free
-        blocked = Background(publish, weights, owned, 2)
         process.kill()
-        blocked.result()
+        process.wait()
+        publish(weights, owned, 2)
     assert weights.version == 2
-
-
-def test_who_does_not_wait_leaves_out_a_version_whose_place_is_still_read() -> None:
-    owned = model()
-    weights = SharedWeights(owned, size=2)
-    with reader(weights):
-        assert weights.publish_if_free(owned, 1)
-        assert not weights.publish_if_free(owned, 2)
-        assert weights.version == 1 and weights.holds(0) and weights.holds(1)
-        assert weights.publish_if_free(owned, 3) and weights.version == 3
-    assert weights.publish_if_free(owned, 4) and weights.version == 4
 
 
 def test_a_place_holds_no_version_while_it_is_written() -> None:
     class Looking(nn.Linear):
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # asked for in the middle
-            found.append((weights.version, weights.holds(1), weights.holds(3)))
+            found.append((weights.version, weights._holds(1), weights._holds(3)))
             return super().state_dict(*args, **kwargs)
 
     found: list[tuple[int, bool, bool]] = []
@@ -154,7 +171,7 @@ def test_a_place_holds_no_version_while_it_is_written() -> None:
     weights = SharedWeights(owned, version=1, size=2)
     looking = Looking(2, 2)
     weights.publish(looking, 3)
-    assert found == [(1, False, False)] and weights.holds(3) and not weights.holds(1)
+    assert found == [(1, False, False)] and weights._holds(3) and not weights._holds(1)
 
 
 def test_the_largest_fixed_lag_fits_the_ring() -> None:

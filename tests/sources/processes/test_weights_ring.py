@@ -12,30 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from background import Background
 from torch import nn
 
-from torchbeast.schemes.ray_source import FleetWeights
-from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.weights_ring import RingAddress, address_of, opened
+from torchbeast.sources.processes.weights import RingAddress, SharedWeights, address_of, opened
 
 READER = """
 import json, sys
 import torch
-from torchbeast.sources.processes.weights_ring import RingAddress, opened
+from torchbeast.sources.processes.weights import RingAddress, opened
 replica = torch.nn.Linear(2, 2)
 ring = opened(RingAddress(*json.loads(sys.argv[1])), replica)
 print(ring.refresh(replica, None), set(replica.weight.flatten().tolist()))
-"""
-
-HOLDER = """
-import fcntl, json, sys
-import torch
-from torchbeast.sources.processes.weights_ring import RingAddress, opened
-ring = opened(RingAddress(*json.loads(sys.argv[1])), torch.nn.Linear(2, 2))
-with ring._locked(ring.version % ring.size, fcntl.LOCK_SH):
-    print("held", flush=True)
-    sys.stdin.read()
 """
 
 
@@ -67,25 +54,6 @@ def test_versions_that_are_published_later_are_read_too() -> None:
     assert torch.equal(replica.weight, model.weight)
 
 
-def test_a_worker_that_is_stopped_while_it_reads_keeps_no_learner_waiting() -> None:
-    model = nn.Linear(2, 2)
-    weights = FleetWeights(model, 8)
-    told: list[int] = []
-    weights.on_publish = lambda: told.append(weights.version)
-
-    def publish() -> None:
-        for version in range(9, 17):
-            weights.publish(model, version)
-
-    command = [sys.executable, "-c", HOLDER, json.dumps(address(weights.ring))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"held\n"
-        Background(publish).result()
-        assert process.stdin is not None
-        process.stdin.close()
-    assert told == [9, 10, 11, 13, 14, 15], "12 and 16 have the place of 8"
-
-
 def test_another_file_behind_the_same_path_is_not_opened(tmp_path: Path) -> None:
     """Another process with the same number, in a container, may hold anything by that number."""
     there, other = address(made()), tmp_path / "other"
@@ -93,7 +61,7 @@ def test_another_file_behind_the_same_path_is_not_opened(tmp_path: Path) -> None
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)  # to open it would wait for a writer
     for path in (other, fifo):
-        assert opened(there._replace(path=str(path)), nn.Linear(2, 2)) is None
+        assert opened(there._replace(file=str(path)), nn.Linear(2, 2)) is None
     own = os.stat(other)
     wrong_inode = RingAddress("a node", str(other), own.st_dev, own.st_ino + 1, 4)
     assert opened(wrong_inode, nn.Linear(2, 2)) is None
@@ -101,7 +69,7 @@ def test_another_file_behind_the_same_path_is_not_opened(tmp_path: Path) -> None
 
 def test_a_process_that_is_gone_or_hidden_has_no_ring() -> None:
     there = address(made())
-    assert opened(there._replace(path="/proc/0/fd/3"), nn.Linear(2, 2)) is None
+    assert opened(there._replace(file="/proc/0/fd/3"), nn.Linear(2, 2)) is None
     assert opened(None, nn.Linear(2, 2)) is None
 
 
@@ -114,8 +82,11 @@ def test_a_ring_of_larger_weights_than_the_file_holds_is_not_opened() -> None:
     assert open_files() == before
 
 
-def test_a_learner_outside_the_cluster_shares_nothing() -> None:
-    assert address_of(made(), "") is None
+def test_a_learner_outside_the_cluster_shares_with_its_children_alone() -> None:
+    ring = made()
+    assert address_of(ring, "") is None
+    reader = opened(address_of(ring, "", is_inherited=True), nn.Linear(2, 2))
+    assert reader is not None and reader.version == 8
 
 
 def test_a_reader_that_is_dropped_keeps_no_file_open() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,17 +17,18 @@ from torch import nn
 
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import EnvSpec
-from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.weights_ring import address_of
-from torchbeast.sources.processes.worker import (
-    Ended,
-    Failed,
-    Played,
-    ReceivedWeights,
-    RolloutWorker,
+from torchbeast.sources.processes.fleet import Failed, Played, Started
+from torchbeast.sources.processes.rollout_buffers import SharedRollouts
+from torchbeast.sources.processes.weights import (
+    SentWeights,
+    SharedWeights,
+    address_of,
     packed,
+    unpacked,
 )
+from torchbeast.sources.processes.worker import RolloutWorker
 
 SETUP = Setup(env_id="source_envs:Numbered")
 
@@ -46,7 +46,7 @@ class Mixed(nn.Module):
 
 
 def test_every_dtype_and_shape_arrives() -> None:
-    sent, replica, weights = Mixed(), Mixed(), ReceivedWeights()
+    sent, replica, weights = Mixed(), Mixed(), SentWeights()
     weights.receive(3, packed(sent))
     assert weights.refresh(replica, None) == 3
     for name, tensor in sent.state_dict().items():
@@ -54,7 +54,7 @@ def test_every_dtype_and_shape_arrives() -> None:
 
 
 def test_published_weights_are_a_copy() -> None:
-    model, replica, weights = Mixed(), Mixed(), ReceivedWeights()
+    model, replica, weights = Mixed(), Mixed(), SentWeights()
     before = model.weight.detach().clone()
     weights.receive(3, packed(model))
     with torch.no_grad():
@@ -64,18 +64,19 @@ def test_published_weights_are_a_copy() -> None:
 
 
 def test_parameters_act_where_they_are_and_buffers_may_be_written_to() -> None:
-    sent, replica, weights = packed(Mixed()), Mixed(), ReceivedWeights()
+    sent, replica, weights = packed(Mixed()), Mixed(), SentWeights()
     weights.receive(3, sent)
     weights.refresh(replica, None)
-    assert replica.weight.data_ptr() == sent["weight"].ctypes.data
+    shared = unpacked(sent, replica)
+    assert replica.weight.data_ptr() == shared["weight"].data_ptr()
     replica.count += 1
     replica.mask.zero_()
-    assert replica.count == 8 and sent["count"].view(np.int64) == [7] and sent["mask"].any()
+    assert replica.count == 8 and shared["count"] == 7 and shared["mask"].any()
 
 
 def test_a_recurrent_layer_acts_with_the_newest_weights() -> None:
     """It keeps its parameters in a list too."""
-    inputs, replica, weights = torch.randn(4, 2, 3), nn.LSTM(3, 5), ReceivedWeights()
+    inputs, replica, weights = torch.randn(4, 2, 3), nn.LSTM(3, 5), SentWeights()
     for version in (1, 2):
         sent = nn.LSTM(3, 5)
         weights.receive(version, packed(sent))
@@ -90,7 +91,7 @@ def test_a_network_acts_with_the_newest_weights_by_any_name_that_it_has_for_them
             self.layer = nn.Linear(3, 2)
             self.weights = [self.layer.weight]
 
-    replica, weights = Aliased(), ReceivedWeights()
+    replica, weights = Aliased(), SentWeights()
     sent = Aliased()
     weights.receive(1, packed(sent))
     weights.refresh(replica, None)
@@ -98,17 +99,17 @@ def test_a_network_acts_with_the_newest_weights_by_any_name_that_it_has_for_them
 
 
 def test_embeddings_that_acting_renormalises_are_a_copy() -> None:
-    replica, weights = nn.Sequential(nn.Embedding(4, 8, max_norm=0.5)), ReceivedWeights()
+    replica, weights = nn.Sequential(nn.Embedding(4, 8, max_norm=0.5)), SentWeights()
     sent = packed(nn.Sequential(nn.Embedding(4, 8)))
-    before = sent["0.weight"].copy()
+    before = sent.copy()
     weights.receive(1, sent)
     weights.refresh(replica, None)
     assert (replica(torch.arange(4)).norm(dim=1) < 0.51).all()
-    np.testing.assert_array_equal(sent["0.weight"], before)
+    np.testing.assert_array_equal(sent, before)
 
 
 def test_a_buffer_with_two_names_is_a_copy() -> None:
-    replica, weights = nn.Module(), ReceivedWeights()
+    replica, weights = nn.Module(), SentWeights()
     shared = torch.zeros(2)
     replica.register_buffer("first", shared)
     replica.register_buffer("second", shared)
@@ -117,16 +118,15 @@ def test_a_buffer_with_two_names_is_a_copy() -> None:
     weights.refresh(replica, None)
     assert isinstance(replica.second, torch.Tensor)
     replica.second += 1
-    assert not sent["second"].any()
+    assert not sent.any()
 
 
-def test_weights_that_are_held_are_not_loaded_again() -> None:
-    replica, weights = Mixed(), ReceivedWeights()
-    weights.receive(3, {})
-    assert weights.refresh(replica, held=3) == 3
-    weights.close()
-    with pytest.raises(Ended):
-        weights.refresh(replica, held=3)
+def test_weights_that_are_held_are_not_loaded_again_and_others_are_not_taken_for_them() -> None:
+    replica, weights = Mixed(), SentWeights()
+    weights.receive(3, np.empty(0))
+    assert weights.refresh(replica, held=3, wanted=3) == 3
+    with pytest.raises(LookupError, match="version 4 was not sent; the newest one is 3"):
+        weights.refresh(replica, held=3, wanted=4)
 
 
 class Held(Numbered):
@@ -155,6 +155,8 @@ def arguments(env: str) -> dict[str, Any]:
         "first_env": 0,
         "seed": 1,
         "ring": None,
+        "slots": None,
+        "num_slots": 2,
     }
 
 
@@ -168,26 +170,31 @@ def threads() -> Iterator[None]:
 
 def start(worker: RolloutWorker, env: str) -> Any:
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
-    return worker.start(arguments(env), 7, packed(agent.model))
+    return worker.start(arguments(env), (7, packed(agent.model)))
 
 
-def test_an_end_in_the_middle_of_a_rollout_closes_the_environments(threads: None) -> None:
+def play(worker: RolloutWorker, rollout: int = 0) -> Any:
+    return worker.play(0, rollout, None, None)
+
+
+def test_an_end_in_the_middle_of_a_rollout_ends_it_and_all_later_ones(threads: None) -> None:
     worker = RolloutWorker("actor 0")
     start(worker, f"{__name__}:Held")
-    playing = Background(worker.play, 0)
+    playing = Background(play, worker)
     assert Held.began.wait(30)
-    ending = Background(worker.end)
-    assert worker.activity().stage == "environment" and not Held.closed.is_set()
+    worker.end()
+    assert worker.activity().stage == "environment" and not playing.ended
     Held.may_end.set()
-    assert playing.result() is None
-    ending.result()
+    assert playing.result() is None and play(worker, 1) is None
+    assert not Held.closed.is_set()
+    worker.close()
     assert Held.closed.is_set()
 
 
 def test_what_an_environment_raises_is_a_result(threads: None) -> None:
     worker = RolloutWorker("actor 0")
     assert not isinstance(start(worker, "source_envs:Raises"), Failed)
-    failed = worker.play(0)
+    failed = play(worker)
     assert isinstance(failed, Failed) and "the joystick is gone" in failed.error
     assert not failed.usage and worker.activity().steps == 2 * 3
 
@@ -197,58 +204,69 @@ def test_one_that_cannot_be_made_is_a_mistake_of_the_user(threads: None) -> None
     assert isinstance(failed, Failed) and failed.usage and "NoSuchClass" in failed.error
 
 
+def near(ring: SharedWeights, node: str = "") -> dict[str, Any]:
+    address = address_of(ring, "elsewhere", is_inherited=True)
+    assert address is not None
+    short = {**arguments("source_envs:Numbered"), "unroll_length": 3}
+    return {**short, "ring": address._replace(node=node)}
+
+
 def test_a_worker_that_reaches_the_learners_weights_acts_with_them(threads: None) -> None:
     """And with what it is sent where it does not."""
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
     ring = SharedWeights(agent.model, version=7)
     worker = RolloutWorker("actor 0")
-    for address, reads, version in [(address_of(ring, "node"), True, 9), (None, False, 5)]:
-        given = {**arguments("source_envs:Numbered"), "unroll_length": 3, "ring": address}
-        assert worker.start(given, 5, packed(agent.model)).reads_weights == reads
+    for node, reads, version in [("", True, 9), ("another node", False, 5)]:
+        started = worker.start(near(ring, node), (5, packed(agent.model)))
+        assert isinstance(started, Started) and started.reads_weights == reads
         ring.publish(agent.model, 9)
-        played = worker.play(0)
+        played = play(worker)
         assert isinstance(played, Played)
         assert played.arrays["policy_version"][1:].tolist() == [[version, version]] * 3
-        worker.end()
+        worker.close()
 
 
-def test_weights_that_are_read_are_loaded_in_place_of_those_that_are_given() -> None:
-    sent, given, replica, weights = Mixed(), Mixed(), Mixed(), ReceivedWeights()
-    weights.receive(9, packed(given))
-    weights.read_from(SharedWeights(sent, version=7))
-    assert weights.version == 7 == weights.refresh(replica, None)
-    assert torch.equal(replica.weight, sent.weight)
-    assert not torch.equal(replica.weight, given.weight)
+def test_weights_that_are_sent_with_a_rollout_act_in_it(threads: None) -> None:
+    agent = make_agent(SETUP.actor(), *SETUP.spaces())
+    worker, sent = RolloutWorker("actor 0"), packed(agent.model)
+    worker.start({**arguments("source_envs:Numbered"), "unroll_length": 3}, (5, sent))
+    played = worker.play(0, 0, 6, (6, sent))
+    assert isinstance(played, Played) and (played.arrays["policy_version"][1:] == 6).all()
+    assert isinstance(worker.play(0, 1, 8, None), Failed), "it was not sent 8"
+    worker.close()
 
 
-def test_weights_that_are_not_needed_any_more_are_let_go(threads: None) -> None:
+def test_weights_that_are_not_needed_are_not_even_fetched(threads: None) -> None:
     """They are in the object store, which would keep a version for every worker."""
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
+    worker = RolloutWorker("actor 0")
     ring = SharedWeights(agent.model, version=7)
-    address, worker = address_of(ring, "node"), RolloutWorker("actor 0")
-    sent = packed(agent.model)
-    arrays = [weakref.ref(array) for array in sent.values()]
-    worker.start({**arguments("source_envs:Numbered"), "ring": address}, 7, sent)
-    del sent
-    assert [array() for array in arrays] == [None] * len(arrays)
-    worker.end()
+    worker.start(near(ring), (7, "a reference"))
+    assert worker._sent.version == 0
+    worker.close()
 
 
-def test_an_end_is_noticed_while_weights_are_read(threads: None) -> None:
-    model = Mixed()
-    weights = ReceivedWeights()
-    weights.read_from(SharedWeights(model, version=7))
-    weights.close()
-    with pytest.raises(Ended):
-        weights.refresh(model, held=7)
+def test_a_rollout_is_written_into_a_slot_that_is_shared(threads: None) -> None:
+    agent = make_agent(SETUP.actor(), *SETUP.spaces())
+    ours = SharedRollouts(RolloutSpec(agent, (), 3), num_envs=2, num_slots=2)
+    worker = RolloutWorker("actor 0")
+    ring = SharedWeights(agent.model, version=7)
+    worker.start({**near(ring), "slots": ours.descriptor}, None)
+    for slot in (1, 0):
+        played = worker.play(slot, 4 + slot, None, None)
+        assert isinstance(played, Played) and played.arrays is None
+    assert [slot["rollout_index"].flatten().tolist() for slot in ours.slots] == [[4] * 8, [5] * 8]
+    worker.close()
 
 
 def test_a_worker_may_be_started_again(threads: None) -> None:
     worker = RolloutWorker("actor 0")
     start(worker, "source_envs:Raises")
     worker.end()
+    worker.close()
     start(worker, "source_envs:Numbered")
     worker._arguments = {**worker._arguments, "unroll_length": 3}
-    played = worker.play(0)
+    played = play(worker)
     assert isinstance(played, Played) and played.activity.steps == 2 * 3
     assert played.arrays["policy_version"][1:4].tolist() == [[7, 7]] * 3
+    worker.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.weights import SharedWeights
 
 
 def model() -> nn.Module:

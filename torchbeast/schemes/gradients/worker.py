@@ -42,8 +42,9 @@ from torchbeast.processes.child_main import failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.gradients.contract import Make, Place
 from torchbeast.sources.joint import Report, report_of
+from torchbeast.sources.processes.fleet import Failed
 from torchbeast.sources.processes.fleet import Place as Where
-from torchbeast.sources.processes.worker import Failed, Packed, unpacked
+from torchbeast.sources.processes.weights import Packed, unpacked
 
 Meeting = tuple[str, int, str]
 """Host and port of a store at which ranks meet, and the device of their gradients, "cpu" or "cuda".

@@ -39,7 +39,7 @@ from torchbeast.schemes.gradients.worker import Contributed, Meeting, as_tensor,
 from torchbeast.sources.contract import WAIT_S, Away
 from torchbeast.sources.joint import JointBatch, JointLearner, Report, total
 from torchbeast.sources.processes.fleet import Fleet, Place, Worker, WorkerLost
-from torchbeast.sources.processes.worker import packed
+from torchbeast.sources.processes.weights import packed
 
 WORKER = "torchbeast.schemes.gradients.worker:GradientWorker"
 """The class of the workers that a fleet has to make."""

@@ -16,17 +16,14 @@ import dataclasses
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.actors.registry import Agent
 from torchbeast.core.ambient import one_thread
 from torchbeast.core.device import dtype_for
 from torchbeast.core.envs.vec_env import VecEnv
@@ -36,9 +33,8 @@ from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
-from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away, Weights
-from torchbeast.sources.processes.activity import local_activity
+from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away, Learner
+from torchbeast.sources.processes.activity import Activity
 from torchbeast.sources.processes.player import Player
 from torchbeast.sources.processes.rollout_buffers import (
     Batch,
@@ -47,22 +43,6 @@ from torchbeast.sources.processes.rollout_buffers import (
     slot_bytes,
     slot_fields,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalSourceConfig:
-    """Settings of the collection of rollouts."""
-
-    num_envs: int
-    precision: Precision  # of the actor's features, on the CPU
-    rollouts: RolloutConfig
-    extras: tuple[str, ...]  # names of the outputs of acting to put into rollouts
-    mode: Mode  # in which actions are chosen
-    num_batches: int = 1  # taken and not given back yet
-    spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
-    info_keywords: tuple[str, ...]  # numbers in the info of a game's last step to keep
-    stops_early: Callable[[float], bool] | None = None  # whether this share of a batch will do
-    seed: int
 
 
 class LocalSource:
@@ -84,36 +64,35 @@ class LocalSource:
 
     def __init__(
         self,
-        agent: Agent,
-        weights: Weights,
-        device: torch.device,
+        learner: Learner[Any],
+        info_keywords: Sequence[str],
+        precision: Precision,
         make_env: Callable[[int], VecEnv],
-        config: LocalSourceConfig,
+        num_envs: int,
+        stops_early: Callable[[float], bool] | None = None,
     ) -> None:
         """Allocates buffers; environments are made when the first batch is asked for.
 
-        device: the learner's; batches for a GPU are in pinned memory.
-        make_env: makes this number of environments.
+        info_keywords: numbers in the info of a game's last step to keep. precision: of the actor's
+        features, on the CPU. make_env: makes this number of environments. stops_early: whether this
+        share of a batch will do.
         """
-        self._config = config
-        rollouts, pin = config.rollouts, device.type == "cuda"
-        spec = RolloutSpec(agent, config.extras, rollouts.unroll_length, config.info_keywords)
+        self._rollouts, self._num_envs, self._stops = learner.rollouts, num_envs, stops_early
+        length, size = learner.rollouts.unroll_length, learner.rollouts.batch_size
+        spec = RolloutSpec(learner.agent, learner.extras, length, info_keywords)
+        pin = learner.device.type == "cuda"
         batches = [
-            Batch(spec, rollouts.batch_size, pin, config.spare_columns)
-            for _ in range(config.num_batches)
+            Batch(spec, size, pin, learner.spare_columns) for _ in range(learner.batches_at_once)
         ]
         self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         for batch in batches:
             self._free.put(batch)
         self._closed = threading.Event()
-        actor = copy.deepcopy(agent.model).to("cpu")
-        actor.compute_dtype = dtype_for(
-            config.precision, torch.device("cpu"), actor.feature_weights()
-        )
-        newest = _NewestWeights(weights, self._closed)
-        slot = slot_fields(spec, config.num_envs)
-        self._player = _RolloutPlayer(actor, newest, make_env, slot, config)
-        held = slot_bytes(spec, config.num_envs)
+        actor = copy.deepcopy(learner.agent.model).to("cpu")
+        actor.compute_dtype = dtype_for(precision, torch.device("cpu"), actor.feature_weights())
+        slot = slot_fields(spec, num_envs)
+        self._player = _RolloutPlayer(actor, learner, make_env, num_envs, slot)
+        held = slot_bytes(spec, num_envs)
         self.num_bytes = sum(batch.num_bytes for batch in batches) + held
         self._lock = threading.Lock()  # held while a thread plays
         self._supervisor: Supervisor | None = None
@@ -150,20 +129,17 @@ class LocalSource:
 
     def status(self) -> dict[str, int]:
         """Returns counts by the names of log columns; no rollout ever waits for the learner."""
-        return {
-            "learner_queue_size": 0,
-            "live_actors": 1,
-            "collected_steps": self._player.activity.steps(),
-        }
+        steps = self._player.activity.report().steps
+        return {"learner_queue_size": 0, "live_actors": 1, "collected_steps": steps}
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds spent since the start, by stage; queueing: while nobody asks."""
-        seconds = self._player.activity.seconds()
+        seconds = self._player.activity.report().seconds
         return {stage: seconds[stage] for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
         """Describes a step of the environments that takes over WAIT_S."""
-        stage, seconds = self._player.activity.present()
+        stage, seconds, *_ = self._player.activity.report()
         if stage != "environment" or seconds < WAIT_S:
             return ""
         return f"the environments have been in one step for {seconds:.0f} s"
@@ -181,8 +157,6 @@ class LocalSource:
             try:
                 with one_thread():  # a row is small: more of them would mostly wait
                     return self._played(batch)
-            except _Closed:
-                return None
             except (UsageError, RunError) as error:
                 self._supervisor.fail("environments", error)
                 return None
@@ -193,26 +167,26 @@ class LocalSource:
                 self._player.forget()
                 raise
 
-    def _played(self, batch: Batch) -> list[int]:
+    def _played(self, batch: Batch) -> list[int] | None:
         lengths: list[int] = []
         while batch.missing:
             first, count = self._player.columns(
                 batch.missing, functools.partial(self._goes_on, lengths)
             )
+            if self._closed.is_set():
+                return None
             batch.add(self._player.slot, first, count)
             lengths += [self._player.length] * count
         return lengths
 
     def _goes_on(self, lengths: list[int], t: int) -> bool:
         """Says whether to play on after t steps; lengths: of the columns that the batch has."""
-        stops, rollouts = self._config.stops_early, self._config.rollouts
-        if stops is None:
-            return True
-        missing = min(rollouts.batch_size - len(lengths), self._config.num_envs)
+        if self._stops is None or self._closed.is_set():
+            return not self._closed.is_set()
+        batch_size, length = self._rollouts.batch_size, self._rollouts.unroll_length
+        missing = min(batch_size - len(lengths), self._num_envs)
         collected = sum(lengths) + missing * t
-        return collected == 0 or not stops(
-            collected / (rollouts.batch_size * rollouts.unroll_length)
-        )
+        return collected == 0 or not self._stops(collected / (batch_size * length))
 
 
 def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
@@ -227,56 +201,34 @@ def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
     return dataclasses.replace(rollout, valid=valid, collected=sum(lengths))
 
 
-class _Closed(Exception):
-    """The source was closed while it played."""
-
-
-class _NewestWeights:
-    """The newest weights for a Player, before every step; raises _Closed once the source is."""
-
-    def __init__(self, weights: Weights, closed: threading.Event) -> None:
-        self._weights, self._closed = weights, closed
-
-    @property
-    def version(self) -> int:
-        """Newest version."""
-        return self._weights.version
-
-    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
-        """Loads the newest weights unless `replica` holds them; returns their version."""
-        if self._closed.is_set():
-            raise _Closed
-        return self._weights.refresh(replica, held)
-
-
 class _RolloutPlayer:
     """Plays rollouts of E environments into one slot, from which columns are taken in order."""
 
     def __init__(
         self,
         actor: Actor,
-        weights: _NewestWeights,
+        learner: Learner[Any],
         make_env: Callable[[int], VecEnv],
+        num_envs: int,
         slot: dict[str, Any],
-        config: LocalSourceConfig,
     ) -> None:
-        self.activity = local_activity()
-        self._actor, self._weights, self._make_env = actor, weights, make_env
+        self.activity = Activity()
+        self._actor, self._learner, self._make_env = actor, learner, make_env
         self.length = 0  # steps of the rollout that is in the slot
         self.slot: RolloutArrays = map_leaves(lambda spec: np.empty(spec.shape, spec.dtype), slot)
-        self._config = config
+        self._num_envs = num_envs
         self._env: VecEnv | None = None
         self._incarnation = 0
         self._next_rollout = 0
-        self._taken = config.num_envs  # columns of the slot that are in batches already
+        self._taken = num_envs  # columns of the slot that are in batches already
 
     def columns(self, wanted: int, goes_on: Callable[[int], bool]) -> tuple[int, int]:
         """Returns the first of the slot's columns to take next, and how many, at most `wanted`.
         Plays a rollout when none are left; goes_on: see Player.play.
         """
-        if self._taken == self._config.num_envs:
+        if self._taken == self._num_envs:
             self._play(goes_on)
-        first, count = self._taken, min(wanted, self._config.num_envs - self._taken)
+        first, count = self._taken, min(wanted, self._num_envs - self._taken)
         self._taken += count
         return first, count
 
@@ -285,7 +237,7 @@ class _RolloutPlayer:
         env, self._env = self._env, None
         self._incarnation += 1
         self._next_rollout += 1  # marks a gap
-        self._taken = self._config.num_envs
+        self._taken = self._num_envs
         if env is not None:
             env.close()
 
@@ -293,14 +245,15 @@ class _RolloutPlayer:
         if self._env is None:
             self._open()
         writer = SlotWriter(self.slot, self._loop.acted.state, 0, self._next_rollout)
-        length = self._config.rollouts.unroll_length
+        length = self._learner.rollouts.unroll_length
         self.length = self._player.play(writer, length, None, goes_on)
         self._next_rollout += 1
         self._taken = 0
 
     def _open(self) -> None:
-        config = self._config
-        self._env = self._make_env(config.num_envs)
-        seed = seed_of(seed_of(config.seed, "actor", 0, self._incarnation), "environments")
+        learner = self._learner
+        self._env = self._make_env(self._num_envs)
+        seed = seed_of(seed_of(learner.seed, "actor", 0, self._incarnation), "environments")
         self._loop = EnvLoop(self._env, self._actor, seed)
-        self._player = Player(self._loop, self._actor, self._weights, self.activity, config.mode)
+        weights, mode = learner.weights, learner.mode
+        self._player = Player(self._loop, self._actor, weights, self.activity, mode)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main module of the processes of a LocalFleet; started by local_fleet.py, never by a user.
+"""The main module of the processes of a LocalFleet; started by fleet.py, never by a user.
 
     socket  requests (number, method, arguments) and answers (number, result), both pickled
     stdin   the process ends when it is closed, which also happens when its parent dies
@@ -32,7 +32,7 @@ from torchbeast.processes.child_main import (
     take_stdout,
 )
 from torchbeast.processes.system import available_cores
-from torchbeast.sources.processes.worker import Failed
+from torchbeast.sources.processes.fleet import Failed
 
 _MAIN_LANE = ""
 
@@ -97,8 +97,7 @@ class Answering:
         try:
             return getattr(self._worker, method)(*arguments)
         except Exception as error:
-            report = failure(error)
-            return Failed(report["error"], report["usage"])
+            return Failed.by(error)
 
 
 if __name__ == "__main__":

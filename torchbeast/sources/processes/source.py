@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MonoBeast's source: actor processes -> rollouts in shared memory -> batches. Python only.
+"""The source of a fleet of workers: rollouts -> batches. Python only.
 
-    actor 0 [env x E, model] ---+                       +--> batches() --> the learner
-    actor 1 [env x E, model] ---+-- slots -- collector -+
-         ^                      |   (shared memory)     the batch in preparation
-         +-- weights, grants ---+
+    worker 0 [env x E, model] --+                                      +--> batches() --> learner
+    worker 1 [env x E, model] --+-- rollouts -- dispatcher, collector -+
+         ^                      |                     the batch in preparation
+         +-- play(), load() ----+
 
-A slot is granted to one actor process, which writes a rollout of all its environments into it and
-reports it. The collector thread copies its columns into the batch in preparation and grants the
-slot again. This module alone decides which process acts when, and with which weights.
+A slot is room for a rollout of all environments of a worker. It is granted to the worker, which
+plays the rollout. Child processes write it into a slot in shared memory, Ray's actors return it as
+arrays. The collector copies its columns into the batch in preparation, and the slot is free to be
+granted again. This module alone decides which worker acts when, and with which weights.
 
-By default the learner takes rollouts in the order of their completion, and every action is chosen
-with the newest weights. With a fixed lag of K it takes the rollouts of the processes in turn. The
-slot of a rollout is granted once the weights exist that will be K updates old in its update, so the
-run is reproducible however fast its processes are. On demand, every process gets a slot when the
-learner asks for the next batch, and acts with the weights of then.
+By default the learner takes rollouts in the order of their completion, nobody waits for a slow
+worker, and every action is chosen with the newest weights. Workers read them from the learner's
+memory; to those that cannot they are sent, and one that still fetches a version gets the newest
+next. With a fixed lag of K the learner takes the rollouts of the workers in turn. The slot of a
+rollout is granted once the weights exist that will be K updates old in its update, so the run is
+reproducible however fast its workers are. On demand, every worker gets a slot when the learner asks
+for the next batch, and acts with the weights of then.
+
+A worker that dies is replaced by one that begins new episodes, with seeds of its own. One that is
+lost with its node is too, wherever there is room, and until then the run does without it.
 """
 
 from __future__ import annotations
@@ -24,77 +30,69 @@ import contextlib
 import functools
 import itertools
 import logging
-import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
-from torchbeast.core.actors.contract import Mode
-from torchbeast.core.actors.registry import Agent
 from torchbeast.core.checks import require
-from torchbeast.core.specs import ActorSpec, Precision
+from torchbeast.core.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.child_process import ChildProcess, end_all
+from torchbeast.errors import RunError
+from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.places import Deaths, Places
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
-from torchbeast.sources.config import RolloutConfig, split_evenly
-from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
-from torchbeast.sources.processes.activity import DOING, HANG_S, Activity, SharedActivities
+from torchbeast.sources.config import split_evenly
+from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away, Learner
 from torchbeast.sources.processes.collector import Collector, Written
-from torchbeast.sources.processes.config import ProcessesConfig
+from torchbeast.sources.processes.config import BufferedActorsConfig
+from torchbeast.sources.processes.fleet import (
+    ActivityReport,
+    Failed,
+    Fleet,
+    Place,
+    Played,
+    Started,
+    Worker,
+    WorkerLost,
+)
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, slot_bytes
-from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.weights import SharedWeights, address_of
 
-_log = logging.getLogger("torchbeast.mono")
+WORKER = "torchbeast.sources.processes.worker:RolloutWorker"
+"""The class of the workers that a fleet has to make."""
 
-_HANG_POLL_S = 1.0
+_log = logging.getLogger("torchbeast.actors")
 
+_POLL_S = 1.0  # between two questions to each worker what it does
+_WAITING_FOR_ROOM = "no room yet"  # a stage of ours: its worker is nowhere yet
+_SILENT = "silent"  # another one: it has a rollout to play, and does not say that it does
+_DOING = {
+    "environment": "in one step of its environments",
+    "inference": "choosing one action",
+    "starting": "starting",
+    _SILENT: "without an answer",
+}
+"""What a worker is doing that has been in a stage for long; in the others it waits its turn."""
 
-@dataclass(frozen=True, kw_only=True)
-class MonoSourceConfig:
-    """Settings of the collection of rollouts."""
+_HANG_S = 600.0
+"""Longest stay in one stage of `_DOING`; PolyBeast waits as long for one step."""
 
-    env: EnvSpec
-    actor: ActorSpec  # every process makes its own copy of the network
-    precision: Precision  # of the actors' features, on the CPU
-    processes: ProcessesConfig  # with a fixed lag whole rollouts must fill a batch
-    rollouts: RolloutConfig
-    extras: tuple[str, ...]  # names of the outputs of acting to put into rollouts
-    mode: Mode  # in which actions are chosen
-    num_batches: int = 2  # one in preparation, the others used by learner threads
-    spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
-    # Collect nothing before a batch is asked for; one thread asks. Needs a fixed lag of 0, and a
-    # batch of all environments.
-    on_demand: bool = False
-    seed: int
+_NEVER = sys.maxsize  # a version that nobody publishes
 
-    def __post_init__(self) -> None:
-        wanted, given = self.processes.environments(), self.rollouts.batch_size
-        require(
-            not self.on_demand or (self.processes.fixed_lag == 0 and given == wanted),
-            f"rollouts on demand need fixed_lag 0 and a batch_size of num_actors {wanted}, got "
-            f"fixed_lag {self.processes.fixed_lag} and batch_size {given}",
-        )
+Event = Callable[[], None]
 
 
-def ring_size(fixed_lag: int | None) -> int:
-    """Returns the number of versions of the weights that shared memory must hold."""
-    return 4 if fixed_lag is None else fixed_lag + 2
+class FleetSource:
+    """Yields batches of rollouts from the workers of a fleet.
 
-
-class MonoSource:
-    """Yields batches of rollouts from actor processes of this machine.
-
-    Threads: `start` adds two to the supervisor, the collector and one that ends hanging processes;
-    every process has threads that watch it. When the run ends, the supervisor closes the source,
-    which wakes every waiting thread; `end` ends the processes. `batches` may be iterated from
+    Threads: `start` adds two to the supervisor, the dispatcher, which alone talks to workers, and
+    the collector. When the run ends, the supervisor closes the source, which wakes every waiting
+    thread; the fleet ends the workers. `batches` may be iterated from
     several threads, each with its own iterator. A batch shares memory with the source and is valid
     until its iterator advances or ends.
     """
@@ -103,78 +101,89 @@ class MonoSource:
 
     def __init__(
         self,
-        agent: Agent,
-        weights: SharedWeights,
-        device: torch.device,
-        config: MonoSourceConfig,
+        learner: Learner[SharedWeights],
+        env: EnvSpec,
+        precision: Precision,
+        fleet: Fleet,
+        actors: BufferedActorsConfig,
+        num_workers: int,
+        fixed_lag: int | None = None,
+        on_demand: bool = False,
     ) -> None:
         """Allocates buffers and shared memory.
 
-        device: the learner's; batches for a GPU are in pinned memory.
+        precision: of the workers' features, on the CPU. fleet: of WORKERs. actors: with a fixed lag
+        whole rollouts must fill a batch. on_demand: collect nothing before a batch is asked for;
+        one thread asks. It needs a fixed lag of 0, and a batch of all environments.
         """
-        self._config = config
-        self._batch_size = config.rollouts.batch_size
-        self._fixed_lag = config.processes.fixed_lag
-        self._weights = weights
-        self._done: queue.Queue[tuple[_Actor, int] | None] = queue.Queue()
-        self.granting = threading.Lock()  # held by who grants slots
-        self._places = Places(_log)
-        length, keywords = config.rollouts.unroll_length, config.env.options.info_keywords
-        spec, pin = RolloutSpec(agent, config.extras, length, keywords), device.type == "cuda"
-        processes, num_processes = config.processes, config.processes.processes()
-        num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
-        self._rollout_bytes = slot_bytes(spec, processes.environments())
-        self._collector = Collector(
-            Batch(spec, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
+        self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
+        require(
+            not on_demand or (fixed_lag == 0 and self._batch_size == num_envs),
+            f"rollouts on demand need fixed_lag 0 and a batch_size of num_actors {num_envs}, got "
+            f"fixed_lag {fixed_lag} and batch_size {self._batch_size}",
         )
-        counts = split_evenly(processes.environments(), num_processes)
-        self._activities = SharedActivities(num_processes)
+        self._learner, self._env, self._precision, self._fleet = learner, env, precision, fleet
+        self._weights, self._lag, self._on_demand = learner.weights, fixed_lag, on_demand
+        self._first_version = self._weights.version
+        self._asked = 0  # batches, on demand
+        self._asked_version = _NEVER  # of the weights for the last one
+        self._is_asked = False  # for a batch that was not taken yet
+        self._events: queue.Queue[Event | None] = queue.Queue()
+        self._played: queue.Queue[tuple[_Actor, Written] | None] = queue.Queue()
+        self._stored: tuple[int, Any] | None = None  # version of the weights, reference
+        self._is_told = threading.Event()  # that there are newer weights
+        self._places = Places(_log)
+        spec = self._rollout_spec()
+        self._collector = Collector(self._made_batches(spec, actors))
+        self.num_slots = actors.slots_per_process()
+        self._slot_bytes = self.num_slots * slot_bytes(spec, num_envs)
+        counts = split_evenly(num_envs, num_workers)
         first_envs = [0, *itertools.accumulate(counts)]
         self._actors = [
-            _Actor(
-                index,
-                self,
-                SharedRollouts(spec, count, processes.slots_per_process()),
-                self._activities.of(index),
-                first_envs[index],
-            )
+            _Actor(index, self._slots(spec, count), count, first_envs[index], self)
             for index, count in enumerate(counts)
         ]
-        self._grants = _grants(config, weights.version, counts[0])
-        self._is_asked = False  # for a batch that was not taken yet
 
-    @property
-    def pids(self) -> list[int]:
-        """Ids of the actor processes."""
-        return [actor.pid for actor in self._actors]
+    def _rollout_spec(self) -> RolloutSpec:
+        learner, keywords = self._learner, self._env.options.info_keywords
+        return RolloutSpec(learner.agent, learner.extras, learner.rollouts.unroll_length, keywords)
+
+    def _made_batches(self, spec: RolloutSpec, actors: BufferedActorsConfig) -> Iterator[Batch]:
+        """Yields one batch in preparation, those in use, and those that are filled ahead."""
+        learner = self._learner
+        pin = learner.device.type == "cuda"
+        for _ in range(1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)):
+            yield Batch(spec, self._batch_size, pin, learner.spare_columns)
+
+    def _slots(self, spec: RolloutSpec, num_envs: int) -> SharedRollouts | None:
+        """Returns the memory of a worker's slots; None: it returns arrays."""
+        if not self._fleet.shares_memory:
+            return None
+        return SharedRollouts(spec, num_envs, self.num_slots)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the batches, of the slots without their final observations, of the weights."""
-        slots = self._config.processes.slots_per_process() * self._rollout_bytes
-        return self._collector.num_bytes + slots + self._weights.num_bytes
+        return self._collector.num_bytes + self._slot_bytes + self._weights.num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts the actor processes and the threads that collect from them."""
-        self._places.supervisor = supervisor
+        """Asks for workers, and starts the threads that collect from them."""
+        self._supervisor = self._places.supervisor = supervisor
         supervisor.on_close(self.close)
-        self._weights.on_publish = self._published
+        self._weights.on_publish = self._tell_dispatcher
         for actor in self._actors:
             self._places.start(actor)
-            for slot in range(len(actor.rollouts.slots)):
-                self._grants.add(actor, slot)
-        self._published(self._weights.version)
+        supervisor.start_thread("dispatcher", self._dispatch)
         supervisor.start_thread("collector", self._collect)
-        supervisor.start_thread("hangs", self._watch_actors)
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
         closed. Spare columns hold whatever the memory held.
         """
         batches = self._collector.batches()
-        return self._on_demand(batches) if self._config.on_demand else batches
+        return self._when_asked(batches) if self._on_demand else batches
 
-    def _on_demand(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
+    def _when_asked(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
         """Yields batches, each of which is collected when it is asked for."""
         with contextlib.closing(batches):  # type: ignore[type-var]
             while True:
@@ -186,303 +195,399 @@ class MonoSource:
                 yield batch
 
     def _ask(self) -> None:
-        """Has a rollout of every process written, unless one was asked for in vain."""
-        if self._is_asked:
-            return
-        self._is_asked = True
-        assert isinstance(self._grants, _AskedGrants)
-        with self.granting:
-            self._grants.send_asked(self._weights.version)
+        """Has a rollout of every worker played, unless one was asked for in vain."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._events.put(functools.partial(self._begin_batch, self._weights.version))
 
     def close(self) -> None:
-        """Wakes every waiting thread and asks the processes to end. May be called again."""
+        """Wakes every waiting thread, and grants nothing more. May be called again."""
         self._places.close()
         self._collector.close()
-        self._done.put(None)
-        for actor in self._actors:
-            actor.ask_to_end()
-
-    def end(self) -> None:
-        """Ends the actor processes; kills those that do not end by themselves."""
-        end_all(actor.process for actor in self._actors if actor.process is not None)
+        self._events.put(None)
+        self._played.put(None)
 
     def status(self) -> dict[str, int]:
-        """Returns queue lengths and counts, by the names of log columns.
-
-        Now: rollouts that wait for the learner and for the collector, actor processes, those that
-        wait for a grant. Since the start: replaced processes and collected steps.
+        """Returns counts of the present: rollouts that wait for the learner and for the collector,
+        workers, those of them that wait for room on the cluster, and those that wait for a grant.
+        Totals: replaced workers and collected steps.
         """
-        stages = [actor.activity.present()[0] for actor in self._living()]
+        stages = [actor.present()[0] for actor in self._actors]
+        room = {} if self._fleet.shares_memory else {"pending_actors": _WAITING_FOR_ROOM}
         return {
             "learner_queue_size": len(self._collector) * self._batch_size,
-            "rollout_queue_size": self._done.qsize(),
-            "live_actors": len(stages),
+            "rollout_queue_size": self._played.qsize(),
+            "live_actors": sum(actor.is_alive for actor in self._actors),
+            **{name: stages.count(stage) for name, stage in room.items()},
             "waiting_actors": stages.count("queueing"),
             "replaced_actors": self._places.replaced,
-            "collected_steps": sum(actor.activity.steps() for actor in self._actors),
+            "collected_steps": sum(actor.steps() for actor in self._actors),
         }
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds that all actor processes have spent since the start, by stage."""
-        each = [actor.activity.seconds() for actor in self._actors]
-        return {stage: sum(seconds[stage] for seconds in each) for stage in ACTOR_STAGES}
+        """Returns the seconds that all workers have spent since the start, by stage."""
+        each = [actor.seconds() for actor in self._actors]
+        return {stage: sum(seconds.get(stage, 0.0) for seconds in each) for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
-        """Describes the actor processes that have been in one stage for over WAIT_S."""
+        """Describes the workers that have been in one stage, or found no room, for WAIT_S."""
+        each = [(actor.name, *actor.present()) for actor in self._actors]
         said = [
-            f"{actor.name} has been {DOING[stage]} for {seconds:.0f} s"
-            for actor, stage, seconds in self._busy()
-            if seconds >= WAIT_S
+            f"{name} has found no room on the cluster for {seconds:.0f} s"
+            if stage == _WAITING_FOR_ROOM
+            else f"{name} has been {_DOING[stage]} for {seconds:.0f} s"
+            for name, stage, seconds in each
+            if seconds >= WAIT_S and (stage in _DOING or stage == _WAITING_FOR_ROOM)
         ]
-        if said and self._fixed_lag is not None:
+        if said and self._lag is not None:
             said.append("with a fixed lag the others wait for its turn")
         return "; ".join(said)
 
     def away(self) -> list[Away]:
-        """Returns []: an actor process that dies is replaced at once."""
+        """Returns []: a worker that is lost is replaced at once, or waits for room."""
         return []
 
-    def _busy(self) -> list[tuple[_Actor, str, float]]:
-        """Returns the stage of each living actor that waits for no grant, and seconds in it."""
-        each = [(actor, *actor.activity.present()) for actor in self._living()]
-        return [(actor, stage, time) for actor, stage, time in each if stage in DOING]
-
-    def _living(self) -> list[_Actor]:
-        return [actor for actor in self._actors if actor.alive]
-
-    def _watch_actors(self) -> None:
-        while not self._places.closed.wait(_HANG_POLL_S):
-            self._give_up_hanging_actors()
-
-    def _give_up_hanging_actors(self) -> None:
-        """Kills processes that hang; they are replaced like others that die."""
-        for actor, stage, seconds in self._busy():
-            if seconds >= HANG_S:
-                actor.give_up(f"was given up after {seconds:.0f} s {DOING[stage]}")
-
-    # --- called by the threads that watch the actors
-
-    def report(self, actor: _Actor, slot: int) -> None:
-        """Passes a written rollout to the collector."""
-        self._places.works(actor)
-        self._done.put((actor, slot))
-
-    def actor_ended(self, actor: _Actor, error: Exception) -> None:
-        """Replaces an actor's process, or fails the run."""
-        self._places.ended(actor, error)
-
-    def arguments_of(self, actor: _Actor) -> dict[str, Any]:
-        """Returns the arguments of an actor's process."""
-        config = self._config
-        return {
-            "env": config.env.as_json(),
-            "actor": config.actor.as_json(),
-            "precision": config.precision,
-            "unroll_length": config.rollouts.unroll_length,
-            "extras": config.extras,
-            "mode": config.mode,
-            "num_envs": actor.num_envs,
-            "first_env": actor.first_env,
-            "num_slots": len(actor.rollouts.slots),
-            "rollouts": actor.rollouts.descriptor,
-            "weights": self._weights.descriptor,
-            "ring_size": self._weights.size,
-            "activities": self._activities.descriptor,
-            "num_activities": len(self._actors),
-            "index": actor.index,
-            "seed": seed_of(config.seed, "actor", actor.index, actor.incarnation),
-        }
-
-    # --- the collector thread, and the learner thread that publishes
+    # --- the collector thread
 
     def _collect(self) -> None:
-        self._collector.collect(itertools.starmap(self._written, self._rollouts()))
+        self._collector.collect(self._in_turn(iter(self._played.get, None)))
 
-    def _written(self, actor: _Actor, slot: int) -> Written:
-        release = functools.partial(self._grant_again, actor, slot)
-        return Written(actor.rollouts.slots[slot], actor.num_envs, release)
-
-    def _rollouts(self) -> Iterator[tuple[_Actor, int]]:
-        """Yields actor and slot of each rollout, in the order in which they are learnt."""
-        done = iter(self._done.get, None)
-        if self._fixed_lag is None:
-            yield from done
+    def _in_turn(self, played: Iterator[tuple[_Actor, Written]]) -> Iterator[Written]:
+        """Yields rollouts in the order in which they are learnt."""
+        if self._lag is None:
+            yield from (written for _, written in played)
             return
-        waiting: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
+        waiting: list[collections.deque[Written]] = [collections.deque() for _ in self._actors]
         turn = 0
-        for actor, slot in done:
-            waiting[actor.index].append(slot)
+        for actor, written in played:
+            waiting[actor.index].append(written)
             while waiting[turn]:
-                yield self._actors[turn], waiting[turn].popleft()
-                turn = (turn + 1) % len(self._actors)
+                yield waiting[turn].popleft()
+                turn = (turn + 1) % len(waiting)
 
-    def _grant_again(self, actor: _Actor, slot: int) -> None:
-        with self.granting:
-            self._grants.add(actor, slot)
-            self._grants.send_ready(self._weights.version)
+    # --- the learner thread that publishes
 
-    def _published(self, version: int) -> None:
-        with self.granting:
-            self._grants.send_ready(version)
+    def _tell_dispatcher(self) -> None:
+        if self._lag is None and all(actor.reads_weights for actor in self._actors):
+            return
+        if not self._is_told.is_set():
+            self._is_told.set()
+            self._events.put(self._has_newer_weights)
+
+    # --- the thread that starts or replaces a worker
+
+    def start_worker(self, actor: _Actor) -> None:
+        """Asks for a worker, which the dispatcher then lets start."""
+        shared = [] if actor.slots is None else [actor.slots.descriptor, self._weights.descriptor]
+        worker = self._fleet.worker(actor.full_name, shared)
+        self._events.put(functools.partial(self._begin, actor, worker))
+
+    # --- the dispatcher thread: everything below
+
+    def _dispatch(self) -> None:
+        polled = time.monotonic()
+        while not self._places.closed.is_set():
+            left = polled + _POLL_S - time.monotonic()
+            if left <= 0:
+                self._poll()
+                polled, left = time.monotonic(), _POLL_S
+            try:
+                event = self._events.get(timeout=left)
+            except queue.Empty:
+                continue
+            if event is not None:
+                event()
+
+    def _begin(self, actor: _Actor, worker: Worker) -> None:
+        """Lets a new worker start in an actor's place."""
+        actor.begin(worker)
+        self._call(actor, self._placed, "place")
+        sent = None if self._fleet.shares_memory else self._newest(actor)
+        self._call(actor, self._started, "start", self._arguments_of(actor), sent)
+
+    def _call(
+        self,
+        actor: _Actor,
+        then: Callable[[_Actor, Any], None],
+        method: str,
+        *arguments: Any,
+    ) -> None:
+        """Calls a method of the actor's worker; `then` gets the result in this thread.
+
+        A worker that is lost, or a failure, is dealt with here; the results of replaced workers are
+        dropped.
+        """
+        incarnation = actor.incarnation
+
+        def answered(result: Any) -> None:
+            if actor.incarnation != incarnation or self._places.closed.is_set():
+                return
+            if isinstance(result, WorkerLost):
+                self._lost(actor, self._fleet.explain(result, actor.place))
+            elif isinstance(result, ProcessDied):
+                self._lost(actor, result)
+            elif isinstance(result, RunError):
+                self._supervisor.fail(actor.name, result)
+            elif isinstance(result, Failed):
+                self._lost(actor, result.exception())
+            else:
+                then(actor, result)
+
+        assert actor.worker is not None
+        actor.worker.call(
+            lambda result: self._events.put(functools.partial(answered, result)),
+            method,
+            *arguments,
+        )
+
+    def _placed(self, actor: _Actor, place: Place) -> None:
+        actor.place, actor.since = place, time.monotonic()
+        _log.info("%s is process %d on %s", actor.full_name, place.pid, place.host)
+
+    def _started(self, actor: _Actor, started: Started) -> None:
+        actor.is_alive, actor.reads_weights = True, started.reads_weights
+        actor.report(started.activity)
+        self._grant(actor)
+
+    # rollouts
+
+    def _begin_batch(self, version: int) -> None:
+        """A batch was asked for, to be played with this version."""
+        self._asked += 1
+        self._asked_version = version
+        for actor in self._actors:
+            self._grant(actor)
+
+    def _grant(self, actor: _Actor) -> None:
+        """Lets an actor play as many rollouts as it has slots for, with weights that exist."""
+        while actor.is_alive and actor.free:
+            wanted = self._wanted(actor)
+            if wanted is not None and wanted > self._weights.version:
+                break
+            is_sent = wanted is not None and not actor.reads_weights
+            sent = self._newest(actor) if is_sent and actor.version != wanted else None
+            slot, rollout = actor.grant()
+            played = functools.partial(self._has_played, rollout)
+            self._call(actor, played, "play", slot, rollout, wanted, sent)
+        self._send_to(actor)
+
+    def _wanted(self, actor: _Actor) -> int | None:
+        """Returns the version of the weights for an actor's next rollout; None: the newest at every
+        step.
+
+        Rollouts are numbered in turn over the workers: number i is learnt in update i * E // B.
+        """
+        if self._lag is None:
+            return None
+        number = actor.given * len(self._actors) + actor.index
+        update = number * actor.num_envs // self._batch_size
+        if self._on_demand:
+            return self._asked_version if update < self._asked else _NEVER
+        return self._first_version + max(0, update - self._lag)
+
+    def _has_played(self, rollout: int, actor: _Actor, played: Played) -> None:
+        self._places.works(actor)
+        actor.report(played.activity)
+        for slot, arrays in actor.in_order(rollout, played.arrays):
+            free = functools.partial(self._free, actor, slot)
+            release = functools.partial(self._events.put, free)
+            self._played.put((actor, Written(arrays, actor.num_envs, release)))
+
+    def _free(self, actor: _Actor, slot: int) -> None:
+        """A rollout of the actor was copied into a batch."""
+        actor.free.append(slot)
+        self._grant(actor)
+
+    # weights
+
+    def _has_newer_weights(self) -> None:
+        self._is_told.clear()  # before they are read: newer ones are told again
+        for actor in self._actors:
+            self._grant(actor)
+
+    def _send_to(self, actor: _Actor) -> None:
+        """Sends the newest weights to an actor that plays with them, unless it still fetches
+        earlier ones, or reads them by itself.
+        """
+        wants = actor.is_playing and actor.version != self._weights.version
+        if wants and self._lag is None and not (actor.fetches or actor.reads_weights):
+            actor.fetches = True
+            self._call(actor, self._has_loaded, "load", self._newest(actor))
+
+    def _has_loaded(self, actor: _Actor, _: None) -> None:
+        actor.fetches = False
+        self._send_to(actor)
+
+    def _newest(self, actor: _Actor) -> tuple[int, list[Any]]:
+        """Returns the newest version and a reference to its weights, which are stored once."""
+        if self._stored is None or self._stored[0] != self._weights.version:
+            version, weights = self._weights.newest
+            self._stored = version, self._fleet.put(weights)
+        actor.version, reference = self._stored
+        return actor.version, [reference]
+
+    # what workers do
+
+    def _poll(self) -> None:
+        for actor in self._actors:
+            stage, seconds = actor.present()
+            if stage in _DOING and seconds >= _HANG_S and actor.worker is not None:
+                why = f"was given up after {seconds:.0f} s {_DOING[stage]}"
+                self._lost(actor, WorkerLost(why))
+            elif actor.is_alive and not actor.is_asked:
+                actor.is_asked = True
+                self._call(actor, _Actor.answer, "activity")
+
+    # ends
+
+    def _lost(self, actor: _Actor, error: Exception) -> None:
+        """Replaces a worker, or fails the run, in another thread, which may have to pause.
+
+        The worker is ended: one that hangs, or that is out of reach, still has its environments.
+        """
+        assert actor.worker is not None
+        actor.worker.kill()
+        actor.forget_worker()
+        has_left = isinstance(error, WorkerLost) and error.has_left
+        deal = self._places.replace if has_left else self._places.ended
+        self._supervisor.start_thread(actor.name, functools.partial(deal, actor, error))
+
+    def _arguments_of(self, actor: _Actor) -> dict[str, Any]:
+        """Returns the arguments of an actor's worker."""
+        learner, fleet = self._learner, self._fleet
+        return {
+            "env": self._env.as_json(),
+            "actor": learner.agent.spec.as_json(),
+            "precision": self._precision,
+            "unroll_length": learner.rollouts.unroll_length,
+            "extras": learner.extras,
+            "mode": learner.mode,
+            "num_envs": actor.num_envs,
+            "first_env": actor.first_env,
+            "num_slots": self.num_slots,
+            "slots": None if actor.slots is None else actor.slots.descriptor,
+            "seed": seed_of(learner.seed, "actor", actor.index, actor.incarnation),
+            "ring": address_of(self._weights, fleet.own_node, fleet.shares_memory),
+        }
 
 
 class _Actor:
-    """The place of one actor process: its slots, grants and current process."""
+    """A place for one worker after the other. The dispatcher writes, other threads read."""
 
     def __init__(
         self,
         index: int,
-        source: MonoSource,
-        rollouts: SharedRollouts,
-        activity: Activity,
+        slots: SharedRollouts | None,
+        num_envs: int,
         first_env: int,
+        source: FleetSource,
     ) -> None:
+        """slots: their memory; None: workers return arrays."""
         self.index = index
-        self.first_env = first_env
+        self.num_envs, self.first_env = num_envs, first_env
+        self.slots, self._source = slots, source
         self.name = f"actor {index}"
-        self.rollouts, self.activity = rollouts, activity
-        self.num_envs = rollouts.num_envs
-        self.incarnation = 0
         self.deaths = Deaths()
-        self.alive = False
-        self.process: ChildProcess | None = None
-        self._source = source
-        self._granted: dict[int, int | None] = {}  # slot -> version, until the slot is reported
+        self.incarnation = 0
+        self.free = collections.deque(range(source.num_slots))
+        self.given = 0  # rollouts that were granted, and are or will be played
         self._next_rollout = 0
+        self._before: list[ActivityReport] = []  # the last reports of workers that were lost
+        self._forget()
+
+    def _forget(self) -> None:
+        self.worker: Worker | None = None
+        self.is_alive = False  # and has started
+        self.place: Place | None = None
+        self.version = -1  # of the newest weights that were sent
+        self.reads_weights = False  # from the learner's memory
+        self.fetches = False  # weights
+        self.is_asked = False  # what it does
+        self.since = time.monotonic()
+        self._granted: dict[int, int] = {}  # rollout -> slot, in order, until it is played
+        self._early: dict[int, Any] = {}  # arrived before those granted earlier
+        self._report: tuple[float, ActivityReport] | None = None
 
     @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
+    def full_name(self) -> str:
+        """The name in Ray's dashboard: no two workers share one."""
+        return f"{self.name}.{self.incarnation}" if self.incarnation else self.name
 
     def start(self) -> None:
-        """Starts a process; one that replaces another repeats its unfinished grants."""
-        with self._source.granting:
-            if self.process is not None:
-                self.incarnation += 1
-                self._next_rollout += 1  # marks a gap: new episodes begin
-            self._start_process()
-            for slot, version in list(self._granted.items()):
-                self._send(slot, version)
+        """Asks for a worker: the first one, or one that replaces another."""
+        self._source.start_worker(self)
 
-    def _start_process(self) -> None:
-        self.activity.start()
-        self.alive = True
-        arguments = self._source.arguments_of(self)
-        self.process = ChildProcess(
-            self.name,
-            "torchbeast.sources.processes.actor_main",
-            arguments,
-            on_report=self._report,
-            on_end=self._ended,
-            pass_fds=[arguments[name] for name in ("rollouts", "weights", "activities")],
-            environment={
-                "OMP_NUM_THREADS": "1",
-                "MKL_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(sys.path),  # it imports what a script beside it can
-            },
-        )
+    def begin(self, worker: Worker) -> None:
+        """A worker was asked for."""
+        self.worker = worker
+        self.since = time.monotonic()
 
-    def grant(self, slot: int, version: int | None) -> None:
-        self._granted[slot] = version
-        self._send(slot, version)
+    def forget_worker(self) -> None:
+        """The worker is gone, with what it was playing: its slots are free."""
+        self.free += self._granted.values()
+        self.given -= len(self._granted)
+        if self._report is not None:
+            self._before.append(self._report[1])
+        self._next_rollout += 1  # the successor's rollouts do not continue these
+        self.incarnation += 1
+        self._forget()
 
-    def ask_to_end(self) -> None:
-        if self.process is not None:
-            self.process.ask_to_end()
+    @property
+    def is_playing(self) -> bool:
+        """Whether it has rollouts to play; one that waits for room needs no newer weights yet."""
+        return self.is_alive and bool(self._granted)
 
-    def give_up(self, why: str) -> None:
-        if self.process is not None:
-            self.process.give_up(why)
-
-    def _send(self, slot: int, version: int | None) -> None:
-        assert self.process is not None
-        self.process.send({"slot": slot, "rollout": self._next_rollout, "version": version})
+    def grant(self) -> tuple[int, int]:
+        """Numbers a rollout that is about to be played; returns its slot and its number."""
+        slot, rollout = self.free.popleft(), self._next_rollout
+        self._granted[rollout] = slot
         self._next_rollout += 1
+        self.given += 1
+        return slot, rollout
 
-    def _report(self, report: dict[str, Any]) -> None:
-        self._granted.pop(report["slot"], None)
-        self._source.report(self, report["slot"])
+    def in_order(self, rollout: int, arrays: Any) -> Iterator[tuple[int, Any]]:
+        """Yields slot and arrays of the rollouts that can be used now that this one has arrived."""
+        self._early[rollout] = arrays
+        while self._granted and (first := next(iter(self._granted))) in self._early:
+            slot, arrays = self._granted.pop(first), self._early.pop(first)
+            yield slot, arrays if self.slots is None else self.slots.slots[slot]
 
-    def _ended(self, error: Exception) -> None:
-        self.alive = False
-        self._source.actor_ended(self, error)
+    def report(self, activity: ActivityReport) -> None:
+        """The worker told what it does; answers of two lanes may arrive out of order."""
+        if self._report is None or activity.steps >= self._report[1].steps:
+            self._report = time.monotonic(), activity
 
+    def answer(self, activity: ActivityReport) -> None:
+        """The worker was asked what it does."""
+        self.is_asked = False
+        self.report(activity)
 
-class _FreeGrants:
-    """Grants every free slot at once, to be written with the newest weights."""
+    def present(self) -> tuple[str, float]:
+        """Returns the current stage, and seconds since it began.
 
-    def __init__(self) -> None:
-        self._slots: list[tuple[_Actor, int]] = []
+        One that does not answer is still in the stage that it was in, but it does not wait for a
+        grant that it has.
+        """
+        now = time.monotonic()
+        if self._report is None:
+            has_room = self.place or self.slots is not None
+            return ("starting" if has_room else _WAITING_FOR_ROOM), now - self.since
+        told, activity = self._report
+        if activity.stage == "queueing" and self._granted:
+            return _SILENT, now - told
+        return activity.stage, activity.seconds_in_stage + now - told
 
-    def add(self, actor: _Actor, slot: int) -> None:
-        self._slots.append((actor, slot))
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds per stage of all workers in this place."""
+        total: collections.Counter[str] = collections.Counter()
+        for activity in self._reports():
+            total.update(activity.seconds)
+        return dict(total)
 
-    def send_ready(self, version: int) -> None:
-        slots, self._slots = self._slots, []
-        for actor, slot in slots:
-            actor.grant(slot, None)
+    def steps(self) -> int:
+        """Returns the steps of all workers in this place."""
+        return sum(activity.steps for activity in self._reports())
 
-
-class _AskedGrants:
-    """Grants a slot of every process when a batch is asked for."""
-
-    def __init__(self) -> None:
-        self._slots: dict[int, collections.deque[tuple[_Actor, int]]] = collections.defaultdict(
-            collections.deque
-        )
-
-    def add(self, actor: _Actor, slot: int) -> None:
-        self._slots[actor.index].append((actor, slot))
-
-    def send_ready(self, version: int) -> None:
-        """Does nothing: weights alone are no reason to collect."""
-
-    def send_asked(self, version: int) -> None:
-        for slots in self._slots.values():
-            actor, slot = slots.popleft()
-            actor.grant(slot, version)
-
-
-class _LaggedGrants:
-    """Grants a slot once the weights exist that will be `lag` updates old in its update.
-
-    Rollouts are numbered in turn over the processes: number i is learnt in update i * E // B.
-    """
-
-    def __init__(self, config: MonoSourceConfig, version: int, num_envs: int) -> None:
-        assert config.processes.fixed_lag is not None
-        self._lag = config.processes.fixed_lag
-        self._first_version = version
-        self._rollouts_per_batch = config.rollouts.batch_size // num_envs
-        self._num_processes = config.processes.processes()
-        self._given: dict[int, int] = collections.Counter()  # number of grants of each actor
-        self._slots: dict[int, collections.deque[tuple[_Actor, int]]] = collections.defaultdict(
-            collections.deque
-        )
-
-    def add(self, actor: _Actor, slot: int) -> None:
-        self._slots[actor.index].append((actor, slot))
-
-    def send_ready(self, version: int) -> None:
-        for index, slots in self._slots.items():
-            while slots and self._wanted(index) <= version:
-                actor, slot = slots.popleft()
-                actor.grant(slot, self._wanted(index))
-                self._given[index] += 1
-
-    def _wanted(self, index: int) -> int:
-        """Returns the version of the weights for the actor's next rollout."""
-        rollout = self._given[index] * self._num_processes + index
-        update = self._first_version + rollout // self._rollouts_per_batch
-        return max(self._first_version, update - self._lag)
-
-
-def _grants(
-    config: MonoSourceConfig, version: int, num_envs: int
-) -> _FreeGrants | _LaggedGrants | _AskedGrants:
-    if config.on_demand:
-        return _AskedGrants()
-    if config.processes.fixed_lag is None:
-        return _FreeGrants()
-    return _LaggedGrants(config, version, num_envs)
+    def _reports(self) -> list[ActivityReport]:
+        last = self._report
+        return [*self._before, *([] if last is None else [last[1]])]

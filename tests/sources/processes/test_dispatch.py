@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the dispatcher of RayBeast's source sends to workers, and does when they are lost.
+"""What the dispatcher of a fleet's source sends to workers, and does when they are lost.
 
 The fleet here is a list of calls, which the tests answer one by one, in this thread.
 """
@@ -7,31 +7,26 @@ The fleet here is a list of calls, which the tests answer one by one, in this th
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from compliance.source import Setup
-from ray_running import config_of
-from torch import nn
+from fleet_running import source_of
 
-from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.errors import RunError
+from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes import ray_source
-from torchbeast.schemes.ray_source import FleetWeights, RaySource
-from torchbeast.sources.processes.fleet import Place, WorkerLost
-from torchbeast.sources.processes.worker import (
+from torchbeast.sources.processes import source
+from torchbeast.sources.processes.fleet import (
     ActivityReport,
     Failed,
-    Packed,
+    Place,
     Played,
     Started,
-    packed_state,
+    WorkerLost,
 )
 
 IDLE = ActivityReport("queueing", 0.0, {}, 0)
@@ -77,14 +72,14 @@ class FakeWorker:
 
 
 class FakeFleet:
-    own_node = "a"
+    own_node, host, shares_memory = "a", "10.0.0.1", False
 
     def __init__(self) -> None:
         self.workers: list[FakeWorker] = []
         self.stored: list[Any] = []
         self.left: list[str] = []  # nodes
 
-    def worker(self, name: str) -> FakeWorker:
+    def worker(self, name: str, descriptors: Sequence[int] = ()) -> FakeWorker:
         self.workers.append(FakeWorker(name))
         return self.workers[-1]
 
@@ -96,22 +91,23 @@ class FakeFleet:
         return WorkerLost(str(error), error.has_left or (place and place.node) in self.left)
 
 
+class OneThread(Supervisor):
+    """Runs in this thread what deals with lost workers; dispatcher and collector are the test."""
+
+    def start_thread(self, name: str, body: Callable[[], None]) -> Any:
+        if name.startswith("actor"):
+            body()
+
+
 class ByHand:
     """A source whose dispatcher runs when the test says so."""
 
-    def __init__(self, **of_fleet: Any) -> None:
-        observation, action, frame_stack = SETUP.spaces()
-        self.agent: Agent = make_agent(SETUP.actor(), observation, action, frame_stack)
-        self.weights = FleetWeights(self.agent.model, SETUP.version)
-        self.fleet = FakeFleet()
-        self.supervisor = Supervisor()
-        config = config_of(SETUP, **of_fleet)
-        device = torch.device("cpu")
-        self.source = RaySource(self.agent, self.weights, device, self.fleet, config)
-        self.source._supervisor = self.source._places.supervisor = self.supervisor
-        self.weights.on_publish = self.source._tell_dispatcher
-        for actor in self.source._actors:
-            self.source._begin(actor)
+    def __init__(self, setup: Setup = SETUP, **options: Any) -> None:
+        self.fleet, self.supervisor = FakeFleet(), OneThread()
+        self.source = source_of(setup, self.fleet, **options)
+        self.agent, self.weights = self.source._learner.agent, self.source._weights
+        self.source.start(self.supervisor)
+        self.run()
 
     def run(self) -> None:
         """Runs the dispatcher until it has nothing to do."""
@@ -120,8 +116,8 @@ class ByHand:
                 event = self.source._events.get_nowait()
             except queue.Empty:
                 return
-            assert event is not None
-            event()
+            if event is not None:  # else the source was closed
+                event()
 
     def start(self, index: int, node: str = "b", reads_weights: bool = False) -> FakeWorker:
         worker = self.fleet.workers[index]
@@ -132,10 +128,20 @@ class ByHand:
 
     def learn(self) -> Any:
         """Takes a rollout as the collector does, and gives it back."""
-        written = self.source._played.get_nowait()
+        _, written = self.source._played.get_nowait()
         written.release()
         self.run()
         return written.arrays
+
+
+def rollouts(worker: FakeWorker) -> list[int]:
+    """Numbers of the rollouts that it is to play."""
+    return [rollout for _, rollout, _, _ in worker.waiting("play")]
+
+
+def loads(worker: FakeWorker) -> list[Any]:
+    """Weights that it is sent beside its rollouts."""
+    return [sent for (sent,) in worker.waiting("load")]
 
 
 @pytest.fixture
@@ -145,13 +151,13 @@ def run() -> ByHand:
 
 def test_no_more_is_played_than_there_is_room_for(run: ByHand) -> None:
     worker = run.start(0)
-    assert worker.waiting("play") == [(0,), (1,)], "two buffers an environment"
+    assert rollouts(worker) == [0, 1], "two buffers an environment"
     worker.answer("play", Played("rollout 0", IDLE))
     run.run()
-    assert worker.waiting("play") == [(1,)], "its place is taken until it is learnt"
+    assert rollouts(worker) == [1], "its place is taken until it is learnt"
     assert run.learn() == "rollout 0"
-    assert worker.waiting("play") == [(1,), (2,)]
-    assert run.fleet.workers[1].waiting("play") == [], "which has not started"
+    assert rollouts(worker) == [1, 2]
+    assert rollouts(run.fleet.workers[1]) == [], "which has not started"
 
 
 def test_rollouts_are_learnt_in_their_order_though_they_overtake_each_other(run: ByHand) -> None:
@@ -171,31 +177,31 @@ def test_weights_are_stored_once_for_all_and_only_when_one_can_fetch_them(run: B
     for version in (8, 9, 10):
         run.weights.publish(run.agent.model, version)
     run.run()
-    assert first.waiting("load") == second.waiting("load") == [(10, ["reference 1"])]
+    assert loads(first) == loads(second) == [(10, ["reference 1"])]
     run.weights.publish(run.agent.model, 11)
     run.run()
     assert len(run.fleet.stored) == 2, "both still fetch"
     first.answer("load", None)
     run.run()
-    assert first.waiting("load") == [(11, ["reference 2"])]
+    assert loads(first) == [(11, ["reference 2"])]
     first.answer("load", None)
     second.answer("load", None)
     run.run()
-    assert first.waiting("load") == [] and second.waiting("load") == [(11, ["reference 2"])]
+    assert loads(first) == [] and loads(second) == [(11, ["reference 2"])]
     assert len(run.fleet.stored) == 3
     second.answer("load", None)
     run.run()
-    assert first.waiting("load") == second.waiting("load") == [], "nothing is newer"
+    assert loads(first) == loads(second) == [], "nothing is newer"
     run.weights.publish(run.agent.model, 12)
     run.run()
-    assert first.waiting("load") == second.waiting("load") == [(12, ["reference 3"])]
+    assert loads(first) == loads(second) == [(12, ["reference 3"])]
 
 
 def test_workers_that_read_weights_by_themselves_are_sent_none(run: ByHand) -> None:
     here, there = run.start(0, reads_weights=True), run.start(1)
     run.weights.publish(run.agent.model, 8)
     run.run()
-    assert here.waiting("load") == [] and there.waiting("load") == [(8, ["reference 1"])]
+    assert loads(here) == [] and loads(there) == [(8, ["reference 1"])]
 
 
 def test_nothing_is_stored_while_all_workers_read_weights_by_themselves(run: ByHand) -> None:
@@ -216,44 +222,12 @@ def test_the_successor_of_a_worker_that_read_weights_is_sent_them_elsewhere(run:
     run.weights.publish(run.agent.model, 8)
     run.run()
     successor = run.start(2)
-    assert successor.waiting("load") == [(8, ["reference 1"])]
+    assert loads(successor) == [(8, ["reference 1"])]
 
 
 def test_workers_are_told_where_the_learners_weights_are(run: ByHand) -> None:
     address = run.fleet.workers[0].waiting("start")[0][0]["ring"]
-    assert address.node == "a" and Path(address.path).exists()
-
-
-def test_weights_that_are_overwritten_while_they_are_copied_are_copied_again(
-    run: ByHand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Learning goes on meanwhile, and fills the ring."""
-    weights, model = run.weights, run.agent.model
-    publish_filled(weights, model, 8)
-    writes = iter([range(9, 13), range(13, 16)])  # to its place; and not as far as that
-
-    def packed_meanwhile(state: Any) -> Packed:
-        for version in next(writes):
-            publish_filled(weights, model, version)
-        return packed_state(state)
-
-    monkeypatch.setattr(ray_source, "packed_state", packed_meanwhile)
-    version, sent = weights.newest
-    assert version == 12, "in the place of 8"
-    assert filling(sent) == {12.0}
-    assert next(writes, None) is None
-
-
-@torch.no_grad()
-def publish_filled(weights: FleetWeights, model: nn.Module, version: int) -> None:
-    """Publishes weights that all equal the number of their version."""
-    for parameter in model.parameters():
-        parameter.fill_(version)
-    weights.publish(model, version)
-
-
-def filling(sent: Packed) -> set[float]:
-    return {value for array in sent.values() for value in array.view(np.float32).tolist()}
+    assert address.node == "a" and Path(address.file).exists()
 
 
 def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(
@@ -264,11 +238,11 @@ def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(
         worker.answer("play", Played(f"rollout {number}", IDLE))
     run.weights.publish(run.agent.model, 8)
     run.run()
-    assert worker.waiting("load") == [] and len(run.fleet.stored) == 1
+    assert loads(worker) == [] and len(run.fleet.stored) == 1
     run.weights.publish(run.agent.model, 9)
     run.learn()
-    assert worker.waiting("play") == [(2,)]
-    assert worker.waiting("load") == [(9, ["reference 1"])]
+    assert rollouts(worker) == [2]
+    assert loads(worker) == [(9, ["reference 1"])]
 
 
 def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
@@ -288,9 +262,9 @@ def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
     assert status["replaced_actors"] == 1 and status["live_actors"] == 1
     assert status["collected_steps"] == 7
     successor = run.start(2)
-    assert successor.waiting("play") == [(3,)], "rollout 0 still waits; 2 is left out"
+    assert rollouts(successor) == [3], "rollout 0 still waits; 2 is left out"
     assert run.learn() == "rollout 0"
-    assert successor.waiting("play") == [(3,), (4,)]
+    assert rollouts(successor) == [3, 4]
     assert run.supervisor.failure is None
 
 
@@ -357,7 +331,7 @@ class Clock:
 def test_a_worker_that_hangs_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that does not answer, because its environment never returns to Python."""
     clock = Clock()
-    monkeypatch.setattr(ray_source, "time", clock)
+    monkeypatch.setattr(source, "time", clock)
     run = ByHand()
     worker = run.start(0)
     run.source._places._any_works = True
@@ -400,3 +374,131 @@ def test_nothing_is_done_any_more_once_it_is_closed(run: ByHand) -> None:
         event()
     assert len(run.fleet.workers) == 2
     assert list(run.source.batches()) == []
+
+
+def test_a_worker_that_never_says_that_it_plays_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its environment keeps Python from answering, from the first step of a rollout on."""
+    clock = Clock()
+    monkeypatch.setattr(source, "time", clock)
+    run = ByHand()
+    worker = run.start(0)
+    run.source._places._any_works = True
+    clock.time += 599.0
+    assert run.source.hanging().startswith("actor 0 has been without an answer for 599 s")
+    assert run.source.status()["waiting_actors"] == 0
+    run.source._poll()
+    assert not worker.is_killed
+    clock.time += 1.0
+    run.source._poll()
+    assert worker.is_killed and run.source.status()["replaced_actors"] == 1
+
+
+def test_a_worker_that_waits_for_room_for_a_rollout_never_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(source, "time", clock)
+    run = ByHand()
+    worker = run.start(0)
+    for number in range(2):
+        worker.answer("play", Played(f"rollout {number}", IDLE))
+    run.run()
+    clock.time += 3600.0
+    run.source._poll()
+    assert not worker.is_killed and run.source.status()["waiting_actors"] == 1
+    assert "actor 0" not in run.source.hanging()
+
+
+def test_a_successor_that_cannot_start_is_followed_by_another(run: ByHand) -> None:
+    """As when a file that its environment reads is away for a moment."""
+    worker = run.start(0)
+    worker.answer("play", Played("rollout 0", IDLE))
+    run.run()
+    worker.die(ProcessDied("was killed"))
+    run.run()
+    run.source._places.closed.wait = lambda pause: pauses.append(pause)
+    pauses: list[float] = []
+    run.fleet.workers[-1].answer("start", Failed("UsageError: the file is away", usage=True))
+    run.run()
+    assert run.supervisor.failure is None and pauses == [10.0]
+    assert [worker.name for worker in run.fleet.workers[2:]] == ["actor 0.1", "actor 0.2"]
+
+
+# --- a fixed lag
+
+IN_TURN = Setup(env_id="source_envs:Numbered", num_envs=2, num_groups=2, batch_size=2, version=7)
+
+
+def granted(run: ByHand) -> list[list[tuple[int, int]]]:
+    """Numbers of the rollouts of each worker, with the versions that shall act in them."""
+    return [
+        [(rollout, wanted) for _, rollout, wanted, _ in worker.waiting("play")]
+        for worker in run.fleet.workers
+    ]
+
+
+def test_a_slot_is_granted_once_the_weights_exist_that_are_as_old_as_the_lag() -> None:
+    """A batch holds a rollout of each; there are three slots an environment."""
+    run = ByHand(IN_TURN, num_buffers=6, fixed_lag=1)
+    for index in range(2):
+        run.start(index, reads_weights=True)
+    assert granted(run) == [[(0, 7), (1, 7)]] * 2, "the third is for version 8"
+    run.weights.publish(run.agent.model, 8)
+    run.run()
+    assert granted(run) == [[(0, 7), (1, 7), (2, 8)]] * 2
+
+
+def test_a_successor_plays_with_the_versions_that_the_lost_worker_should_have() -> None:
+    run = ByHand(IN_TURN, num_buffers=6, fixed_lag=1)
+    worker = run.start(0, reads_weights=True)
+    run.start(1, reads_weights=True)
+    run.weights.publish(run.agent.model, 8)
+    worker.answer("play", Played("rollout 0", IDLE))
+    run.run()
+    worker.die(ProcessDied("was killed"))
+    run.run()
+    run.start(2, reads_weights=True)
+    assert granted(run)[2] == [(4, 7), (5, 8)], "rollout 0 waits to be learnt"
+
+
+def test_rollouts_are_learnt_in_turn() -> None:
+    run = ByHand(IN_TURN, num_buffers=4, fixed_lag=1)
+    first, second = (run.start(index, reads_weights=True) for index in range(2))
+    for number in range(2):
+        second.answer("play", Played(f"second {number}", IDLE))
+    first.answer("play", Played("first 0", IDLE))
+    run.run()
+    run.source._played.put(None)
+    played = run.source._in_turn(iter(run.source._played.get, None))
+    assert [written.arrays for written in played] == ["first 0", "second 0"]
+
+
+def test_a_worker_that_cannot_read_weights_is_sent_those_of_its_rollout() -> None:
+    run = ByHand(IN_TURN, num_buffers=2, fixed_lag=0)
+    here, there = run.start(0, reads_weights=True), run.start(1)
+    (reading,), (sent,) = here.waiting("play"), there.waiting("play")
+    assert reading[2:] == (7, None) and sent[2:] == (7, None), "it started with them"
+    for worker in (here, there):
+        worker.answer("play", Played("rollout", IDLE))
+    run.run()
+    run.weights.publish(run.agent.model, 8)
+    run.run()
+    assert [run.learn(), run.learn()] == ["rollout", "rollout"]
+    (reading,), (sent,) = here.waiting("play"), there.waiting("play")
+    assert reading[2:] == (8, None) and sent[2:] == (8, (8, ["reference 1"]))
+    assert loads(there) == [], "newer weights would act too early"
+
+
+def test_on_demand_nothing_is_played_before_a_batch_is_asked_for() -> None:
+    run = ByHand(IN_TURN, num_buffers=6, fixed_lag=0, on_demand=True)
+    for index in range(2):
+        run.start(index, reads_weights=True)
+    run.weights.publish(run.agent.model, 8)
+    run.run()
+    assert granted(run) == [[], []]
+    run.source._ask()
+    run.source._ask()  # by an iterator that takes what another has asked for in vain
+    run.run()
+    assert granted(run) == [[(0, 8)], [(0, 8)]]
