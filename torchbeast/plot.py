@@ -163,10 +163,7 @@ def labels(groups: list[Group]) -> list[str]:
     number of runs.
     """
     differing = _differing([group.settings for group in groups])
-    found = [
-        ", ".join(_setting(name, group.settings[name]) for name in differing[:_LABEL_PARTS])
-        for group in groups
-    ]
+    found = [_described(group.settings, differing[:_LABEL_PARTS]) for group in groups]
     if not all(found) or len(set(found)) < len(found):
         found = [_name_of(group) for group in groups]
     counts = [len(group.folders) for group in groups]
@@ -181,14 +178,16 @@ def _differing(settings: list[Settings]) -> list[str]:
 
     Flags of one program only are left out: the label names the program.
     """
-    common = [name for name in settings[0] if all(name in other for other in settings[1:])]
+    common = [name for name in settings[0] if all(name in other for other in settings)]
     differing = [name for name in common if any(s[name] != settings[0][name] for s in settings)]
-    differing = [name for name in differing if name != "folder"]  # the path of a run without any
     return sorted(differing, key=lambda name: name not in _SPEAK_FOR_THEMSELVES)
 
 
-def _setting(name: str, value: Any) -> str:
-    return str(value) if name in _SPEAK_FOR_THEMSELVES else f"{name} {value}"
+def _described(settings: Settings, names: Sequence[str]) -> str:
+    """Returns the settings as text; empty for a run without meta.json."""
+    values = {name: settings[name] for name in names if name != "folder"}
+    each = (str(v) if k in _SPEAK_FOR_THEMSELVES else f"{k} {v}" for k, v in values.items())
+    return ", ".join(each)
 
 
 def _name_of(group: Group) -> str:

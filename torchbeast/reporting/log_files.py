@@ -155,10 +155,10 @@ class LogFiles:
 
         Raises OSError where it cannot, as on a full disk; the row is lost, and the next is tried.
         """
-        row: dict[str, Any] = {"_tick": self._tick, "_time": self._time.now(), "step": step}
-        row |= figures
+        row = {"_tick": self._tick, "_time": self._time.now(), "step": step, **figures}
         self._add_columns(row)
-        self._logs.append(csv_line([_cell(row.get(name)) for name in self._fields]))
+        cells = [row.get(name, math.nan) for name in self._fields]
+        self._logs.append(csv_line(["" if math.isnan(cell) else cell for cell in cells]))
         self._tick += 1
 
     def close(self) -> None:
@@ -181,10 +181,6 @@ def csv_line(cells: Sequence[Any]) -> str:
     text = io.StringIO()
     csv.writer(text).writerow(cells)
     return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return "" if value is None or math.isnan(value) else value
 
 
 def read_fields(folder: Path) -> list[str]:

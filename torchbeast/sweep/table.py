@@ -64,14 +64,15 @@ class Follower:
                 self.figures = Figures()
             for row in self._reader.new_rows():
                 self._add(row)
+        mean_return = statistics.fmean(self._returns) if self._returns else math.nan
+        self.figures = self.figures._replace(mean_return=mean_return)
         return self.figures
 
     def _add(self, row: dict[str, float]) -> None:
         episodes = int(row.get("episodes", self.figures.episodes))
         if (mean := row.get("mean_episode_return")) is not None:  # of those that ended in a batch
             self._returns.extend([mean] * max(1, episodes - self.figures.episodes))
-        mean_return = statistics.fmean(self._returns) if self._returns else math.nan
-        self.figures = Figures(int(row["step"]), episodes, mean_return)
+        self.figures = self.figures._replace(step=int(row["step"]), episodes=episodes)
 
 
 def has_ended_well(folder: Path) -> bool:
