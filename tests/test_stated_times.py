@@ -16,7 +16,7 @@ from torchbeast.learning import learner_run
 from torchbeast.processes import places, supervisor
 from torchbeast.sources.contract import STALL_S, WAIT_S
 from torchbeast.sources.processes import source
-from torchbeast.sources.servers import door, env_servers, joining
+from torchbeast.sources.servers import door, joining
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ STATED = [
     (supervisor.SECOND_SIGNAL_S, 1, "a second signal, a second or more after", "exit code 130"),
     (places._DEATHS_S, 600, "MonoBeast: an actor process", "five in one place within ten"),
     (places._DEATHS_S, 600, "five die in one place", "within ten minutes"),
-    (env_servers._SLOW_S, 60, "servers are slow to start", "once a minute"),
+    (STALL_S, 60, "servers are slow to start", "once a minute"),
     (places._PAUSE_S, 10, "a server process that takes another's", "after 10, 30 and 90 s"),
     (source._HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
     (STALL_S, 60, "MonoBeast: an actor is in one step", "after a minute"),

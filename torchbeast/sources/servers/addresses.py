@@ -30,7 +30,6 @@ MAX_PORT = 65_535
 _UNIX = "unix:"
 _HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]", re.ASCII)
 _EVERY_NETWORK = {"0.0.0.0", "::"}  # for gRPC each means IPv4 and IPv6
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # of an address, of IPv6
 
 
 def server_addresses(basename: str, count: int) -> list[str]:
@@ -112,28 +111,19 @@ def resolved(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
 
 
 def check_free(address: str) -> None:
-    """Raises UsageError if a server could not listen at all addresses of HOST:PORT; gRPC would be
-    content with some of them. A name's addresses on other machines are skipped.
+    """Raises UsageError if a server could not listen at HOST:PORT; where HOST is every network, on
+    IPv4 and IPv6: gRPC would be content with one of them.
     """
     host, port = host_and_port(address)
-    places = resolved(host, port)
-    if host.strip("[]") in _EVERY_NETWORK:
-        places = [(socket.AF_INET, ("0.0.0.0", port)), (socket.AF_INET6, ("::", port))]
-    away = [error for place in places if (error := _why_not_free(*place)) is not None]
-    if len(away) == len(places) or any(error.errno not in _NOT_HERE for error in away):
-        reason = os.strerror(away[-1].errno or 0)
-        raise UsageError(
-            f"cannot listen at {address} ({reason}): end the program that uses the port, or give "
-            "another address of this machine or port"
-        )
-
-
-def _why_not_free(family: int, place: tuple[Any, ...]) -> OSError | None:
+    both = host.strip("[]") in _EVERY_NETWORK and socket.has_dualstack_ipv6()
+    family, place = (socket.AF_INET6, ("::", port)) if both else resolved(host, port)[0]
     try:
-        socket.create_server(place, family=family).close()
+        socket.create_server(place, family=family, dualstack_ipv6=both).close()
     except OSError as error:
-        return error
-    return None
+        raise UsageError(
+            f"cannot listen at {address} ({os.strerror(error.errno or 0)}): end the program that "
+            "uses the port, or give another address of this machine or port"
+        ) from None
 
 
 def answers(address: str, seconds: float) -> bool:
