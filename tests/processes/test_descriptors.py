@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,11 @@ from pathlib import Path
 import pytest
 
 import torchbeast
+from torchbeast.processes.system import (
+    allow_descriptors,
+    allowed_descriptors,
+    limit_kept,
+)
 
 ALLOWED = """
 import resource, sys
@@ -32,3 +38,16 @@ def test_the_limit_is_raised_as_far_as_it_may_and_never_lowered(
     env = os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])}
     said = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
     assert said.split() == [str(allowed), str(hard)]
+
+
+def test_the_limit_is_put_back_once_nobody_needs_more() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    usual = (200, before[1])
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        with limit_kept():
+            allow_descriptors(210)
+            assert allowed_descriptors() == 210
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == usual
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -15,6 +15,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning import collection
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.system import limit_kept
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.contract import Learner
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
@@ -34,7 +35,8 @@ _LOOK_S = 1.0  # between two looks whether the run has ended
 def served_source(
     scheme: Scheme, env: EnvSpec, learner: Learner[PublishedWeights], ending: ExitStack
 ) -> PolySource:
-    """Returns the source; `ending` removes its sockets."""
+    """Returns the source; `ending` removes its sockets, and puts back the limit of open files."""
+    ending.enter_context(limit_kept())  # which the source raises
     on_cpu = learner.device.type == "cpu"
     plans = plans_for_local_servers(scheme.fleet, disable_cuda=on_cpu)
     folder = ending.enter_context(run_folder())

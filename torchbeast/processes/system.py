@@ -135,6 +135,18 @@ def allow_descriptors(most: int | None = None) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+@contextlib.contextmanager
+def limit_kept() -> Iterator[None]:
+    """Puts this process's limit back at the end, as far as its user still may."""
+    before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
 def allowed_descriptors() -> int:
     """Returns how many files and connections this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
