@@ -29,17 +29,17 @@ from typing import Any
 
 import psutil
 
-MODULES = ["torchbeast.sources.processes.actor_main", "torchbeast.schemes.local_main"]
+WITH_TORCH = ("actor_main", "local_main")  # the children that import it
 PIPE = subprocess.PIPE  # for those that start children by this module
 _ADOPT = 36  # Linux's PR_SET_CHILD_SUBREAPER
 _HIGH = 300  # above the descriptors that a child inherits
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """Starts one of MODULES, or a script, from the warm process; anything else as always."""
+    """Starts a module WITH_TORCH, or a script, from the warm process; anything else as always."""
 
     def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        is_module = list(args[1:2]) == ["-m"] and args[2] in MODULES
+        is_module = list(args[1:2]) == ["-m"] and args[2].endswith(WITH_TORCH)
         if sys.platform != "linux" or not (is_module or args[1].endswith(".py")):
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
@@ -101,12 +101,16 @@ def _serve(requests: socket.socket, path: list[str]) -> None:
         received, descriptors, *_ = socket.recv_fds(requests, 1, 250)
         if not received:
             sys.exit()
+        with open(descriptors.pop(0)) as file:
+            request = json.load(file)
+        if request["args"][0] == "-m":
+            importlib.import_module(request["args"][1])
         if (between := os.fork()) == 0:
             if child := os.fork():
                 requests.send(array.array("i", [child]).tobytes())
                 os._exit(0)
             requests.close()
-            _become(descriptors, path)
+            _become(request, descriptors, path)
             return
         os.waitpid(between, 0)
         requests.send(array.array("i", [0]).tobytes())  # it is a child of the tests now
@@ -114,12 +118,10 @@ def _serve(requests: socket.socket, path: list[str]) -> None:
             os.close(descriptor)
 
 
-def _become(descriptors: list[int], path: list[str]) -> None:
-    """Gives this process the session, folder, variables and descriptors of the request."""
+def _become(request: dict[str, Any], descriptors: list[int], path: list[str]) -> None:
+    """Gives this process the folder, variables and descriptors that are asked for."""
     os.setsid()
-    file, *given = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _HIGH) for each in descriptors]
-    with open(file) as opened:
-        request = json.load(opened)
+    given = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _HIGH) for each in descriptors]
     os.closerange(3, _HIGH)
     for old, new in zip(given, [0, 1, 2, *request["kept"]], strict=True):
         os.dup2(old, new)
@@ -135,8 +137,7 @@ def _become(descriptors: list[int], path: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for name in MODULES:
-        importlib.import_module(name)
+    importlib.import_module("torch")
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])), sys.path[1:])
     if sys.argv[0] == "-m":
