@@ -197,36 +197,6 @@ def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
 
 
 @pytest.mark.long
-def test_a_killed_environment_server_is_replaced_and_the_run_continues(workshop: Workshop) -> None:
-    run = catch(workshop, "a", 10**8)
-    run.wait_for(LEARNING)
-    first, second = workshop.servers()
-    second.kill()
-    run.wait_for(
-        r"environment server 1 at unix:.*\.1: process \d+ was killed by SIGKILL; "
-        "another takes its place"
-    )
-    wait_for(lambda: streams(workshop, "a") == {"live": 2, "lost": 1})
-    step = learnt_step(workshop, "a")
-    wait_for(lambda: learnt_step(workshop, "a") > step)
-    assert first in workshop.servers() and second not in workshop.servers()
-    run.send(signal.SIGINT)
-    assert run.end() == 0, run.said
-    assert workshop.meta("a")["successful"] is True
-    workshop.assert_nothing_is_left()
-
-
-def streams(workshop: Workshop, xpid: str) -> dict[str, float]:
-    """Returns the numbers of live and lost streams at the last update."""
-    row = list(read_logs(workshop.run_folder(xpid)))[-1]
-    return {"live": row["live_streams"], "lost": row["lost_streams"]}
-
-
-def learnt_step(workshop: Workshop, xpid: str) -> float:
-    return list(read_logs(workshop.run_folder(xpid)))[-1]["step"]
-
-
-@pytest.mark.long
 def test_a_run_that_ends_while_its_servers_are_replaced_leaves_nothing(
     workshop: Workshop,
 ) -> None:
@@ -246,10 +216,3 @@ def test_two_simultaneous_runs_do_not_interfere(workshop: Workshop) -> None:
     for run in runs:
         assert run.end() == 0, run.said
     workshop.assert_nothing_is_left()
-
-
-@pytest.mark.long
-def test_with_checkpoints_disabled_none_is_written(workshop: Workshop) -> None:
-    run = catch(workshop, "a", 400, "--disable_checkpoint")
-    assert run.end() == 0, run.said
-    assert not (workshop.run_folder("a") / "model.tar").exists()

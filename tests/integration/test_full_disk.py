@@ -87,7 +87,7 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Wor
 
 
 def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> None:
-    run = catch(workshop, "a", 2000, "--checkpoint_interval", "1", program="monobeast", by=UNHEARD)
+    run = catch(workshop, "a", 2000, "--checkpoint_interval", "1", by=UNHEARD)
     assert run.end() == 0
     assert saved_step(workshop, "a") == 2000 and workshop.meta("a")["successful"] is True
     log = (workshop.run_folder("a") / "out.log").read_text()
@@ -99,7 +99,7 @@ def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> N
 def test_a_run_that_fails_without_a_word_has_its_exit_code(workshop: Workshop) -> None:
     """Python's own would be 120, because it cannot write the word at its exit either."""
     for env, more, code in (("environments:CannotBeMade", [], 1), ("Catch", ["--algo", "no"], 2)):
-        run = catch(workshop, "a", 2000, *more, program="monobeast", env=env, by=UNHEARD)
+        run = catch(workshop, "a", 2000, *more, env=env, by=UNHEARD)
         assert run.end() == code
 
 

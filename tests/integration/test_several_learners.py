@@ -48,30 +48,6 @@ def rank_of(learner: psutil.Process) -> int:
 
 
 @pytest.mark.long
-def test_two_learners_share_the_servers_and_one_goes_on_with_their_run(
-    workshop: Workshop, servers: Program
-) -> None:
-    """An update is 40 steps with any number of learners."""
-    both = workshop.start("polybeast_learner", *SMALL, "--total_steps", "2000", by=TORCHRUN)
-    assert both.end() == 0, both.said
-    assert both.said.count("Found 4 environments of Catch, on 2 servers.") == 1
-    assert both.said.count("Its files are in") == 1, "one of them says so"
-    assert [path.name for path in (workshop.folder / "runs").iterdir() if path.is_dir()].count("a")
-    rows = list(read_logs(workshop.run_folder("a")))
-    assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(50)]
-    assert rows[-1]["live_streams"] == 4, "all streams, which each learner has a half of"
-    assert max(row["mean_episode_length"] for row in rows if "mean_episode_length" in row) == 9
-    assert saved_step(workshop) == 2000
-    assert not list(workshop.folder.glob("torchbeast-rank*"))
-    code, said = workshop.run("polybeast_learner", "--xpid", "a", "--total_steps", "2400")
-    assert code == 0 and "at step 2,000" in said, said
-    assert [row["step"] for row in read_logs(workshop.run_folder("a"))][-1] == 2400
-    servers.send(signal.SIGINT)
-    assert servers.end() == 0, servers.said
-    workshop.assert_nothing_is_left()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 1])
 def test_torchrun_starts_all_learners_again_and_they_resume(
     workshop: Workshop, servers: Program, killed: int
