@@ -25,6 +25,7 @@ from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
 from torchbeast.learner.callbacks import Schedule
+from torchbeast.processes import child_process
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 
@@ -455,8 +456,10 @@ def test_every_environment_has_a_seed_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_environments_of_gradient_workers_have_seeds_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their processes start as in a program, where nothing is imported yet."""
+    monkeypatch.setattr(child_process, "subprocess", subprocess)
     seeds = tmp_path / "seeds"
     seeds.mkdir()
 
