@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes a scheme: its parts in lines of text, and as a picture."""
+"""Describes a scheme: its parts, and what goes between them, in lines of text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
-from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
     from torchbeast.schemes.scheme import Scheme
@@ -17,7 +15,7 @@ _WORKERS = {"processes": ("process", "processes"), "ray": ("Ray actor", "Ray act
 
 
 class Part(NamedTuple):
-    """A box of the picture."""
+    """A part of a scheme."""
 
     title: str
     lines: list[str]
@@ -114,58 +112,3 @@ def _gradients(scheme: Scheme) -> str:
     one, several = _WORKERS[scheme.grad_backend]
     where = f"{workers} {several if workers > 1 else one}"
     return f"gradients in {where}, {scheme.grad_communication}"
-
-
-_WIDTH, _HEIGHT, _GAP, _LINE = 250, 110, 130, 18
-
-
-def svg_of(scheme: Scheme) -> str:
-    """Returns an SVG image: the parts side by side, and the ways between them."""
-    boxes = parts(scheme)
-    width = len(boxes) * _WIDTH + (len(boxes) - 1) * _GAP + 40
-    height = _HEIGHT + 120
-    forward, back = ways(scheme)
-    body = [_box(part, 20 + index * (_WIDTH + _GAP)) for index, part in enumerate(boxes)]
-    body += _arrows(len(boxes), width, forward, back)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" font-family="sans-serif" font-size="13">\n'
-        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z"/></marker></defs>\n'
-        f'<rect width="{width}" height="{height}" fill="white"/>\n' + "\n".join(body) + "\n</svg>\n"
-    )
-
-
-def _box(part: Part, left: int) -> str:
-    lines = [
-        f'<text x="{left + 12}" y="{66 + _LINE * index}">{escape(line)}</text>'
-        for index, line in enumerate(part.lines)
-    ]
-    return "\n".join(
-        [
-            f'<rect x="{left}" y="20" width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#eef3fa" '
-            'stroke="#456"/>',
-            f'<text x="{left + 12}" y="44" font-weight="bold">{part.title}</text>',
-            *lines,
-        ]
-    )
-
-
-def _arrows(count: int, width: int, forward: str, back: str) -> Iterator[str]:
-    """Yields an arrow between neighbours, and one from the last part back to the first."""
-    y = 20 + _HEIGHT // 2
-    for index in range(count - 1):
-        left = 20 + (index + 1) * _WIDTH + index * _GAP
-        yield _line(f"M{left + 4},{y} H{left + _GAP - 4}")
-    yield _label(width // 2, _HEIGHT + 48, f"{forward} →")
-    bottom, right, left = _HEIGHT + 80, width - 20 - _WIDTH // 2, 20 + _WIDTH // 2
-    yield _line(f"M{right},{_HEIGHT + 20} V{bottom} H{left} V{_HEIGHT + 26}")
-    yield _label(width // 2, bottom + 20, f"← {back}")
-
-
-def _label(x: int, y: int, text: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="middle">{escape(text)}</text>'
-
-
-def _line(path: str) -> str:
-    return f'<path d="{path}" fill="none" stroke="#456" stroke-width="1.5" marker-end="url(#tip)"/>'

@@ -39,7 +39,7 @@ from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.describe import svg_of, text_of
+from torchbeast.schemes.describe import text_of
 from torchbeast.schemes.gradients.config import Communication, GradientConfig, UpdateExecution
 from torchbeast.sources.config import ActorsConfig, ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
@@ -266,10 +266,9 @@ class Scheme:
             actor_cpus=self.col_cpus,
         )
 
-    def describe(self, form: Literal["text", "svg"] = "text") -> str:
-        """Returns the parts of the scheme and the ways between them, as text or as an SVG image."""
-        one_of(("text", "svg"), form=form)
-        return text_of(self) if form == "text" else svg_of(self)
+    def describe(self) -> str:
+        """Returns the parts of the scheme and the ways between them as text."""
+        return text_of(self)
 
     def _check_values(self) -> None:
         for name, (kind, how) in _FACTORIES.items():
