@@ -181,7 +181,6 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
         (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),
         (f"{__name__}:Clashing", "names of other settings or flags, batch_size: give them"),
         (f"{__name__}:Deep", "other settings or flags, boldness, step_size: give them other"),
-        (f"{__name__}:OfPath", "has settings that JSON cannot hold, data: make them numbers"),
         (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
         (f"{__name__}:Needy", "cannot be used: NeedyConfig.boldness has no default"),
     ],
@@ -192,6 +191,13 @@ def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
     with pytest.raises(UsageError) as error:
         parse(PolyBeastFlags, "polybeast", ["--algo", name])
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_setting_that_a_checkpoint_cannot_hold_is_refused() -> None:
+    words = ["--algo", f"{__name__}:OfPath", "--sizes", "1", "2"]
+    parse(PolyBeastFlags, "polybeast", words)
+    with pytest.raises(UsageError, match="--data has a value that JSON cannot hold, PosixPath"):
+        parse(PolyBeastFlags, "polybeast", [*words, "--data", "a"])
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('a bug')", "{}['a bug']", "a bug"])

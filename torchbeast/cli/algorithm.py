@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torchbeast.cli.learner_flags import LearnerFlags
@@ -28,7 +27,6 @@ def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
     if not issubclass(flags_type, LearnerFlags) or config is _default_config(flags_type):
         return flags_type
     _check_names(flags_type, name, config)
-    _check_kinds(name, config)
     made: type[Flags] = dataclasses.make_dataclass(
         flags_type.__name__,
         [("algorithm", config, dataclasses.field(default_factory=config))],
@@ -72,24 +70,13 @@ def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> Non
         )
 
 
-def _check_kinds(name: str, config: type) -> None:
-    """Raises UsageError when a setting is of a type that a checkpoint cannot record."""
-    if unsaved := sorted(flag for flag, kind in kinds(config) if not _is_json(kind)):
-        raise UsageError(
-            f"--algo {name} has settings that JSON cannot hold, {', '.join(unsaved)}: make them "
-            "numbers, strings or booleans, or None, lists, tuples or mappings of these"
-        )
-
-
-def _is_json(kind: Any) -> bool:
-    """Returns whether JSON can hold all values of this type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return all(type(value) in _PLAIN for value in arguments)
-    if origin in (typing.Union, types.UnionType, *_CONTAINERS):
-        return all(_is_json(argument) for argument in arguments)
-    return kind in (*_PLAIN, *_CONTAINERS, Any, ...)
-
-
-_PLAIN = (bool, int, float, str, type(None))
-_CONTAINERS = (list, tuple, dict, Sequence, Mapping)
+def check_recorded(settings: Mapping[str, Any]) -> None:
+    """Raises UsageError for a setting that a checkpoint cannot record."""
+    for name, value in settings.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise UsageError(
+                f"--{name} has a value that JSON cannot hold, {value!r}: make it a number, string "
+                "or boolean, or None, or a list, tuple or mapping of these"
+            ) from error

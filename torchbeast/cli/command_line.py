@@ -23,7 +23,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from torchbeast.cli import presets, resuming
-from torchbeast.cli.algorithm import with_algorithm
+from torchbeast.cli.algorithm import check_recorded, with_algorithm
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES
@@ -94,7 +94,9 @@ def parse(
                 default=tyro.MISSING_NONPROP if default is None else default,
                 **_options(program),
             )
-    _check_replay(parsed, words)
+    if isinstance(parsed, LearnerFlags):
+        _check_replay(parsed, words)
+        check_recorded(flatten(parsed.algorithm))
     return parsed
 
 
@@ -209,11 +211,11 @@ def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
     return bool(size) or any(text is not None and not _is_zero(text) for text in typed)
 
 
-def _check_replay(flags: Any, words: Sequence[str]) -> None:
+def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
     """Raises UsageError where a ratio or a threshold is typed, but no size is decided: the usual
     ratio too, which no Config can tell from one that nobody typed.
     """
-    if not isinstance(flags, LearnerFlags) or flags.replay.replay_size:
+    if flags.replay.replay_size:
         return
     for name in _OF_REPLAY[1:]:
         typed = resuming.given(words, f"--{name}")

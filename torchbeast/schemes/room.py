@@ -48,9 +48,9 @@ def num_workers(config: RayConfig, room: Room) -> int:
     least = config.min_workers or wanted
     if fitting < least:
         raise UsageError(
-            f"{_count(least, 'Ray actor')} with --actor_cpus {config.actor_cpus:g} "
-            f"{'has' if least == 1 else 'have'} no room "
-            f"{_beside_learner(config)}on {room}: {_remedy(config, fitting)}"
+            f"{_count(least, 'Ray actor')} with actor_cpus {config.actor_cpus:g} and learner_cpus "
+            f"{config.learner_cpus:g} find no room on {room}: give num_workers {fitting}, or fewer "
+            "CPUs for each, or on a cluster min_workers to let the others wait for nodes that join"
         )
     if config.num_workers is not None:
         return config.num_workers
@@ -147,22 +147,6 @@ def _fitting(config: RayConfig, node: Node) -> int:
 
 def _free_cpus(config: RayConfig, room: Room) -> float:
     return (room.free_cpus - config.learner_cpus) / config.actor_cpus + 1e-9
-
-
-def _beside_learner(config: RayConfig) -> str:
-    return f"beside --learner_cpus {config.learner_cpus:g} " if config.learner_cpus else ""
-
-
-def _remedy(config: RayConfig, fitting: int) -> str:
-    if not fitting:
-        which = "--learner_cpus or --actor_cpus" if config.learner_cpus else "--actor_cpus"
-        return f"give fewer {which}, or add nodes"
-    if config.address is None:
-        return f"give --num_workers {fitting}, or fewer --actor_cpus"
-    return (
-        f"give --num_workers {fitting}, or --min_workers {fitting} to let the others wait for "
-        "nodes that join"
-    )
 
 
 def _gpus(node: Node) -> str:
