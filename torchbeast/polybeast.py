@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 
 from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
@@ -64,23 +63,15 @@ def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterat
     Their sockets are in a folder of the run unless --pipes_basename is given.
     """
     plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
-    with _basename(flags) as (basename, folder):
-        addresses = server_addresses(basename, len(plans))
+    basename = flags.fleet.pipes_basename or ""
+    with nullcontext(None) if basename else run_folder() as folder:
+        own = basename if folder is None else folder_basename(folder)
+        addresses = server_addresses(own, len(plans))
         servers = EnvServers(supervisor, flags.environment.spec, plans, addresses, folder)
         try:
             yield servers
         finally:
             servers.close()
-
-
-@contextmanager
-def _basename(flags: PolyBeastFlags) -> Iterator[tuple[str, Path | None]]:
-    """Yields the basename of the sockets, and the folder of this run if they are in one."""
-    if flags.fleet.pipes_basename is not None:
-        yield flags.fleet.pipes_basename, None
-        return
-    with run_folder() as folder:
-        yield folder_basename(folder), folder
 
 
 if __name__ == "__main__":

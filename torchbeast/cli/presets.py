@@ -87,7 +87,6 @@ PRESETS: dict[str, Preset] = {
             "env": "CartPole-v1",
             "num_actors": 8,
             "unroll_length": 128,
-            "batch_size": 8,
             "learning_rate": 0.001,
             "grad_norm_clipping": 0.5,
             "reward_scale": 0.1,

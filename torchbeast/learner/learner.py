@@ -324,7 +324,7 @@ class Learner:
         settings = run_settings(scheme, spec, self._config, self.target_steps, (self._row,))
         supervisor = Supervisor()
         folder = RunFolder(self.log_dir, dict(settings.recorded))
-        ending.callback(_finish, folder, supervisor)
+        ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         self._session = Session(supervisor, folder)
         envs = scheme.train_envs_factory
         played = Played(env=spec, seen_keys=names(envs.sent_space), make=envs.make)
@@ -354,9 +354,15 @@ class Learner:
             self._source = ending.enter_context(closing(joint))
             self._made = dataclasses.replace(self._made, optimiser_step=joint)
         # Whatever `ending` refers to outlives a Learner that is forgotten: no method of its own.
-        also_saved = functools.partial(_callbacks_saved, self._callbacks)
+        callbacks = self._callbacks
         self._training, self._saving = ending.enter_context(
-            self._run.training(self._made, self._source, self._progress, saved, also_saved)
+            self._run.training(
+                self._made,
+                self._source,
+                self._progress,
+                saved,
+                lambda: {"callbacks": states_of(callbacks)},
+            )
         )
         ending.callback(supervisor.stop, "the learner was closed")
         at_once = settings.learner.online_rollouts.batch_size
@@ -530,11 +536,3 @@ def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:
         return RunConfig(seed=seed)
     path = expanded(log_dir).absolute()
     return RunConfig(xpid=path.name, savedir=str(path.parent), seed=seed)
-
-
-def _callbacks_saved(callbacks: Sequence[Callback]) -> dict[str, Any]:
-    return {"callbacks": states_of(callbacks)}
-
-
-def _finish(folder: RunFolder, supervisor: Supervisor) -> None:
-    folder.finish(successful=supervisor.failure is None)

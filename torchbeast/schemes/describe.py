@@ -6,12 +6,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchbeast.core.wording import counted
+
 if TYPE_CHECKING:
     from torchbeast.schemes.scheme import Scheme
-
-
-_WORKERS = {"processes": ("process", "processes"), "ray": ("Ray actor", "Ray actors")}
-"""One worker, and several, by col_backend or grad_backend."""
 
 
 class Part(NamedTuple):
@@ -52,12 +50,11 @@ def text_of(scheme: Scheme) -> str:
 
 def _collection(scheme: Scheme) -> Part:
     size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
-    envs = f"{size} environment{'s' * (size > 1)}"
+    envs = counted(size, "environment")
     if not workers:
         stops = _stragglers(scheme)
         return Part("collection", [f"{_learners(scheme)}: {envs}", f"synchronous{stops}"])
-    one, several = _WORKERS[scheme.col_backend]
-    each = f"{workers} {several if workers > 1 else one} with {envs} each"
+    each = f"{_workers(workers, scheme.col_backend)} with {envs} each"
     whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
     central = [f"actions {_learners(scheme)}"] if scheme.inference == "central" else []
     return Part("collection", [each, *whose, *central, scheme.col_communication])
@@ -109,6 +106,11 @@ def _gradients(scheme: Scheme) -> str:
     workers = scheme.grad_remote_workers
     if not workers:
         return "gradients in this process"
-    one, several = _WORKERS[scheme.grad_backend]
-    where = f"{workers} {several if workers > 1 else one}"
+    where = _workers(workers, scheme.grad_backend)
     return f"gradients in {where}, {scheme.grad_communication}"
+
+
+def _workers(count: int, backend: str) -> str:
+    return (
+        counted(count, "Ray actor") if backend == "ray" else f"{count} process{'es' * (count > 1)}"
+    )
