@@ -277,9 +277,6 @@ class Places(Broadcast):
     def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"host": host, "device": device} for host, device in self._places]
 
-    def add_on(self, device: torch.device) -> None:
-        self.device = device
-
 
 @pytest.mark.parametrize(
     ("second", "expected"),

@@ -87,7 +87,7 @@ class FedSource:
 class Member:
     """One of two ranks."""
 
-    version = 3
+    version, algo = 3, None
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.supervisor = Supervisor()
@@ -221,6 +221,8 @@ def test_lags_are_weighted_by_steps() -> None:
     lags = JointBatch([few, many]).lags(0)
     assert lags == {"mean_lag": 3.0, "max_lag": 9.0}
     assert JointBatch([report]).lags(0) == {}
+    older = many._replace(version=-2)  # whose lags are behind that version
+    assert JointBatch([few, older]).lags(0) == {"mean_lag": 4.5, "max_lag": 9.0}
 
 
 @pytest.mark.parametrize("learns_all", [False, True])

@@ -34,8 +34,7 @@ from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.system import environment_of_share
 from torchbeast.schemes.gradients.config import GradientConfig
-from torchbeast.schemes.gradients.contract import Made, Place
-from torchbeast.schemes.gradients.worker import GradientWorker
+from torchbeast.schemes.gradients.worker import GradientWorker, Made
 from torchbeast.schemes.gradients.workers import WORKER, GradientWorkers, gradient_workers
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
@@ -169,38 +168,49 @@ PPO_LEARNING = Learning(
 )
 
 
-def of_given(place: Place, learning: Learning, batches: Sequence[Sequence[Rollout]]) -> Made:
+def of_given(
+    index: int,
+    ranks: Any,
+    stops_early: Any,
+    learning: Learning,
+    batches: Sequence[Sequence[Rollout]],
+) -> Made:
     """A worker with given batches; batches: by worker."""
-    step = learning.step(ranks=place.ranks)
-    torch.manual_seed(100 + place.index)  # of PPO's shuffles
-    return Made(source=GivenSource(lambda: iter(batches[place.index])), optimiser_step=step)
+    step = learning.step(ranks=ranks)
+    torch.manual_seed(100 + index)  # of PPO's shuffles
+    return Made(source=GivenSource(lambda: iter(batches[index])), optimiser_step=step)
 
 
 def of_given_that_ends(
-    place: Place, folder: str, learning: Learning, batches: Sequence[Sequence[Rollout]]
+    index: int,
+    ranks: Any,
+    stops_early: Any,
+    folder: str,
+    learning: Learning,
+    batches: Sequence[Sequence[Rollout]],
 ) -> Made:
     """A worker with given batches, which makes a file when it closes its environments."""
-    end = Path(folder, f"{place.index}").touch
-    return replace(of_given(place, learning, batches), end=end)
+    end = Path(folder, f"{index}").touch
+    return replace(of_given(index, ranks, stops_early, learning, batches), end=end)
 
 
-def of_slow(place: Place, learning: Learning, batch: Rollout) -> Made:
+def of_slow(index: int, ranks: Any, stops_early: Any, learning: Learning, batch: Rollout) -> Made:
     """Worker 0 has its batch at once; the others never, unless they are stopped."""
 
     def batches() -> Iterator[Rollout]:
         while True:
-            if place.index == 0:
+            if index == 0:
                 yield batch
                 continue
             step, done = 0, 0
-            while not place.stops_early(done / T):
+            while not stops_early(done / T):
                 step += 1
                 done = min(step, T - 1)  # the last step does not come
                 time.sleep(0.001)
             valid = torch.arange(T + 1)[:, None].expand(T + 1, B) <= done
             yield replace(batch, valid=valid, collected=done * B)
 
-    return Made(source=GivenSource(batches), optimiser_step=learning.step(ranks=place.ranks))
+    return Made(source=GivenSource(batches), optimiser_step=learning.step(ranks=ranks))
 
 
 class SeenSeeds:
@@ -224,13 +234,15 @@ class SeenSeeds:
         self._env.close()
 
 
-def of_catch(place: Place, folder: str, algo: str = "ppo", num_envs: int = 4) -> Made:
+def of_catch(
+    index: int, ranks: Any, stops_early: Any, folder: str, algo: str = "ppo", num_envs: int = 4
+) -> Made:
     """A worker that plays Catch in its own process."""
     env = make("Catch", 1)
     agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
-    torch.manual_seed(seed_of(5, "gradient worker", place.index))
+    torch.manual_seed(seed_of(5, "gradient worker", index))
     learn = ppo if algo == "ppo" else impala
-    step = learn(agent.model, learning_rate=0.001, total_steps=10**6, ranks=place.ranks)
+    step = learn(agent.model, learning_rate=0.001, total_steps=10**6, ranks=ranks)
     weights = PublishedWeights(agent.model, step.version)
     learner = Learner(
         agent=agent,
@@ -239,7 +251,7 @@ def of_catch(place: Place, folder: str, algo: str = "ppo", num_envs: int = 4) ->
         extras=step.algo.needs,
         mode="sample",
         rollouts=RolloutConfig(batch_size=num_envs, unroll_length=10),
-        seed=seed_of(5, "gradient worker", place.index),
+        seed=seed_of(5, "gradient worker", index),
         spare_columns=0,
         batches_at_once=1,
     )

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 
+from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.specs import Precision
 from torchbeast.learner.collection import make_source, make_weights, making_agent
 from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.system import keep_freed_memory
-from torchbeast.schemes.gradients.contract import Made, Place
+from torchbeast.schemes.gradients.worker import Made
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Learner
@@ -30,13 +32,15 @@ class WorkerParts:
     precision: Precision  # of the features of actors
     seed: int  # of the environments and actions of all workers
 
-    def __call__(self, place: Place) -> Made:
-        seed = seed_of(self.seed, "gradient worker", place.index)
+    def __call__(
+        self, index: int, ranks: Ranks | None, stops_early: Callable[[float], bool]
+    ) -> Made:
+        seed = seed_of(self.seed, "gradient worker", index)
         scheme, ending = self.scheme, ExitStack()
         torch.manual_seed(seed_of(seed, "actions"))
         weights = functools.partial(make_weights, scheme)
         config = dataclasses.replace(self.config, hardware=self._hardware)
-        made = assemble(config, making_agent(scheme), weights, ranks=place.ranks)
+        made = assemble(config, making_agent(scheme), weights, ranks=ranks)
         keep_freed_memory(made.compute.device.type)
         learner = Learner(
             agent=made.agent,
@@ -50,7 +54,7 @@ class WorkerParts:
             batches_at_once=1,
         )
         return Made(
-            source=make_source(scheme, learner, self.precision, ending, place.stops_early),
+            source=make_source(scheme, learner, self.precision, ending, stops_early),
             optimiser_step=made.optimiser_step,
             publish=made.weights.publish,
             end=ending.close,

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import socket
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -43,6 +41,7 @@ from torchbeast.reporting.waiting import waiting_for
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import ReplayConfig, RolloutConfig
 from torchbeast.sources.contract import Source
+from torchbeast.sources.joint import load, saved
 
 SILENT_S = 90.0
 """Seconds after which a rank that answers no roll call, or stays away from an optimiser step that
@@ -64,18 +63,9 @@ class Replica:
     def __init__(self, launch: Launch, ranks: TorchRanks) -> None:
         self.rank, self.size = launch.rank, launch.size
         self.local_rank, self.local_size = launch.local_rank, launch.local_size  # on this machine
+        self.on_one_machine = launch.local_size == launch.size  # this one
+        self.leads = launch.rank == 0  # keeps the log and the checkpoint
         self.ranks = ranks
-        self._launch = launch
-
-    @property
-    def leads(self) -> bool:
-        """Whether this rank keeps the log and the checkpoint."""
-        return self.rank == 0
-
-    @property
-    def on_one_machine(self) -> bool:
-        """Whether all ranks are on this machine."""
-        return self._launch.local_size == self.size
 
     @contextmanager
     def words(
@@ -91,10 +81,11 @@ class Replica:
         if self.leads:
             asked = run_of(words)
             run = {"xpid": asked.xpid, "seed": EarlierRun().seed(asked.seed)}
-            checkpoint = _newest(asked.folder / CHECKPOINT)
+            if checkpoints.existing(newest := asked.folder / CHECKPOINT):
+                checkpoint = checkpoints.load_newest(newest).path.read_bytes()
             self.ranks.tell(_RUN, json.dumps(run))
         else:  # a large checkpoint on a slow disk takes rank 0 longer than SILENT_S
-            run = json.loads(self.ranks.told(_RUN, pause=_look_later))
+            run = json.loads(self.ranks.told(_RUN, lambda: time.sleep(_LOOK_S)))
         checkpoint = self.ranks.broadcast(checkpoint)
         same = [*words, "--xpid", run["xpid"], "--seed", str(run["seed"])]
         if self.leads:
@@ -115,9 +106,7 @@ class Replica:
         messages = self.ranks.gather({"settings": json.loads(json.dumps(own, default=str))})
         first, *others = (message["settings"] for message in messages)
         for rank, other in enumerate(others, 1):
-            names = sorted(k for k in {*first, *other} if first.get(k) != other.get(k))
-            if names:
-                name = names[0]
+            for name in sorted(k for k in {*first, *other} if first.get(k) != other.get(k)):
                 raise UsageError(
                     f"all learners need the same flags, but --{name} is {first.get(name)} in rank "
                     f"0 and {other.get(name)} in rank {rank}: start them with the same command"
@@ -171,13 +160,13 @@ class Replica:
         device = config.device
         if device == "auto" and not config.disable_cuda and torch.cuda.is_available():
             gpus = torch.cuda.device_count()
-            if gpus < self._launch.local_size:
+            if gpus < self.local_size:
                 raise UsageError(
-                    f"{self._launch.local_size} learners on this machine need a GPU each, and "
+                    f"{self.local_size} learners on this machine need a GPU each, and "
                     f"there are {gpus}: start {gpus} (torchrun --nproc_per_node), or give "
                     "--device cpu, or --device cuda:0 for all"
                 )
-            device = f"cuda:{self._launch.local_rank}"
+            device = f"cuda:{self.local_rank}"
         return dataclasses.replace(config, device=device, num_learner_threads=1)
 
     def add_where(self, device: torch.device) -> None:
@@ -188,18 +177,14 @@ class Replica:
         places = {(message["host"], message["device"]) for message in messages}
         on_gpus = all(where.startswith("cuda") for _, where in places)
         is_own = on_gpus and len(places) == len(messages)
-        self.ranks.add_on(device if is_own else torch.device("cpu"))
+        self.ranks.device = device if is_own else torch.device("cpu")
 
     def equalise(self, step: OptimiserStep[Any]) -> None:
         """Gives the learner the state of rank 0's, and chooses where gradients are added."""
         self.add_where(next(step.algo.actor.parameters()).device)
-        file = io.BytesIO()
-        if self.leads:
-            torch.save(step.state_dict(), file)
-        state = self.ranks.broadcast(file.getvalue())
+        state = self.ranks.broadcast(saved(step) if self.leads else b"")
         if not self.leads:
-            loaded = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
-            step.load_state_dict(loaded)
+            load(step, state)
 
     def seed(self, root: int) -> int:
         """Returns this rank's seed of what has this seed in a learner alone; rank 0 keeps it."""
@@ -233,35 +218,16 @@ def replica(launch: Launch) -> Iterator[Replica]:
 
 @contextmanager
 def _named(rank: int) -> Iterator[None]:
-    """Names the rank in front of its errors and warnings, and shows nothing else of it."""
+    """Names the rank in front of its error, and shows nothing else of it but warnings."""
     if rank == 0:
         yield
         return
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        with contextlib.redirect_stderr(_Named(sys.stderr, f"rank {rank}: ")):
-            try:
-                yield
-            except (UsageError, RunError) as error:
-                error.args = (f"rank {rank}: {error}",)  # the same error: some have other parts too
-                raise
-
-
-class _Named(io.TextIOBase):
-    """Writes lines with a name in front of each."""
-
-    def __init__(self, stream: TextIO, name: str) -> None:
-        self._stream, self._name, self._begins = stream, name, True
-
-    def write(self, text: str) -> int:
-        """Writes part of a line, or several."""
-        for line in text.splitlines(keepends=True):
-            self._stream.write(self._name * self._begins + line)
-            self._begins = line.endswith("\n")
-        return len(text)
-
-    def flush(self) -> None:
-        """Flushes the stream."""
-        self._stream.flush()
+        try:
+            yield
+        except (UsageError, RunError) as error:
+            error.args = (f"rank {rank}: {error}",)  # the same error: some have other parts too
+            raise
 
 
 def _reason(error: BaseException) -> str:
@@ -278,16 +244,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(cause, Exception):
         return "".join(traceback.format_exception(cause)).strip()
     return str(error) or type(error).__name__
-
-
-def _look_later() -> bool:
-    """Waits a moment; returns whether to give up, which only a signal or the time limit does."""
-    time.sleep(_LOOK_S)
-    return False
-
-
-def _newest(path: Path) -> bytes:
-    """Returns the run's newest checkpoint that is not damaged; b"" if there is none."""
-    if not checkpoints.existing(path):
-        return b""
-    return checkpoints.load_newest(path).path.read_bytes()

@@ -12,6 +12,7 @@ loop.
 
 from __future__ import annotations
 
+import io
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchbeast.core.algos.base import Algorithm, Counters
@@ -114,11 +116,7 @@ class JointLearner(ABC):
     def __init__(self, step: OptimiserStep[Any]) -> None:
         """step: of this process."""
         self._step = step
-
-    @property
-    def algo(self) -> Algorithm[Any]:
-        """The algorithm of this process."""
-        return self._step.algo
+        self.algo: Algorithm[Any] = step.algo
 
     @property
     def counters(self) -> Counters:
@@ -145,3 +143,15 @@ def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for part in parts:
         found.update(part)
     return dict(found)
+
+
+def saved(step: OptimiserStep[Any]) -> bytes:
+    """Returns the state of a learner."""
+    file = io.BytesIO()
+    torch.save(step.state_dict(), file)
+    return file.getvalue()
+
+
+def load(step: OptimiserStep[Any], state: bytes) -> None:
+    """Restores the result of `saved`."""
+    step.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))

@@ -147,7 +147,7 @@ DECLARED = {
     "needs": ("policy_logits", r"Mine.needs must be a tuple of names such as .* 'policy_logits'"),
     "takes": ("Rollout", "Mine.takes must be a class, got 'Rollout'"),
     "actor_type": (dict, "Mine.actor_type must be a subclass of Actor, got <class 'dict'>"),
-    "minimised_by": ("actor", "Mine.minimised_by must map terms to names of optimisers"),
+    "minimised_by": ("actor", "Mine.minimised_by must be a mapping of terms to names"),
     "Config": (NeedyConfig, "NeedyConfig.boldness has no default: every field needs one"),
 }
 

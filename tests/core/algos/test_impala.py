@@ -494,11 +494,6 @@ def test_an_impossible_setting_is_refused(config: Any, settings: Any, message: s
         config(**settings)
 
 
-def test_total_steps_below_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="total_steps must be greater than 0, got 0"):
-        impala(total_steps=0)
-
-
 def test_a_clipping_that_nobody_has_resolved_is_refused_before_anything_is_learnt(
     make_rollout: Make,
 ) -> None:

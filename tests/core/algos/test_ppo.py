@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -366,30 +367,28 @@ def test_a_recurrent_network_learns_whole_columns_from_their_initial_state(
 
 
 @pytest.mark.parametrize(
-    ("use_lstm", "length", "parts", "settings", "warnings"),
+    ("use_lstm", "length", "parts", "settings", "refused"),
     [
-        (False, 2, B, {}, 0),
-        (False, 2, B + 1, {}, 1),  # eight steps in five parts: one part has a single step
-        (False, 2, B + 1, {"normalise_advantages": False}, 0),
-        (True, 2, B, {}, 0),  # minibatches are whole rollouts
-        (True, 1, B, {}, 1),
+        (False, 2, B, {}, False),
+        (False, 2, B + 1, {}, True),  # eight steps in five parts: one part has a single step
+        (False, 2, B + 1, {"normalise_advantages": False}, False),
+        (True, 2, B, {}, False),  # minibatches are whole rollouts
+        (True, 1, B, {}, True),
     ],
 )
-def test_minibatches_of_a_single_step_are_warned_of_once(
+def test_minibatches_of_a_single_step_are_refused(
     make_rollout: Make,
     use_lstm: bool,
     length: int,
     parts: int,
     settings: dict[str, Any],
-    warnings: int,
-    caplog: pytest.LogCaptureFixture,
+    refused: bool,
 ) -> None:
     net = mlp(use_lstm)
     step = ppo(net, num_mini_batch=parts, num_epochs=2, **settings)
-    for _ in range(2):
+    refusal = pytest.raises(UsageError, match="--num_mini_batch . leaves a single step")
+    with refusal if refused else contextlib.nullcontext():
         step.update(make_rollout(length, B, state=net.initial_state(B)))
-    assert len(caplog.messages) == warnings
-    assert all("makes it 0, so the policy does not learn" in text for text in caplog.messages)
 
 
 @pytest.mark.parametrize(

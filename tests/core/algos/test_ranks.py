@@ -191,7 +191,7 @@ def centrally(centre: OptimiserStep[Any], make: Any, batches: Sequence[Rollout])
         worker.algo.actor.load_state_dict(centre.algo.actor.state_dict())
     begun = [worker.begin(batch) for worker, batch in pairs]
     figures = []
-    minibatches = zip(*(each.minibatches for each in begun), strict=True)
+    minibatches = zip(*(parts for parts, _ in begun), strict=True)
     for number, several in enumerate(minibatches):
         for worker in workers:
             worker.algo.actor.load_state_dict(centre.algo.actor.state_dict())

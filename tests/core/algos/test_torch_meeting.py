@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 import torch.distributed as dist
 
-from torchbeast.core.algos.torch_meeting import meet
+from torchbeast.core.algos.torch_ranks import meet
 
 SIZE, LOOKS, SOON = 3, 5, 10.0
 

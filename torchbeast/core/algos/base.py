@@ -82,7 +82,7 @@ class Optimizer(Protocol):
 
     param_groups: list[dict[str, Any]]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         """Clears the gradients."""
 
     def step(self) -> Any:
@@ -259,30 +259,20 @@ def check_class(algorithm: type[Algorithm[Any]]) -> None:
     name = algorithm.__name__
     one_of(get_args(Reduction), **{f"{name}.reduction": algorithm.reduction})
     one_of(get_args(Mode), **{f"{name}.mode": algorithm.mode})
-    require(
-        _are_names(algorithm.needs),
-        f'{name}.needs must be a tuple of names such as ("policy_logits",), '
-        f"got {algorithm.needs!r}",
-    )
-    require(
-        isinstance(algorithm.minimised_by, Mapping),
-        f"{name}.minimised_by must map terms to names of optimisers, "
-        f"got {algorithm.minimised_by!r}",
-    )
-    _check_is_class(f"{name}.takes", algorithm.takes, object)
-    _check_is_class(f"{name}.actor_type", algorithm.actor_type, Actor)
+    needs, trains = algorithm.needs, algorithm.actor_type
+    are_names = isinstance(needs, Collection) and not isinstance(needs, str)
+    are_names = are_names and all(isinstance(extra, str) for extra in needs)
+    is_actor = isinstance(trains, type) and issubclass(trains, Actor)
+    mapping = "a mapping of terms to names of optimisers"
+    for attribute, fits, kind in (
+        ("needs", are_names, 'a tuple of names such as ("policy_logits",)'),
+        ("minimised_by", isinstance(algorithm.minimised_by, Mapping), mapping),
+        ("takes", isinstance(algorithm.takes, type), "a class"),
+        ("actor_type", is_actor, "a subclass of Actor"),
+    ):
+        found = getattr(algorithm, attribute)
+        require(fits, f"{name}.{attribute} must be {kind}, got {found!r}")
     _check_config(name, getattr(algorithm, "Config", None))
-
-
-def _are_names(needs: Any) -> bool:
-    is_collection = isinstance(needs, Collection) and not isinstance(needs, str)
-    return is_collection and all(isinstance(extra, str) for extra in needs)
-
-
-def _check_is_class(name: str, found: Any, base: type) -> None:
-    kind = "a class" if base is object else f"a subclass of {base.__name__}"
-    fits = isinstance(found, type) and issubclass(found, base)
-    require(fits, f"{name} must be {kind}, got {found!r}")
 
 
 def _check_config(name: str, config: Any) -> None:
@@ -325,30 +315,22 @@ def checked_losses(algo: Algorithm[Any], found: Losses) -> Losses:
         f"{name} must return Losses(terms, metrics), got {type(found).__name__}",
     )
     require(bool(found.terms), f"{name} must return at least one term to minimise, got none")
+    groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
+    # A term may depend on a parameter alone that is frozen.
+    has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
     for term, loss in found.terms.items():
         _check_scalar(f"{name}: the term {term}", loss, "sum it over the steps, or take the mean")
         require(
-            loss.requires_grad or _has_frozen(algo),
+            loss.requires_grad or has_frozen,
             f"{name}: the term {term} must depend on a parameter, got a constant: compute it "
             "from the network's outputs without detach() and no_grad(), or return it as a metric",
         )
-    _check_metrics(name, found.metrics)
+    check_metrics(name, found.metrics)
     return found
 
 
-def _has_frozen(algo: Algorithm[Any]) -> bool:
-    """Returns whether a parameter of the optimisers is frozen: a term may depend on it alone."""
-    groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
-    return not all(parameter.requires_grad for group in groups for parameter in group["params"])
-
-
-def checked_metrics(algo: Algorithm[Any], found: Metrics) -> Metrics:
-    """Returns the result of `metrics`; raises ValueError unless all are scalars."""
-    _check_metrics(f"{type(algo).__name__}.metrics", found)
-    return found
-
-
-def _check_metrics(name: str, metrics: Metrics) -> None:
+def check_metrics(name: str, metrics: Metrics) -> None:
+    """Raises ValueError unless all metrics of a method of this name are scalars."""
     for metric, figure in metrics.items():
         for part in figure if isinstance(figure, Mean) else (figure,):
             _check_scalar(f"{name}: the metric {metric}", part, "take losses.mean(values, mask)")

@@ -157,8 +157,8 @@ class LaserConfig(ImpalaConfig):
         above(0, replay_kl_threshold=self.replay_kl_threshold)
 
 
-def _adam() -> OptimiserConfig:
-    return OptimiserConfig(optimiser="adam", learning_rate=0.00025, epsilon=0.00001)
+_ADAM_OF_PPO = OptimiserConfig(optimiser="adam", learning_rate=0.00025, epsilon=0.00001)
+_ADAM = OptimiserConfig(optimiser="adam", learning_rate=0.0003, epsilon=0.00000001)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class PPOConfig(ImpalaConfig):
     policy that acted was above this, in nats. Default: leave out none."""
     entropy_cost: float = 0.01
     """Weight of the entropy bonus, a mean over the steps: more keeps exploring longer."""
-    optimiser: OptimiserConfig = field(default_factory=_adam)
+    optimiser: OptimiserConfig = _ADAM_OF_PPO
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,11 +205,7 @@ class OffPolicyConfig(RewardConfig):
     """Share of the way that target networks go to the learnt ones at a time."""
     target_period: int = 1
     """Optimiser steps from one such time to the next."""
-    optimiser: OptimiserConfig = field(
-        default_factory=lambda: OptimiserConfig(
-            optimiser="adam", learning_rate=0.0003, epsilon=0.00000001
-        )
-    )
+    optimiser: OptimiserConfig = _ADAM
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ from torchbeast.core.algos.base import (
     BatchT,
     Counters,
     Optimizer,
+    check_metrics,
     checked_losses,
-    checked_metrics,
 )
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.figures import (
@@ -50,14 +50,7 @@ from torchbeast.core.algos.ranks import (
 )
 from torchbeast.core.algos.slices import Learn, Slices
 from torchbeast.core.algos.statistics import Statistics
-from torchbeast.core.checks import above
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback, joined
-
-
-class HasLearningRate(Protocol):
-    """Any optimiser of torch's form."""
-
-    param_groups: list[dict[str, Any]]
 
 
 class LinearDecay:
@@ -67,7 +60,7 @@ class LinearDecay:
     """
 
     def __init__(
-        self, optimisers: Iterable[HasLearningRate], total_steps: int, warmup_steps: int = 0
+        self, optimisers: Iterable[Optimizer], total_steps: int, warmup_steps: int = 0
     ) -> None:
         self._optimisers = list(optimisers)
         self._initial = [float(group["lr"]) for group in self._groups()]
@@ -94,13 +87,6 @@ class NonFiniteError(ArithmeticError):
 def is_separable(algo: Algorithm[Any]) -> bool:
     """Returns whether algorithm and actor both allow learning from slices of a batch."""
     return algo.separable and algo.actor.separable
-
-
-class Begun(NamedTuple, Generic[BatchT]):
-    """A batch that is prepared."""
-
-    minibatches: Iterator[BatchT]
-    metrics: dict[str, float]  # addends of the whole batch
 
 
 class Learnt(NamedTuple):
@@ -133,7 +119,6 @@ class OptimiserStep(Generic[BatchT]):
             the last digits of results only; a batch that is not separable is learnt in one slice.
         ranks: all learners that take every optimiser step together; None: this one alone.
         """
-        above(0, total_steps=total_steps)
         self.algo = algo
         self._config = config
         self._ranks = ranks
@@ -168,29 +153,32 @@ class OptimiserStep(Generic[BatchT]):
         minibatch left them.
         """
         with self.statistics.restored_on_error():
-            self._observe(batch)
-            begun = self.begin(batch)
-            learnt = list(self._learnt(begun.minibatches, batch.env_steps))
+            self.statistics.observe(batch, self._ranks)
+            minibatches, metrics = self.begin(batch)
+            learnt = list(self._learnt(minibatches, batch.env_steps))
             if not learnt:
                 raise ValueError("minibatches() yielded none: yield at least one for each batch")
-        figures = means(found for found, _ in learnt) | divided(begun.metrics)
+        figures = means(found for found, _ in learnt) | metrics
         figures |= self.count(sum(found.env_steps for _, found in learnt))
         return Learnt(figures, joined([found.feedback for _, found in learnt], batch.batch_size))
 
-    def begin(self, batch: BatchT) -> Begun[BatchT]:
-        """Prepares a batch. Without `update`, another OptimiserStep applies its gradients."""
+    def begin(self, batch: BatchT) -> tuple[Iterator[BatchT], dict[str, float]]:
+        """Prepares a batch; returns its minibatches, and metrics of the whole batch. Without
+        `update`, another OptimiserStep applies its gradients.
+        """
         with torch.no_grad():
             prepared = self.algo.prepare(batch)
-            metrics = checked_metrics(self.algo, self.algo.metrics(prepared))
-            found = fetched(addends(metrics, 1.0))
-        return Begun(iter(self.algo.minibatches(prepared)), found)
+            metrics = self.algo.metrics(prepared)
+            check_metrics(f"{type(self.algo).__name__}.metrics", metrics)
+            found = divided(fetched(addends(metrics, 1.0)))
+        return iter(self.algo.minibatches(prepared)), found
 
     def contribution(self, minibatch: BatchT, number: int, env_steps: int) -> Contribution:
         """Returns the gradients of a minibatch, for `apply`; changes no weight.
 
         number: of the minibatch in its batch. env_steps: newly collected, that no other counts.
         """
-        return self._joining.packed(self._fetched(self._found(minibatch, number, env_steps)))
+        return self._packed(self._found(minibatch, number, env_steps))
 
     def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
         """Takes one step of every optimiser, with the gradients of all; returns its figures.
@@ -213,12 +201,6 @@ class OptimiserStep(Generic[BatchT]):
         self._schedule.set(self.counters.env_steps)
         return rates
 
-    def _observe(self, batch: BatchT) -> None:
-        if self._ranks is None:
-            self.statistics.observe(batch)
-        else:
-            self.statistics.join(batch, self._ranks.gather)
-
     def _learnt(
         self, minibatches: Iterator[BatchT], env_steps: int
     ) -> Iterator[tuple[dict[str, float], Found]]:
@@ -235,7 +217,7 @@ class OptimiserStep(Generic[BatchT]):
     def _found(self, minibatch: BatchT, number: int, env_steps: int) -> Found:
         """Computes the gradients of a minibatch; returns what else was found in it."""
         for minimiser in self._minimisers:
-            minimiser.optimiser.zero_grad(set_to_none=True)
+            minimiser.optimiser.zero_grad()
         sums, feedback = self._slices.backward(minibatch, self._learning_from(minibatch))
         return Found(sums, minibatch.num_steps, env_steps, number, feedback)
 
@@ -243,13 +225,13 @@ class OptimiserStep(Generic[BatchT]):
         """Replaces the gradients by those of all learners; returns what they found together."""
         if self._ranks is None:
             return found
-        own = self._joining.packed(self._fetched(found))
+        own = self._packed(found)
         messages = self._ranks.gather(own.message)
         check_same_step(messages)  # before vectors of different lengths are added up
         return self._joining.unpacked(messages, self._ranks.add(own.gradients))
 
-    def _fetched(self, found: Found) -> Found:
-        return replace(found, figures=fetched(found.figures))
+    def _packed(self, found: Found) -> Contribution:
+        return self._joining.packed(replace(found, figures=fetched(found.figures)))
 
     def _apply(self, found: Found) -> dict[str, float]:
         """Takes one step of every optimiser; none when no learner has a step to learn from."""
@@ -269,7 +251,7 @@ class OptimiserStep(Generic[BatchT]):
             terms, metrics, feedback = checked_losses(self.algo, self.algo.losses(columns))
             share = columns.num_steps / num_steps
             if self.algo.reduction == "mean":
-                terms = _scaled(terms, share)
+                terms = {name: share * term for name, term in terms.items()}
             figures = {**terms, TOTAL: self._backward(terms), **addends(metrics, share)}
             return {name: figure.detach() for name, figure in figures.items()}, feedback
 
@@ -290,20 +272,16 @@ class OptimiserStep(Generic[BatchT]):
     def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
         """Returns the sum of each optimiser's terms, without optimisers that have none."""
         losses: dict[str, list[Tensor]] = {}
+        usual = self._minimisers[0].name if len(self._minimisers) == 1 else "none"
         for term, loss in terms.items():
-            losses.setdefault(self._minimised_by(term), []).append(loss)
+            name = self.algo.minimised_by.get(term, usual)
+            _check_minimiser(self.algo, term, name)
+            losses.setdefault(name, []).append(loss)
         return [
             (minimiser, torch.stack(losses[minimiser.name]).sum())
             for minimiser in self._minimisers
             if minimiser.name in losses
         ]
-
-    def _minimised_by(self, term: str) -> str:
-        """Returns the name of the optimiser that minimises a term."""
-        names = list(self.algo.optimisers)
-        found = self.algo.minimised_by.get(term, names[0] if len(names) == 1 else "none")
-        _check_minimiser(self.algo, term, found)
-        return found
 
     def _check_finite(self, figures: Mapping[str, float]) -> None:
         """Raises NonFiniteError unless terms, their sum and the gradients are finite.
@@ -434,7 +412,3 @@ def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]
     for model_name, model in algo.models.items():
         prefix = "" if model is algo.actor else f"{model_name}."
         yield from model.named_parameters(prefix.removesuffix("."))
-
-
-def _scaled(figures: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    return {name: share * figure for name, figure in figures.items()}

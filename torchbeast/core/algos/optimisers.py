@@ -9,58 +9,51 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Tensors = list[Tensor]
+Settings = Mapping[str, Any]
 
 
 class Foreach(ABC):
     """An optimiser whose settings and state have the form of torch.optim's."""
 
-    counts_steps: ClassVar[bool] = False
-    """Whether the state has the number of steps of each parameter."""
-
     def __init__(
-        self, parameters: Iterable[nn.Parameter], averages: Iterable[str], **settings: Any
+        self, parameters: Iterable[nn.Parameter], averages: Sequence[str], **settings: Any
     ) -> None:
-        """averages: names of the state that is kept in the shape of each parameter."""
-        self._parameters: list[Tensor] = list(parameters)
+        """averages: names of the state that is kept in the shape of each parameter; "step": the
+        number of its steps.
+        """
+        self._parameters: Tensors = list(parameters)
         self.param_groups: list[dict[str, Any]] = [{"params": self._parameters, **settings}]
-        self._state = [self._zeros(parameter, list(averages)) for parameter in self._parameters]
+        self._state: list[dict[str, Tensor]] = [
+            {n: torch.zeros(()) if n == "step" else torch.zeros_like(p) for n in averages}
+            for p in self._parameters
+        ]
 
-    def _zeros(self, parameter: Tensor, averages: list[str]) -> dict[str, Tensor]:
-        steps = {"step": torch.zeros(())} if self.counts_steps else {}
-        return steps | {name: torch.zeros_like(parameter) for name in averages}
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients, or makes them zero."""
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
         for parameter in self._parameters:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
+            parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         """Moves every parameter that has a gradient."""
-        moved = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
-        if not moved:
+        both = zip(self._parameters, self._state, strict=True)
+        found = [(p, p.grad, state) for p, state in both if p.grad is not None]
+        if not found:
             return
-        found = (self._parameters[i].grad for i in moved)
-        grads = [grad for grad in found if grad is not None]
-        states = [self._state[i] for i in moved]
+        parameters, grads, states = zip(*found, strict=True)
         state = {name: [own[name] for own in states] for name in states[0]}
-        self._move([self._parameters[i] for i in moved], grads, state, self.param_groups[0])
+        self._move([*parameters], [*grads], state, self.param_groups[0])
 
     @abstractmethod
     def _move(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Mapping[str, list[Tensor]],
-        settings: Mapping[str, Any],
+        self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors], settings: Settings
     ) -> None:
         """Moves parameters by their gradients, in place; state: theirs, by name, in place too."""
 
@@ -100,11 +93,7 @@ class RMSprop(Foreach):
         super().__init__(parameters, averages, lr=lr, alpha=alpha, eps=eps, momentum=momentum)
 
     def _move(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Mapping[str, list[Tensor]],
-        settings: Mapping[str, Any],
+        self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors], settings: Settings
     ) -> None:
         square_avgs = state["square_avg"]
         torch._foreach_mul_(square_avgs, settings["alpha"])
@@ -129,8 +118,6 @@ class Adam(Foreach):
     1412.6980, 1711.05101). The state_dict of torch.optim.Adam and AdamW loads here.
     """
 
-    counts_steps = True
-
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
@@ -140,16 +127,12 @@ class Adam(Foreach):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        averages = ["exp_avg", "exp_avg_sq"]
+        averages = ["step", "exp_avg", "exp_avg_sq"]
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, averages, **settings)
 
     def _move(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Mapping[str, list[Tensor]],
-        settings: Mapping[str, Any],
+        self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors], settings: Settings
     ) -> None:
         beta1, beta2 = settings["betas"]
         steps, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]

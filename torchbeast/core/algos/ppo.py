@@ -15,7 +15,6 @@ bootstrap.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -32,8 +31,6 @@ from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 
-_log = logging.getLogger("torchbeast.ppo")
-
 
 class PPO(OnPolicy):
     """Learns from rollouts of the newest policy, several times."""
@@ -43,7 +40,6 @@ class PPO(OnPolicy):
     separable = True
     reduction = "mean"
     config: PPOConfig
-    _has_warned = False
 
     def prepare(self, batch: Rollout) -> Rollout:
         """Adds advantages, old_values and value_targets to the extras, [T+1, B] like the actions
@@ -102,20 +98,14 @@ class PPO(OnPolicy):
                 "larger batch_size"
             )
         steps_each = batch.unroll_length * batch.batch_size // count
-        self._warn_of_single_steps(count // parts * steps_each)
+        if self.config.normalise_advantages and count // parts * steps_each == 1:
+            raise UsageError(
+                f"num_mini_batch {parts} leaves a single step to a minibatch, and normalising "
+                "the advantage of a single step makes it 0: give a smaller one, a larger "
+                "batch_size or unroll_length, or normalise_advantages=False"
+            )
         order = torch.randperm(count).to(batch.reward.device)
         yield from (take(which) for which in order.tensor_split(parts))
-
-    def _warn_of_single_steps(self, smallest: int) -> None:
-        """Warns once if the smallest minibatch has a single step, whose advantage becomes 0."""
-        if smallest > 1 or self._has_warned or not self.config.normalise_advantages:
-            return
-        self._has_warned = True
-        _log.warning(
-            "a minibatch has a single step, and normalising the advantage of a single step makes "
-            "it 0, so the policy does not learn from it: give a smaller num_mini_batch, a larger "
-            "batch_size or unroll_length, or normalise_advantages=False"
-        )
 
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns pg_loss, baseline_loss and entropy_loss, with costs, the mean entropy, and how

@@ -56,7 +56,7 @@ class Contribution(NamedTuple):
     """One learner's share of an optimiser step."""
 
     message: dict[str, Any]  # JSON of a Found, and of the parameters that have a gradient
-    gradients: Tensor  # [n] of the parameters that are not frozen; of means times the steps
+    gradients: Any  # [n] of the parameters that are not frozen; of means times the steps
 
 
 class Joining:

@@ -30,59 +30,53 @@ _KINDS = {"alpha": "RMSprop", "betas": "Adam"}
 
 def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
     """Returns the state by the keys above; tensors are not copied."""
-    only, several = _optimisers(algo)
-    state = {
+    only, further = _optimiser(algo), _further(algo)
+    state: dict[str, Any] = {
         "model_state_dict": algo.actor.state_dict(),
         "optimizer_state_dict": only.state_dict() if only else {},
     }
-    further = {"models": _further_models(algo), "optimisers": several}
-    if not any(further.values()):
-        return state
-    return state | {
-        ALGORITHM: {
+    if any(further.values()):
+        state[ALGORITHM] = {
             kind: {name: thing.state_dict() for name, thing in things.items()}
             for kind, things in further.items()
         }
-    }
+    return state
 
 
 def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first difference, if `restore` cannot restore the state."""
     check_fits(algo.actor, state["model_state_dict"])
-    models, (only, several) = _further_models(algo), _optimisers(algo)
-    further = _further_state(state)
-    _check_names(algo, "models", set(models), set(further["models"]))
-    _check_names(algo, "optimisers", set(several), set(further["optimisers"]))
-    for name, model in models.items():
-        check_fits(model, further["models"][name])
-    if only:
+    saved, own = _further_state(state), _further(algo)
+    for kind, things in own.items():
+        _check_names(algo, kind, set(things), set(saved[kind]))
+    for name, model in own["models"].items():
+        check_fits(model, saved["models"][name])
+    if only := _optimiser(algo):
         _check_optimiser("", only, state["optimizer_state_dict"])
-    for name, optimiser in several.items():
-        _check_optimiser(f" {name}", optimiser, further["optimisers"][name])
+    for name, optimiser in own["optimisers"].items():
+        _check_optimiser(f" {name}", optimiser, saved["optimisers"][name])
 
 
 def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
     """Restores the result of `state_of`; call `check_state` first."""
-    only, several = _optimisers(algo)
-    further = _further_state(state)
     algo.actor.load_state_dict(state["model_state_dict"])
-    if only:
+    if only := _optimiser(algo):
         only.load_state_dict(state["optimizer_state_dict"])
-    for name, model in _further_models(algo).items():
-        model.load_state_dict(further["models"][name])
-    for name, optimiser in several.items():
-        optimiser.load_state_dict(further["optimisers"][name])
+    saved = _further_state(state)
+    for kind, things in _further(algo).items():
+        for name, thing in things.items():
+            thing.load_state_dict(saved[kind][name])
 
 
-def _further_models(algo: Algorithm[Any]) -> dict[str, Any]:
-    return {name: model for name, model in algo.models.items() if model is not algo.actor}
+def _optimiser(algo: Algorithm[Any]) -> Optimizer | None:
+    """Returns the only optimiser; None where there are several."""
+    return next(iter(algo.optimisers.values())) if len(algo.optimisers) == 1 else None
 
 
-def _optimisers(algo: Algorithm[Any]) -> tuple[Optimizer | None, dict[str, Optimizer]]:
-    """Returns the only optimiser and {}, or None and all optimisers."""
-    if len(algo.optimisers) == 1:
-        return next(iter(algo.optimisers.values())), {}
-    return None, algo.optimisers
+def _further(algo: Algorithm[Any]) -> dict[str, dict[str, Any]]:
+    """Returns the other models than the actor, and the optimisers if there are several."""
+    models = {name: model for name, model in algo.models.items() if model is not algo.actor}
+    return {"models": models, "optimisers": {} if _optimiser(algo) else algo.optimisers}
 
 
 def _further_state(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

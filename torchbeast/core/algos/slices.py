@@ -84,7 +84,8 @@ class Slices:
         for helper in helped:
             helper.result()
         figures, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
-        return _sums(figures), joined(feedback, batch.batch_size)
+        sums = {n: torch.stack([each[n] for each in figures]).sum() for n in figures[0]}
+        return sums, joined(feedback, batch.batch_size)
 
 
 def columns_of_a_slice(
@@ -112,8 +113,3 @@ def least_columns(model: nn.Module) -> int:
     layers = [m for m in model.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
     weights: int = sum(p.nbytes for layer in layers for p in layer.parameters())
     return 1 + weights // _RECURRENT_BYTES_A_COLUMN
-
-
-def _sums(learnt: Sequence[Figures]) -> Figures:
-    """Sums figures by name over the slices."""
-    return {name: torch.stack([figures[name] for figures in learnt]).sum() for name in learnt[0]}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.running_norm import Moments, RunningNorm
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.ranks import check_same_place
+from torchbeast.core.algos.ranks import Ranks, check_same_place
 from torchbeast.core.storages.batch import Batch
 
 
@@ -26,10 +26,6 @@ class Statistics:
         norms = [module for module in modules if isinstance(module, RunningNorm)]
         self._norms = list(dict.fromkeys(norms))  # a module may be in two models
 
-    def observe(self, batch: Batch) -> None:
-        """Adds a batch."""
-        self._algo.observe(batch)
-
     def observed(self, batch: Batch) -> list[Moments]:
         """Adds a batch, and returns what it adds to each RunningNorm.
 
@@ -37,7 +33,7 @@ class Statistics:
         of several learners would be joined.
         """
         before, others = [norm.moments() for norm in self._norms], self._others()
-        self.observe(batch)
+        self._algo.observe(batch)
         for name, buffer in self._others().items():
             if not torch.equal(buffer, others[name]):
                 raise NotImplementedError(
@@ -53,13 +49,18 @@ class Statistics:
             seen = (part for part in parts if part.rows)
             norm.set_moments(functools.reduce(Moments.merged, seen, norm.moments()))
 
-    def join(self, batch: Batch, gather: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> None:
-        """Adds the batches of all learners; `gather` returns the messages of all."""
+    def observe(self, batch: Batch, ranks: Ranks | None) -> None:
+        """Adds a batch, or those of all learners."""
+        if ranks is None:
+            self._algo.observe(batch)
+            return
         before = [norm.moments() for norm in self._norms]
         own = self.observed(batch)
         if not self._norms:
             return
-        messages = gather({"observed": [[part.tolist() for part in moments] for moments in own]})
+        messages = ranks.gather(
+            {"observed": [[part.tolist() for part in moments] for moments in own]}
+        )
         check_same_place(messages)
         for norm, moments in zip(self._norms, before, strict=True):
             norm.set_moments(moments)
@@ -78,19 +79,15 @@ class Statistics:
             raise
 
     def _from_message(self, observed: Sequence[Sequence[Any]]) -> list[Moments]:
-        return [
-            _tensors(parts, norm.moments())
-            for parts, norm in zip(observed, self._norms, strict=True)
-        ]
+        found = []
+        for parts, norm in zip(observed, self._norms, strict=True):
+            both = zip(parts, norm.moments(), strict=True)
+            tensors = (torch.tensor(p, dtype=like.dtype, device=like.device) for p, like in both)
+            found.append(Moments(*tensors))
+        return found
 
     def _others(self) -> dict[str, Tensor]:
         """Returns copies of the actor's buffers that belong to no RunningNorm."""
         ours = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
         named: Mapping[str, Tensor] = dict(self._algo.actor.named_buffers())
         return {name: b.clone() for name, b in named.items() if id(b) not in ours}
-
-
-def _tensors(parts: Sequence[Any], like: Moments) -> Moments:
-    """Returns lists of numbers as tensors of the same dtypes, on the same device."""
-    each = zip(parts, like, strict=True)
-    return Moments(*(torch.tensor(part, dtype=t.dtype, device=t.device) for part, t in each))

@@ -5,6 +5,18 @@
                           ranks, and gives the sum to all: the same bits in every rank, and in a
                           process that adds the same vectors itself
 
+Ranks meet in a store that may still hold what ranks of earlier starts left there (`meet`):
+
+    rank 1   asks  "rank 1: 5f3e.." ----> rank 0
+    rank 0   names the start, under "5f3e.." ----> rank 1
+    rank 1   has heard it, under "5f3e.." ----> rank 0, which waits for all
+    rank 0   all have met, under "5f3e.." ----> rank 1
+
+torchrun keeps its store when it starts the ranks again (--max_restarts), and counts its starts
+differently on each machine, so the ranks name each start themselves. Each asks with a number that
+nobody had before, and believes only what is under this number. Rank 0 answers every number that it
+finds, those of earlier starts too, until each rank's newest one has heard this start's name.
+
 A rank that ends says why in the store that all have in common. The others notice at once that its
 connection is gone, and a rank that is silent after the timeout. What takes a rank longer than that,
 it tells the others by the store too (`tell`).
@@ -16,6 +28,7 @@ import contextlib
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,7 +39,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchbeast.core.algos.ranks import added_in_order
-from torchbeast.core.algos.torch_meeting import meet
 from torchbeast.errors import RunError
 
 TIMEOUT_S = 1800.0
@@ -35,6 +47,10 @@ TIMEOUT_S = 1800.0
 _log = logging.getLogger("torchbeast.ranks")
 _BLOCK = 4096  # bytes of a message that need one exchange; a longer one needs a second
 _LENGTH = 8  # bytes before a message
+_ASKS = "meeting: rank "
+_NAME = "meeting: name for "
+_HEARD = "meeting: heard by "
+_MET = "meeting: met by "
 _REASON = "reason of rank "
 _TOLD = "told: "
 _LOOK_S = 0.1  # between two looks whether all are here
@@ -57,7 +73,7 @@ def store_at(host: str, port: int) -> Any:
 def store_of_torchrun(timeout_s: float) -> Any:
     """Returns the store that torchrun serves to the processes that it starts, once all are there.
 
-    What an earlier start of the ranks left there is out of sight (`torch_meeting.py`). Where
+    What an earlier start of the ranks left there is out of sight (`meet`). Where
     something else set torchrun's environment variables, rank 0 serves it. Raises RankGone when they
     are not there within timeout_s seconds. Ctrl-C ends the wait.
     """
@@ -102,8 +118,9 @@ class TorchRanks:
         self.rank, self.size = rank, size
         self._timeout_s = timeout_s
         self._store = dist.PrefixStore("torchbeast", store)  # type: ignore[attr-defined]
-        self._device = torch.device("cpu") if device is None else device
-        backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        # Where vectors are added; all ranks may go on on the CPU.
+        self.device = torch.device("cpu") if device is None else device
+        backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=timeout_s)
         with self._others_needed():
             dist.init_process_group(
@@ -121,7 +138,7 @@ class TorchRanks:
     def add(self, vector: Tensor) -> Tensor:
         """Returns the sum of the ranks' vectors [n], added in their order."""
         part = -(-len(vector) // self.size)
-        sent = torch.zeros(self.size * part, dtype=vector.dtype, device=self._device)
+        sent = torch.zeros(self.size * part, dtype=vector.dtype, device=self.device)
         sent[: len(vector)] = vector
         received = torch.empty_like(sent)
         with self._others_needed():
@@ -147,7 +164,7 @@ class TorchRanks:
         with self._others_needed():
             self._store.set(f"{_TOLD}{name}", message)
 
-    def told(self, name: str, pause: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> str:
+    def told(self, name: str, pause: Callable[[], object], timeout_s: float = TIMEOUT_S) -> str:
         """Waits for a message of another rank; returns "" once `pause` returns true.
 
         pause: waits a moment between two looks, and returns whether to give up. Raises RankGone
@@ -155,19 +172,14 @@ class TorchRanks:
         """
         deadline = time.monotonic() + timeout_s
         with self._others_needed():
-            while not self._store.check([f"{_TOLD}{name}"]):
-                if self._reasons():
-                    raise RankGone(self._ended())
+            while (message := _found(self._store, f"{_TOLD}{name}")) is None:
+                if ended := self._ended():
+                    raise RankGone(ended)
                 if time.monotonic() > deadline:
                     raise RankGone(f"no rank has told {name} within {timeout_s:g} s")
                 if pause():
                     return ""
-            message: str = self._store.get(f"{_TOLD}{name}").decode()
             return message
-
-    def add_on(self, device: torch.device) -> None:
-        """Adds vectors on another device from now on, in all ranks; a GPU if it was one before."""
-        self._device = device
 
     def leave(self, reason: str) -> None:
         """Ends the membership: the others fail with this reason, unless they leave too.
@@ -181,9 +193,9 @@ class TorchRanks:
 
     def _texts(self, own: bytes, size: int) -> tuple[list[int], list[bytes]]:
         """Returns the lengths of all messages, and at most `size` bytes of each."""
-        block = torch.zeros(_LENGTH + size, dtype=torch.uint8)
-        content = (len(own).to_bytes(_LENGTH, "little") + own)[: len(block)]
-        block[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        content = (len(own).to_bytes(_LENGTH, "little") + own)[: _LENGTH + size]
+        padded = bytearray(content.ljust(_LENGTH + size, b"\0"))
+        block = torch.frombuffer(padded, dtype=torch.uint8)
         blocks = [torch.empty_like(block) for _ in range(self.size)]
         with self._others_needed():
             dist.all_gather(blocks, block)
@@ -206,25 +218,58 @@ class TorchRanks:
 
         Those of torch.distributed, about its own code, are for the log.
         """
-        if self._reasons():
-            return self._ended()
+        if ended := self._ended():
+            return ended
         _log.info("torch.distributed: %s", str(error).strip())
         if "timed out" in str(error).lower() or "timeout" in str(error).lower():
             return f"another learner has not answered for {self._timeout_s:g} s"
         return "another learner has ended, or is out of reach"
 
     def _ended(self) -> str:
-        return f"another learner has ended. {'; '.join(self._reasons())}"
+        """Returns that others have ended, and why; "" if none has said so."""
+        said = []
+        with contextlib.suppress(RuntimeError):  # the store is gone too
+            for rank in range(self.size):
+                if reason := _found(self._store, f"{_REASON}{rank}"):
+                    said.append(f"rank {rank}: {reason}")
+        return f"another learner has ended. {'; '.join(said)}" if said else ""
 
-    def _reasons(self) -> list[str]:
-        """Returns why others have ended, as far as they said it."""
-        return [f"rank {rank}: {text}" for rank in range(self.size) if (text := self._of(rank))]
 
-    def _of(self, rank: int) -> str:
-        """Returns why a rank has ended; "" if it has not, or gave no reason."""
-        key = f"{_REASON}{rank}"
-        try:
-            found = self._store.check([key])
-            return self._store.get(key).decode() if found else ""
-        except RuntimeError:  # the store is gone too
-            return ""
+def meet(store: Any, rank: int, size: int, pause: Callable[[], None]) -> str:
+    """Returns the name of this start, the same in all its ranks and in no other start.
+
+    It returns once all ranks are there. store: a torch.distributed.Store. pause: waits a moment
+    between two looks, and ends the meeting by what it raises. The ranks of the start before must
+    have ended, as torchrun sees to.
+    """
+    return _lead(store, size, pause) if rank == 0 else _follow(store, rank, pause)
+
+
+def _lead(store: Any, size: int, pause: Callable[[], None]) -> str:
+    name = uuid.uuid4().hex
+    while True:
+        asked = [found for rank in range(1, size) if (found := _found(store, f"{_ASKS}{rank}"))]
+        for number in asked:
+            store.set(f"{_NAME}{number}", name)
+        heard = [number for number in asked if _found(store, f"{_HEARD}{number}") == name]
+        if len(heard) == size - 1:
+            break
+        pause()
+    for number in heard:
+        store.set(f"{_MET}{number}", "")
+    return name
+
+
+def _follow(store: Any, rank: int, pause: Callable[[], None]) -> str:
+    number = uuid.uuid4().hex
+    store.set(f"{_ASKS}{rank}", number)
+    while (name := _found(store, f"{_NAME}{number}")) is None:
+        pause()
+    store.set(f"{_HEARD}{number}", name)
+    while _found(store, f"{_MET}{number}") is None:
+        pause()
+    return name
+
+
+def _found(store: Any, key: str) -> str | None:
+    return store.get(key).decode() if store.check([key]) else None

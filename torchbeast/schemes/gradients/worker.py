@@ -14,37 +14,64 @@
     close()        ends what the source has started                 after all others
 
 Threads: `stop_early`, `place` and `end` may be called by others while one thread calls the rest.
-Nothing here knows of processes or Ray.
+Nothing here knows of processes or Ray. A function that the learner sends makes a worker's parts:
+
+    make(index, ranks, stops_early) -> Made(source, optimiser_step, ...)
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.running_norm import Moments
-from torchbeast.core.algos.figures import divided
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
-from torchbeast.core.algos.ranks import Contribution
+from torchbeast.core.algos.ranks import Contribution, Ranks
 from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.core.ambient import own_settings
 from torchbeast.errors import RunError
 from torchbeast.processes.child_main import failure
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes.gradients.contract import Make, Place
-from torchbeast.sources.joint import Report, report_of
-from torchbeast.sources.processes.fleet import Failed
-from torchbeast.sources.processes.fleet import Place as Where
+from torchbeast.sources.contract import Source
+from torchbeast.sources.joint import Report, load, report_of, saved
+from torchbeast.sources.processes.fleet import Failed, Place
 from torchbeast.sources.processes.weights import Packed, unpacked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The parts of a worker."""
+
+    source: Source
+    optimiser_step: OptimiserStep[Any]
+    publish: Callable[[nn.Module, int], None] = lambda model, version: None
+    """Gives the source the weights to act with, and their version, before each batch. The model is
+    that of the optimiser step."""
+    end: Callable[[], None] = lambda: None
+    """Ends what the source has started, such as environments and processes, once it is closed."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Of the models; batches are moved to it."""
+
+
+Make = Callable[[int, Ranks | None, Callable[[float], bool]], Made]
+"""Makes the parts of a worker, in its process. It is sent there by cloudpickle where that is
+installed, by pickle otherwise.
+
+index: of the worker; give its environments and random numbers seeds of their own by this.
+ranks: for the OptimiserStep; None where another process applies the gradients.
+stops_early: a source that can be cut short calls it after every step with the share of its batch
+    that it has collected. Where it returns true the batch ends: its other steps are not valid,
+    repeat the last row, and do not count as collected.
+"""
 
 Meeting = tuple[str, int, str]
 """Host and port of a store at which ranks meet, and the device of their gradients, "cpu" or "cuda".
@@ -53,23 +80,6 @@ Meeting = tuple[str, int, str]
 Weights = tuple[Packed, tuple[bool, ...]]
 """The weights of all models of an algorithm, and which parameters are not frozen at present, by
 requires_grad."""
-
-
-class Contributed(NamedTuple):
-    """A worker's share of an optimiser step.
-
-    steps: those of the weights that it was computed with. metrics: of the whole batch, given with
-    its first minibatch.
-    """
-
-    message: dict[str, Any]
-    gradients: np.ndarray
-    steps: int
-    metrics: Mapping[str, float]
-
-    def contribution(self) -> Contribution:
-        """Returns it as an OptimiserStep applies it."""
-        return Contribution(self.message, as_tensor(self.gradients))
 
 
 def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +92,9 @@ def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
         except RankGone as error:
             return Failed(str(error), usage=False, is_consequence=True)
         except Exception as error:
-            self.leave(error)
+            if self.ranks is not None:  # tells the others why this one ends
+                said = str(error).strip().splitlines()
+                self.ranks.leave(said[-1] if said else repr(error))
             return Failed(**failure(error))
 
     return call
@@ -91,28 +103,24 @@ def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
 class GradientWorker:
     """Computes gradients on request."""
 
-    LANES: ClassVar[Mapping[str, str]] = {
-        "stop_early": "control",
-        "place": "control",
-        "end": "control",
-    }
+    LANES: ClassVar[Mapping[str, str]] = dict.fromkeys(("stop_early", "place", "end"), "control")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._supervisor = Supervisor()
         self._end: Callable[[], None] = lambda: None
-        self._ranks: TorchRanks | None = None
+        self.ranks: TorchRanks | None = None
         self._round = self._stopped_round = -1  # counts batches
         self._least = 0.0  # share of the batch of the round that is stopped
         self._version = 0  # of the weights
-        self._minibatches: Iterator[Contributed] = iter(())
+        self._minibatches: Iterator[Contribution] = iter(())
 
     def __repr__(self) -> str:
         return self._name
 
-    def place(self) -> Where:
+    def place(self) -> Place:
         """Returns where the worker runs; it does not know its node."""
-        return Where(socket.gethostname(), os.getpid(), "")
+        return Place(socket.gethostname(), os.getpid(), "")
 
     @_reporting
     def start(
@@ -127,9 +135,8 @@ class GradientWorker:
         if meeting is not None:
             host, port, device = meeting
             store = store_at(host, port)
-            self._ranks = TorchRanks(store, index, count, device=torch.device(device))
-        place = Place(index=index, count=count, ranks=self._ranks, stops_early=self._stops_early)
-        self._parts = made = make_parts(place)
+            self.ranks = TorchRanks(store, index, count, device=torch.device(device))
+        self._parts = made = make_parts(index, self.ranks, self._stops_early)
         self._end = made.end
         self._step = made.optimiser_step
         self._models = nn.ModuleDict(self._step.algo.models)
@@ -153,7 +160,7 @@ class GradientWorker:
     @_reporting
     def contribute(
         self, counters: Mapping[str, int], weights: Weights | None
-    ) -> Contributed | None:
+    ) -> Contribution | None:
         """Returns the gradients of the batch's next minibatch, with newer weights if any; None:
         there is none left.
         """
@@ -178,7 +185,7 @@ class GradientWorker:
     @_reporting
     def step(
         self, counters: Mapping[str, int], weights: Weights | None, goes_on: bool
-    ) -> tuple[Report | None, Contributed | None]:
+    ) -> tuple[Report | None, Contribution | None]:
         """Returns the gradients of the next minibatch with newer weights if any, after the report
         of a batch that begins with it; None, once, after the last one of a batch.
 
@@ -207,11 +214,6 @@ class GradientWorker:
         """Ends what the source has started."""
         self._end()
 
-    def leave(self, error: Exception) -> None:
-        """Tells the other ranks, if there are any, why this one has ended."""
-        if self._ranks is not None:
-            self._ranks.leave(str(error).strip().splitlines()[-1] if str(error) else repr(error))
-
     def _stops_early(self, share: float) -> bool:
         return self._stopped_round == self._round and share >= self._least
 
@@ -224,29 +226,31 @@ class GradientWorker:
         device = self._parts.device
         self._batch = batch = taken.map(lambda leaf: leaf.to(device))
         observed: list[Moments] = []
-        if self._ranks is None:
+        if self.ranks is None:
             with own_settings():
                 observed = self._step.statistics.observed(batch)
             self._minibatches = self._contributions(batch)
         sent = [[part.cpu().numpy() for part in moments] for moments in observed]
         return report_of(self._parts.source, taken, self._version)._replace(observed=sent)
 
-    def _next_contribution(self) -> Contributed | None:
+    def _next_contribution(self) -> Contribution | None:
         with own_settings():
             return next(self._minibatches, None)
 
-    def _contributions(self, batch: Any) -> Iterator[Contributed]:
-        begun = self._step.begin(batch)
-        metrics = divided(begun.metrics)
-        for number, minibatch in enumerate(begun.minibatches):
+    def _contributions(self, batch: Any) -> Iterator[Contribution]:
+        """Yields the gradients of the minibatches as arrays; their messages also have the number of
+        optimiser steps of the weights, and the first one metrics of the whole batch.
+        """
+        minibatches, metrics = self._step.begin(batch)
+        for number, minibatch in enumerate(minibatches):
             env_steps = 0 if number else batch.env_steps
             message, gradients = self._step.contribution(minibatch, number, env_steps)
             steps = self._step.counters.optimiser_steps
-            yield Contributed(message, gradients.cpu().numpy(), steps, metrics)
-            metrics = {}
+            more = {"optimiser_steps": steps, "metrics": {} if number else metrics}
+            yield Contribution(message | more, gradients.cpu().numpy())
 
     def _load(self, counters: Mapping[str, int], weights: Weights | None) -> None:
-        if self._ranks is None:  # else this worker counts its steps itself
+        if self.ranks is None:  # else this worker counts its steps itself
             self._step.counters.load_state_dict(counters)
         if weights is not None:
             packed, trained = weights
@@ -265,15 +269,3 @@ class GradientWorker:
 def as_tensor(array: np.ndarray) -> Tensor:
     """Returns an array that was sent; a copy if it is read-only, as in the memory of Ray."""
     return torch.from_numpy(np.require(array, requirements="W"))
-
-
-def saved(step: OptimiserStep[Any]) -> bytes:
-    """Returns the state of a learner."""
-    file = io.BytesIO()
-    torch.save(step.state_dict(), file)
-    return file.getvalue()
-
-
-def load(step: OptimiserStep[Any], state: bytes) -> None:
-    """Restores the result of `saved`."""
-    step.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu"))

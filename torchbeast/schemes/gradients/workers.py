@@ -22,22 +22,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.algos.figures import means
 from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError, OptimiserStep
+from torchbeast.core.algos.ranks import Contribution
 from torchbeast.core.algos.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.gathering import Inbox, Task, Workers, gather
 from torchbeast.schemes.gradients.config import GradientConfig
-from torchbeast.schemes.gradients.contract import Make
-from torchbeast.schemes.gradients.worker import Contributed, Meeting, as_tensor, load, saved
+from torchbeast.schemes.gradients.worker import Make, Meeting, as_tensor
 from torchbeast.sources.contract import WAIT_S, Away
-from torchbeast.sources.joint import JointBatch, JointLearner, Report, total
+from torchbeast.sources.joint import JointBatch, JointLearner, Report, load, saved, total
 from torchbeast.sources.processes.fleet import Fleet, Place, Worker, WorkerLost
 from torchbeast.sources.processes.weights import packed
 
@@ -143,9 +142,10 @@ class GradientWorkers(JointLearner):
         """Lets all workers collect a batch each, again and again."""
         while True:
             self._round += 1
-            tasks = self._gather(self._collecting, self._config.fraction_workers, self._stop_early)
-            answers = next(tasks, None)
-            if answers is None:
+            fraction = self._config.fraction_workers
+            how: Any = {"inbox": self._inbox, "hurry": self._stop_early}
+            found = gather(self._everyone, self._collecting, "synchronous", fraction, **how)
+            if (answers := next(found, None)) is None:
                 return
             self._latest.update(answers)
             yield JointBatch([report for _, report in answers])
@@ -175,28 +175,26 @@ class GradientWorkers(JointLearner):
         for index, worker in enumerate(self._workers):
             worker.call(functools.partial(self._places.__setitem__, index), "place")
         make, state = self._fleet.put(self._make), self._fleet.put(saved(self._step))
-        start = self._gather(lambda index: Task("start", (make, index, count, meeting, state)))
-        return next(start, None)
+
+        def start(index: int) -> Task:
+            return Task("start", (make, index, count, meeting, state))
+
+        return next(gather(self._everyone, start, "synchronous", inbox=self._inbox), None)
 
     def _meeting(self) -> Meeting | None:
         """Returns where the workers meet as ranks, if they do."""
         return None
 
-    def _gather(
-        self,
-        task: Callable[[int], Task],
-        fraction: float = 1.0,
-        hurry: Callable[[int], None] = _ignore,
-    ) -> Iterator[list[tuple[int, Any]]]:
-        """Gathers answers of all workers; see `gathering.gather`."""
-        everyone = Workers(self._names, self._call, self._explain)
-        return gather(everyone, task, "synchronous", fraction, inbox=self._inbox, hurry=hurry)
+    @property
+    def _everyone(self) -> Workers:
+        return Workers(self._names, self._call, self._explain)
 
     def _asked(self, task: Callable[[int], Task]) -> list[Any]:
         """Returns the answers of all workers to one task; raises RunError if the run ended before
         they were there.
         """
-        return [answer for _, answer in _needed(self._gather(task))]
+        answers = gather(self._everyone, task, "synchronous", inbox=self._inbox)
+        return [answer for _, answer in _needed(answers)]
 
     def _explain(self, index: int, error: WorkerLost) -> WorkerLost:
         place = self._places.get(index)
@@ -229,30 +227,38 @@ class Centralised(GradientWorkers):
         with centre.statistics.restored_on_error():
             self._observe(batch.reports)
             for contributed in self._contributions():
-                metrics += [each.metrics for each in contributed]
+                metrics += [each.message["metrics"] for each in contributed]
                 learnt.append(self._apply(contributed))
                 if centre.algo.stops_after(learnt[-1]):
                     break
         return Learnt(means(learnt) | means(metrics) | centre.count(batch.env_steps))
 
-    def _contributions(self) -> Iterator[list[Contributed]]:
+    def _contributions(self) -> Iterator[list[Contribution]]:
         """Yields the shares of all workers in one optimiser step after the other."""
 
         def task(index: int) -> Task:
             return Task("contribute", (self.counters.state_dict(), self._newer_weights(index)))
 
         while any(answers := self._asked(task)):
-            _check_all_go_on([answer is None for answer in answers])
+            if not all(answers):
+                ended = [answer is None for answer in answers]
+                raise ValueError(
+                    f"minibatches() ended in some workers and not in others, {ended}: it must "
+                    "yield equally many in each of them"
+                )
             yield answers
 
     def _observe(self, reports: Sequence[Report]) -> None:
         """Adds what workers observed to the centre's running statistics."""
         if any(report.observed for report in reports):
-            self._step.statistics.add([_moments(report.observed) for report in reports])
+            observed = [
+                [Moments(*map(as_tensor, parts)) for parts in each.observed] for each in reports
+            ]
+            self._step.statistics.add(observed)
             self._revision += 1
 
-    def _apply(self, contributed: Sequence[Contributed]) -> dict[str, float]:
-        figures = self._step.apply([each.contribution() for each in contributed])
+    def _apply(self, contributed: Sequence[Contribution]) -> dict[str, float]:
+        figures = self._step.apply([Contribution(m, as_tensor(g)) for m, g in contributed])
         self._revision += 1
         return figures
 
@@ -290,8 +296,7 @@ class Asynchronous(Centralised):
 
     def _rounds(self) -> Iterator[JointBatch]:
         """Yields a batch when a contribution has arrived: its report is known after the update."""
-        everyone = Workers(self._names, self._call, self._explain)
-        tasks = gather(everyone, self._next_step, "asynchronous", inbox=self._inbox)
+        tasks = gather(self._everyone, self._next_step, "asynchronous", inbox=self._inbox)
         for first in tasks:
             self._answers = itertools.chain([first], tasks)
             yield JointBatch()
@@ -306,9 +311,13 @@ class Asynchronous(Centralised):
             while True:
                 ((index, answer),) = _needed(self._answers)
                 if self._is_last(index, *answer):
-                    return Learnt(self._finished(batch, *self._learning.pop(index)))
+                    report, learnt = self._learning.pop(index)
+                    batch.reports.append(report)
+                    figures = means(learnt) if learnt else {"total_loss": math.nan}
+                    figures |= batch.lags(self.version) | self._step.count(report.env_steps)
+                    return Learnt(figures)
 
-    def _is_last(self, index: int, report: Report | None, contributed: Contributed | None) -> bool:
+    def _is_last(self, index: int, report: Report | None, contributed: Contribution | None) -> bool:
         """Learns from an answer; returns whether the worker's batch ends with it."""
         if report is not None:
             self._observe([report])
@@ -316,22 +325,14 @@ class Asynchronous(Centralised):
             self._learning[index] = report, []
         if contributed is None:
             return True
-        lag = self.counters.optimiser_steps - contributed.steps
+        lag = self.counters.optimiser_steps - contributed.message["optimiser_steps"]
         if lag > self._config.max_lag:
             self._dropped += 1
             return False
         figures = self._apply([contributed])
         learnt = self._learning[index][1]
-        learnt.append({**figures, **contributed.metrics, "gradient_lag": float(lag)})
+        learnt.append({**figures, **contributed.message["metrics"], "gradient_lag": float(lag)})
         return self.algo.stops_after(figures)
-
-    def _finished(
-        self, batch: JointBatch, report: Report, learnt: list[dict[str, float]]
-    ) -> dict[str, float]:
-        """Counts a worker's batch; returns the figures of what was learnt from it."""
-        batch.reports.append(report)
-        figures = means(learnt) if learnt else {"total_loss": math.nan}
-        return figures | batch.lags(self.version) | self._step.count(report.env_steps)
 
 
 class Decentralised(GradientWorkers):
@@ -387,18 +388,6 @@ def _needed(answers: Iterator[list[tuple[int, Any]]]) -> list[tuple[int, Any]]:
     if found is None:
         raise RunError("the run has ended")
     return found
-
-
-def _check_all_go_on(ended: Sequence[bool]) -> None:
-    if any(ended):
-        raise ValueError(
-            f"minibatches() ended in some workers and not in others, {ended}: it must yield "
-            "equally many in each of them"
-        )
-
-
-def _moments(observed: Sequence[Sequence[np.ndarray]]) -> list[Moments]:
-    return [Moments(*map(as_tensor, parts)) for parts in observed]
 
 
 def _dumped(make: Make) -> bytes:
