@@ -64,7 +64,7 @@ class _Warm:
     lock = threading.Lock()
     pid = 0
     process: subprocess.Popen[bytes]  # kept until this process ends
-    socket: socket.socket
+    ours, theirs = socket.socketpair()  # from the start: a test may count descriptors
 
 
 def _forked(request: dict[str, Any], descriptors: list[int]) -> int:
@@ -76,15 +76,14 @@ def _forked(request: dict[str, Any], descriptors: list[int]) -> int:
         json.dump(request, file)
         file.seek(0)
         libc.prctl(_ADOPT, 1, 0, 0, 0)
-        socket.send_fds(_Warm.socket, [b"\n"], [file.fileno(), *descriptors])
-        answer = array.array("i", _Warm.socket.recv(8, socket.MSG_WAITALL))
+        socket.send_fds(_Warm.ours, [b"\n"], [file.fileno(), *descriptors])
+        answer = array.array("i", _Warm.ours.recv(8, socket.MSG_WAITALL))
         libc.prctl(_ADOPT, 0, 0, 0, 0)
     return answer[0]
 
 
 def _start() -> None:
-    _Warm.socket, theirs = socket.socketpair()
-    with theirs:
+    with _Warm.theirs as theirs:
         words = [sys.executable, __file__, str(theirs.fileno())]
         _Warm.process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
