@@ -488,6 +488,8 @@ def test_a_worker_that_cannot_read_weights_is_sent_those_of_its_rollout() -> Non
     assert [run.learn(), run.learn()] == ["rollout", "rollout"]
     (reading,), (sent,) = here.waiting("play"), there.waiting("play")
     assert reading[2:] == (8, None) and sent[2:] == (8, (8, ["reference 1"]))
+    run.weights.publish(run.agent.model, 9)
+    run.run()
     assert loads(there) == [], "newer weights would act too early"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from background import SOON
+from background import SOON, Background
 from torch import nn
 from weights_reader import model, values
 
@@ -140,7 +140,7 @@ def test_a_version_whose_place_is_still_read_is_left_out() -> None:
     publish(weights, owned, 0)
     with reader(weights) as process:
         for version, newest in ((1, 1), (2, 1), (3, 3)):
-            publish(weights, owned, version)
+            Background(publish, weights, owned, version).result()
             assert weights.version == newest
         said, _ = process.communicate(timeout=SOON)
     assert said == "{0.0}\n"

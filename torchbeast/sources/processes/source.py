@@ -12,15 +12,15 @@ arrays. The collector copies its columns into the batch in preparation, and the 
 granted again. This module alone decides which worker acts when, and with which weights.
 
 By default the learner takes rollouts in the order of their completion, nobody waits for a slow
-worker, and every action is chosen with the newest weights. Workers read them from the learner's
-memory; to those that cannot they are sent, and one that still fetches a version gets the newest
-next. With a fixed lag of K the learner takes the rollouts of the workers in turn. The slot of a
-rollout is granted once the weights exist that will be K updates old in its update, so the run is
-reproducible however fast its workers are. On demand, every worker gets a slot when the learner asks
-for the next batch, and acts with the weights of then.
+worker, and every action is chosen with the newest weights. Workers read the weights from the
+learner's memory. A worker that cannot is sent them; while it still fetches one version, no other is
+sent, and then the newest. With a fixed lag of K the learner takes the rollouts of the workers in
+turn. The slot of a rollout is granted once the weights exist that will be K updates old in its
+update, so the run is reproducible however fast its workers are. On demand, every worker gets a slot
+when the learner asks for the next batch, and acts with the weights of then.
 
-A worker that dies is replaced by one that begins new episodes, with seeds of its own. One that is
-lost with its node is too, wherever there is room, and until then the run does without it.
+A worker that dies is replaced. Its successor begins new episodes and has other seeds. A worker that
+is lost with its node is replaced wherever there is room, and until then the run does without it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _DOING = {
     "starting": "starting",
     _SILENT: "without an answer",
 }
-"""What a worker is doing that has been in a stage for long; in the others it waits its turn."""
+"""What a worker does in these stages, for messages; in the others it waits for its turn."""
 
 _HANG_S = 600.0
 """Longest stay in one stage of `_DOING`; PolyBeast waits as long for one step."""
@@ -221,13 +221,16 @@ class FleetSource:
             **{name: stages.count(stage) for name, stage in room.items()},
             "waiting_actors": stages.count("queueing"),
             "replaced_actors": self._places.replaced,
-            "collected_steps": sum(actor.steps() for actor in self._actors),
+            "collected_steps": sum(report.steps for report in self._reports()),
         }
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds that all workers have spent since the start, by stage."""
-        each = [actor.seconds() for actor in self._actors]
-        return {stage: sum(seconds.get(stage, 0.0) for seconds in each) for stage in ACTOR_STAGES}
+        each = [report.seconds for report in self._reports()]
+        return {stage: sum(seconds[stage] for seconds in each) for stage in ACTOR_STAGES}
+
+    def _reports(self) -> list[ActivityReport]:
+        return [report for actor in self._actors for report in actor.reports()]
 
     def hanging(self) -> str:
         """Describes the workers that have been in one stage, or found no room, for WAIT_S."""
@@ -300,7 +303,7 @@ class FleetSource:
 
     def _begin(self, actor: _Actor, worker: Worker) -> None:
         """Lets a new worker start in an actor's place."""
-        actor.begin(worker)
+        actor.worker, actor.since = worker, time.monotonic()
         self._call(actor, self._placed, "place")
         sent = None if self._fleet.shares_memory else self._newest(actor)
         self._call(actor, self._started, "start", self._arguments_of(actor), sent)
@@ -517,11 +520,6 @@ class _Actor:
         """Asks for a worker: the first one, or one that replaces another."""
         self._source.start_worker(self)
 
-    def begin(self, worker: Worker) -> None:
-        """A worker was asked for."""
-        self.worker = worker
-        self.since = time.monotonic()
-
     def forget_worker(self) -> None:
         """The worker is gone, with what it was playing: its slots are free."""
         self.free += self._granted.values()
@@ -577,17 +575,7 @@ class _Actor:
             return _SILENT, now - told
         return activity.stage, activity.seconds_in_stage + now - told
 
-    def seconds(self) -> dict[str, float]:
-        """Returns the seconds per stage of all workers in this place."""
-        total: collections.Counter[str] = collections.Counter()
-        for activity in self._reports():
-            total.update(activity.seconds)
-        return dict(total)
-
-    def steps(self) -> int:
-        """Returns the steps of all workers in this place."""
-        return sum(activity.steps for activity in self._reports())
-
-    def _reports(self) -> list[ActivityReport]:
+    def reports(self) -> list[ActivityReport]:
+        """Returns the last report of each worker that has been in this place."""
         last = self._report
         return [*self._before, *([] if last is None else [last[1]])]

@@ -3,11 +3,11 @@
 
     start()      makes environments and network
     play()       one rollout, into a shared slot or as arrays           one at a time
-    load()       newer weights, which act from the next step on         beside them
-                 (a worker on the learner's machine reads them by itself)
-    activity()   current stage, and seconds in each stage               beside them
-    place()      where it runs                                          beside them
-    end()        ends the present rollout after its current step        beside them
+    load()       newer weights, which act from the next step on         at any time
+                 (workers on the learner's machine read them)
+    activity()   current stage, and seconds in each stage               at any time
+    place()      where it runs                                          at any time
+    end()        ends the present rollout after its current step        at any time
     close()      closes the environments                                after all others
 
 Threads: one calls `start`, `play` and `close`, a second one `load`, a third one the others.
