@@ -17,6 +17,7 @@ from torchbeast.core.storages.transition_replay import (
     UNIFORM,
     Sample,
     TransitionReplay,
+    check_goals,
     importance_weights,
 )
 
@@ -279,6 +280,6 @@ def test_the_share_of_changed_goals_is_as_asked_for() -> None:
 
 def test_hindsight_is_refused_where_it_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"achieved_goal and desired_goal.*\['image', 'vector'\]"):
-        replay_of(hindsight=outcome)
-    with pytest.raises(ValueError, match="of single steps, but n_step is 3"):
-        replay_of(hindsight=outcome, n_step=3)
+        check_goals(fields(T, 1, 1)["observation"], 1)
+    with pytest.raises(ValueError, match="single observations, but 3 frames are stacked"):
+        check_goals(goal_fields()["observation"], 3)

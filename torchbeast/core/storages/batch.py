@@ -6,13 +6,14 @@ A batch consists of columns, each a rollout or transition of one environment, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchbeast.core.nest_py import Nest, flatten, pack_as
+from torchbeast.core.nest_py import Nest, flatten, map_leaves, pack_as
 
 Self = TypeVar("Self", bound="Batch")
 
@@ -101,6 +102,14 @@ class Batch(Protocol):
         """Returns slices of at most max_columns and nearly equal size, which share memory."""
 
 
-def even_bounds(size: int, count: int) -> list[int]:
-    """Returns the starts of `count` ranges that divide `size` evenly, and `size`."""
-    return [size * i // count for i in range(count + 1)]
+def even_ranges(size: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yields starts and ends of ranges of at most `most` that divide `size` evenly."""
+    count = -(-size // most)
+    return pairwise(size * i // count for i in range(count + 1))
+
+
+def mapped(function: Callable[[Tensor], Tensor], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Applies the function to every leaf; None stays None."""
+    return {
+        name: None if nest is None else map_leaves(function, nest) for name, nest in parts.items()
+    }

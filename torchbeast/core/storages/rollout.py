@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +32,7 @@ from torchbeast.core.actors.registry import Agent
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import both
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
-from torchbeast.core.storages.batch import Feedback, even_bounds, ignore
+from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
 
 _NO_TENSORS = ("collected", "feeds_back", "hand_back")
 
@@ -144,7 +143,7 @@ class Rollout:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor."""
-        return replace(self, **_mapped(function, self.tensors()))
+        return replace(self, **mapped(function, self.tensors()))
 
     def split(self, max_columns: int) -> list[Rollout]:
         """Returns slices of at most max_columns and nearly equal size, which share memory.
@@ -153,9 +152,8 @@ class Rollout:
         """
         if max_columns >= self.batch_size:
             return [self]
-        bounds = even_bounds(self.batch_size, -(-self.batch_size // max_columns))
-        finals = self._first_finals()
-        return [self._columns(start, end, finals) for start, end in pairwise(bounds)]
+        finals, ranges = self._first_finals(), even_ranges(self.batch_size, max_columns)
+        return [self._columns(start, end, finals) for start, end in ranges]
 
     def columns(self, start: int, end: int) -> Rollout:
         """Returns columns start..end-1, which share memory. No later column is looked at."""
@@ -190,7 +188,7 @@ class Rollout:
         here = self._finals_at(rows[1:], columns[1:])
         places = rows * self.batch_size + columns
         return Rollout(
-            **_mapped(lambda leaf: _at(leaf, places, rows, columns), parts),
+            **mapped(lambda leaf: _at(leaf, places, rows, columns), parts),
             final_observation=map_leaves(lambda leaf: leaf[here], final),
             initial_agent_state=(),
             collected=0,
@@ -200,15 +198,11 @@ class Rollout:
         """Returns the numbers of the final observations at these places, column by column."""
         if all(len(leaf) == 0 for leaf in flatten(self.final_observation)):
             return rows.new_empty(0)
-        numbers = self._final_numbers()[rows, columns].T
-        return numbers[numbers >= 0]
-
-    def _final_numbers(self) -> Tensor:
-        """Returns the number [T+1, B] of each row's final observation, -1 where there is none."""
-        rows, columns = self.truncations()
-        numbers = torch.full_like(self.env_index, -1)
-        numbers[rows, columns] = torch.arange(len(rows), device=rows.device)
-        return numbers
+        numbers = torch.full_like(self.env_index, -1)  # of each row's final observation
+        cuts = self.truncations()
+        numbers[cuts] = torch.arange(len(cuts[0]), device=rows.device)
+        found = numbers[rows, columns].T
+        return found[found >= 0]
 
     def _first_finals(self) -> list[int]:
         """Returns where the final observations of each column begin, and behind the last's."""
@@ -222,7 +216,7 @@ class Rollout:
 
         parts = self.tensors()
         final = parts.pop("final_observation")  # has no columns
-        parts = _mapped(rows, parts)
+        parts = mapped(rows, parts)
         # An LSTM needs a contiguous state.
         parts["initial_agent_state"] = map_leaves(Tensor.contiguous, parts["initial_agent_state"])
         here = slice(finals[start], finals[end])
@@ -264,13 +258,6 @@ def _at(leaf: Tensor, places: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return leaf[rows, columns]
     chosen = leaf.flatten(0, 1).index_select(0, places.flatten())
     return chosen.view(*places.shape, *leaf.shape[2:])
-
-
-def _mapped(function: Callable[[Tensor], Tensor], parts: dict[str, Any]) -> dict[str, Any]:
-    """Applies the function to every leaf; None stays None."""
-    return {
-        name: None if nest is None else map_leaves(function, nest) for name, nest in parts.items()
-    }
 
 
 class RolloutSpec(NamedTuple):

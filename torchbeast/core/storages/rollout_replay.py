@@ -17,14 +17,13 @@ Thread safety: none; one thread makes all calls. A window is valid until the nex
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from torchbeast.core.checks import require
 from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.storages.replay_file import integer
 from torchbeast.core.storages.rollout_store import Arrays, RolloutStore
 from torchbeast.core.storages.tracks import Track
 
@@ -56,22 +55,13 @@ class RolloutReplay(RolloutStore):
             finals = replay.read(window, batch, column=8)
 
     `arrays` and `batch` are dicts of numpy arrays [T+1, B, ...] by field of Rollout, and may be
-    views of torch's memory. A resumed run forgets its walks if it has not kept the states.
+    views of torch's memory. Walks are not saved: the recurrent states that belong to them are not.
     """
 
     def _clear_sampling(self) -> None:
         # The next window of each walk, by agent and number: the first row of its episode, and the
         # steps that lie before the window.
         self._walks: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def _sampling_state(self) -> tuple[dict[str, Any], None]:
-        return {"walks": [[*key, *walk] for key, walk in self._walks.items()]}, None
-
-    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
-        self._walks = {
-            (integer(agent), integer(number)): (integer(row), integer(before))
-            for agent, number, row, before in state["walks"]
-        }
 
     # --- facts
 

@@ -20,7 +20,7 @@ from torchbeast.core.envs.frame_stack import frame_spec, newest
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.replay_file import ReplayReader, ReplayWriter, integer
-from torchbeast.core.storages.tracks import BYTES_PER_ROW, Track, TrackRing
+from torchbeast.core.storages.tracks import Track, TrackRing
 
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
@@ -58,13 +58,14 @@ class RolloutStore(ABC):
         self.unroll_length = fields["reward"].shape[0] - 1
         self.capacity = capacity
         self.frame_stack = frame_stack
+        self.bytes_per_transition = bytes_per_transition(fields, frame_stack)
         self._specs = row_specs(fields, frame_stack)
         _check_capacity(capacity, self.unroll_length)
         try:
             num_chunks = capacity // self.unroll_length
             self._ring = TrackRing(self._specs, self.unroll_length, num_chunks)
         except MemoryError:
-            each = bytes_per_transition(fields, frame_stack)
+            each = self.bytes_per_transition
             raise MemoryError(
                 f"a replay of {capacity} transitions takes {capacity * each} bytes of memory, "
                 f"{each} each, which cannot be reserved"
@@ -178,7 +179,7 @@ class RolloutStore(ABC):
         }
         writer = ReplayWriter(file, header)
         self._ring.write(writer, tracks)
-        writer.array(self._ring.episodes.rows)
+        writer.array(np.array(self._ring.episodes.rows, np.int64))
         if numbers is not None:
             writer.array(numbers)
         writer.end()
@@ -248,14 +249,15 @@ class RolloutStore(ABC):
     def _note_rows(self, track: Track) -> None:  # noqa: B027
         """Takes note of a track's newest chunk, which is written; its ends are not noted yet."""
 
-    @abstractmethod
     def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
         """Returns what `_restore_sampling` needs: JSON values, and a float64 for each stored row,
         oldest first, or None.
         """
+        return {}, None
 
-    @abstractmethod
-    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
+    def _restore_sampling(  # noqa: B027
+        self, state: dict[str, Any], numbers: np.ndarray | None
+    ) -> None:
         """Takes over a state, after the rows; numbers: of all rows of the file."""
 
 
@@ -291,10 +293,10 @@ def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
 
 
 def bytes_per_transition(fields: Mapping[str, Any], frame_stack: int) -> int:
-    """Returns the bytes of memory that a stored transition takes at most, without those of
+    """Returns the bytes of memory that a stored transition takes, without those of
     `bytes_per_truncation`. The arguments are those of `row_specs`.
     """
-    return num_bytes(row_specs(fields, frame_stack)) + BYTES_PER_ROW
+    return num_bytes(row_specs(fields, frame_stack))
 
 
 def bytes_per_truncation(fields: Mapping[str, Any], frame_stack: int) -> int:

@@ -10,14 +10,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from torchbeast.core.algos.registry import replay_of
 from torchbeast.core.checks import (
     above,
     at_least,
     between,
-    names_checked,
     refuse_other_types,
     refuse_unknown,
     require,
@@ -29,11 +28,31 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.base import AlgoFactory, Algorithm
 
 
+AnyStorage = TypeVar("AnyStorage", bound="Storage")
+
+
 class Storage(ABC):
     """The storage of a scheme."""
 
     holds: ClassVar[type]
     """The class of batches that algorithms get from it."""
+
+    # Not as defaults of fields: those of the programs' flags are in TransitionsConfig alone.
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Values of fields that are not given; others are None."""
+
+    @classmethod
+    def create_factory(cls: type[AnyStorage], **settings: Any) -> AnyStorage:
+        """Returns the storage; settings: its fields, by default as in `usual`, or None.
+
+        Raises TypeError for an unknown name or another type, and ValueError for a value out of
+        range.
+        """
+        types = {field.name: field.type for field in dataclasses.fields(cast(Any, cls))}
+        refuse_unknown(f"{cls.__name__}.create_factory", settings, types)
+        given = {name: value for name, value in settings.items() if value is not None}
+        refuse_other_types(given, types)
+        return cls(**{**dict.fromkeys(types), **cls.usual, **given})
 
     @abstractmethod
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
@@ -65,60 +84,37 @@ def suitable_storage(algo: AlgoFactory) -> str:
     return "OnPolicyGAEBuffer" if "gae_lambda" in fields else "OnPolicyBuffer"
 
 
-Buffer = TypeVar("Buffer", bound="OnPolicyBuffer")
-
-
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyBuffer(Storage):
     """Rollouts whose returns are whatever the algorithm computes."""
 
     holds = Rollout
+    usual: ClassVar[Mapping[str, Any]] = {"size": 1000}
 
-    size: int  # steps of one environment in a rollout
-    batch_size: int | None  # rollouts in a batch; None: one of every environment
-    replay: Mapping[str, Any]  # settings of a replay beside the rollouts, by names of flags
+    size: int  # steps of each environment between two updates
+    # Rollouts in an update. Default: one of every environment that is collected from, so that
+    # an update learns from size * environments steps; with asynchronous collection one of
+    # every environment of one worker.
+    batch_size: int | None
 
     def __post_init__(self) -> None:
         at_least(1, size=self.size, batch_size=self.batch_size)
 
-    @classmethod
-    @names_checked
-    def create_factory(
-        cls: type[Buffer], *, size: int = 1000, batch_size: int | None = None
-    ) -> Buffer:
-        """Returns the storage.
-
-        size: steps of each environment between two updates.
-        batch_size: rollouts in an update. Default: one of every environment that is collected
-            from, so that an update learns from size * environments steps; with asynchronous
-            collection one of every environment of one worker.
-        """
-        return cls(size=size, batch_size=batch_size, replay={})
-
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
-        return {"unroll_length": self.size, "batch_size": self.batch_size, **self.replay}
+        return {"unroll_length": self.size, "batch_size": self.batch_size}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyGAEBuffer(OnPolicyBuffer):
     """Rollouts whose advantages are generalised advantage estimates, of algorithms like PPO."""
 
-    gae_lambda: float
+    usual: ClassVar[Mapping[str, Any]] = {**OnPolicyBuffer.usual, "gae_lambda": 0.95}
+
+    gae_lambda: float  # decay of the errors that an advantage adds up
 
     def __post_init__(self) -> None:
         super().__post_init__()
         between(0, 1, gae_lambda=self.gae_lambda)
-
-    @classmethod
-    @names_checked
-    def create_factory(
-        cls, *, size: int = 1000, batch_size: int | None = None, gae_lambda: float = 0.95
-    ) -> OnPolicyGAEBuffer:
-        """Returns the storage; size, batch_size: see OnPolicyBuffer.
-
-        gae_lambda: decay of the errors that an advantage adds up.
-        """
-        return cls(size=size, batch_size=batch_size, replay={}, gae_lambda=gae_lambda)
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
@@ -139,28 +135,20 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
 class OnPolicyVTraceBuffer(OnPolicyBuffer):
     """Rollouts, of older policies too, whose returns V-trace corrects; of IMPALA and LASER."""
 
-    @classmethod
-    @names_checked
-    def create_factory(
-        cls,
-        *,
-        size: int = 1000,
-        batch_size: int | None = None,
-        replay_size: int = 0,
-        replay_ratio: float = 1.0,
-        learn_start: int = 0,
-    ) -> OnPolicyVTraceBuffer:
-        """Returns the storage; size, batch_size: see OnPolicyBuffer.
+    usual: ClassVar[Mapping[str, Any]] = {
+        **OnPolicyBuffer.usual,
+        "replay_size": 0,
+        "replay_ratio": 1.0,
+        "learn_start": 0,
+    }
 
-        replay_size: steps that a replay holds, for LASER; 0: none. replay_ratio: replayed rollouts
-        for each new one in a batch. learn_start: steps in the replay from which on it is used.
-        """
-        replay = {
-            "replay_size": replay_size,
-            "replay_ratio": replay_ratio,
-            "learn_start": learn_start,
-        }
-        return cls(size=size, batch_size=batch_size, replay=replay if replay_size else {})
+    replay_size: int  # steps that a replay holds, for LASER; 0: none
+    replay_ratio: float  # replayed rollouts for each new one in a batch
+    learn_start: int  # steps in the replay from which on it is used
+
+    def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
+        names = ("replay_size", "replay_ratio", "learn_start") if self.replay_size else ()
+        return super().flags(algo) | {name: getattr(self, name) for name in names}
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
@@ -170,15 +158,12 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
                 f"{algo.algo.__name__} does not correct its returns for them: use "
                 f"{suitable_storage(algo)}"
             )
-        if self.replay and not algo.algo.learns_from_replay:
+        if self.replay_size and not algo.algo.learns_from_replay:
             raise NotImplementedError(
                 f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not learn from "
                 "one: leave out replay_size, or use LASER"
             )
         return algo
-
-
-Replay = TypeVar("Replay", bound="ReplayBuffer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +173,6 @@ class ReplayBuffer(Storage):
     """
 
     holds = Transitions
-    # Not as defaults of fields: those of the programs' flags are in TransitionsConfig alone.
     usual: ClassVar[Mapping[str, Any]] = {
         "n_step": 1,
         "priority_exponent": 0.0,
@@ -196,25 +180,20 @@ class ReplayBuffer(Storage):
         "checkpoint_replay": False,
     }
 
-    size: int | None
-    """Steps that it holds, the newest."""
-    batch_size: int | None
-    """Steps that an update learns from."""
+    size: int | None  # steps that it holds, the newest
+    batch_size: int | None  # steps that an update learns from
+    # Replayed steps for each new one. inf: learner and workers never wait for each other.
     replay_ratio: float | None
-    """Replayed steps for each new one. inf: learner and workers never wait for each other."""
-    learn_start: int | None
-    """Steps in it from which on it is learnt from."""
-    unroll_length: int | None
-    """Steps of each environment that are collected at once."""
-    n_step: int
-    """Steps whose rewards are added up before a value is estimated, at most."""
+    learn_start: int | None  # steps in it from which on it is learnt from
+    unroll_length: int | None  # steps of each environment that are collected at once
+    n_step: int  # steps whose rewards are added up before a value is estimated, at most
+    # Power of the size of its error in proportion to which a step is sampled; 0: uniformly.
     priority_exponent: float
-    """Power of the size of its error in proportion to which a step is sampled; 0: uniformly."""
+    # How far losses are weighted to make up for priorities at first; grows to 1 over the run.
     priority_beta: float
-    """How far losses are weighted to make up for priorities at first; grows to 1 over the run."""
+    # Save the contents with every checkpoint in log_dir; otherwise a restored run begins with
+    # an empty replay.
     checkpoint_replay: bool
-    """Save the contents with every checkpoint in log_dir; otherwise a restored run begins with an
-    empty replay."""
 
     def __post_init__(self) -> None:
         at_least(1, size=self.size, batch_size=self.batch_size, n_step=self.n_step)
@@ -223,19 +202,6 @@ class ReplayBuffer(Storage):
         above(0, replay_ratio=self.replay_ratio)
         exponents = {"priority_exponent": self.priority_exponent}
         between(0, 1, **exponents, priority_beta=self.priority_beta)
-
-    @classmethod
-    def create_factory(cls: type[Replay], **settings: Any) -> Replay:
-        """Returns the storage; settings: its fields, by default as in `usual`, or None.
-
-        Raises TypeError for an unknown name or another type, and ValueError for a value out of
-        range.
-        """
-        types = {field.name: field.type for field in dataclasses.fields(cls)}
-        refuse_unknown(f"{cls.__name__}.create_factory", settings, types)
-        given = {name: value for name, value in settings.items() if value is not None}
-        refuse_other_types(given, types)
-        return cls(**{**dict.fromkeys(types), **cls.usual, **settings})
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -251,8 +217,7 @@ class HindsightExperienceReplayBuffer(ReplayBuffer):
 
     usual: ClassVar[Mapping[str, Any]] = {**ReplayBuffer.usual, "hindsight_share": 0.8}
 
-    hindsight_share: float
-    """Share of the steps that get such a goal."""
+    hindsight_share: float  # share of the steps that get such a goal
 
     def __post_init__(self) -> None:
         super().__post_init__()

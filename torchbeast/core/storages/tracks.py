@@ -32,8 +32,6 @@ from torchbeast.core.checks import require
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.replay_file import ReplayReader, ReplayWriter
 
-BYTES_PER_ROW = 16  # of an EpisodeList, at most: where every row is an episode's first
-
 
 @dataclass(slots=True, eq=False)
 class Track:
@@ -84,70 +82,49 @@ class Track:
 class EpisodeList:
     """The episodes that can be sampled, each named by the number of its first row.
 
-        place   [rows]   at the first row of an episode: its entry in the list
-        first   [rows]   entry -> first row         }  the first len(self) entries count; the last
-        length  [rows]   entry -> number of steps   }  fills the gap of one that is removed
+    rows: these numbers in an order on which the draws depend; the last one fills the gap of one
+        that is removed.
 
-    Every method takes constant time. `place` is never initialised: it counts where `first` agrees.
+    Every method but `reorder` takes constant time.
     """
 
-    def __init__(self, rows: int) -> None:
-        """Makes an empty list; rows: how many a replay stores, numbered modulo this."""
-        self._rows = rows
-        self._place = np.empty(rows, np.int32)
-        self._first = np.empty(rows, np.int64)
-        self._length = np.empty(rows, np.int32)
-        self._count = 0
-
-    def clear(self) -> None:
-        """Empties the list."""
-        self._count = 0
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self._found: dict[int, tuple[int, int]] = {}  # place in `rows`, number of steps
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.rows)
 
     def __contains__(self, row: int) -> bool:
-        place = self._place[row % self._rows]
-        return bool(0 <= place < self._count and self._first[place] == row)
+        return row in self._found
 
     def length(self, row: int) -> int:
         """Returns the number of steps of a listed episode."""
-        return int(self._length[self._place[row % self._rows]])
+        return self._found[row][1]
 
     def add(self, row: int, length: int) -> None:
         """Lists an episode that is not listed."""
-        self._put(self._count, row, length)
-        self._count += 1
+        self._found[row] = len(self.rows), length
+        self.rows.append(row)
 
     def discard(self, row: int) -> None:
         """Removes an episode if it is listed."""
-        if row in self:
-            last = self._count - 1
-            place = int(self._place[row % self._rows])
-            self._put(place, int(self._first[last]), int(self._length[last]))
-            self._count = last
+        if row in self._found:
+            place, _ = self._found.pop(row)
+            last = self.rows.pop()
+            if last != row:
+                self.rows[place] = last
+                self._found[last] = place, self.length(last)
 
     def draw(self, generator: np.random.Generator) -> int:
         """Returns the first row of an episode, each with the same probability."""
-        return int(self._first[generator.integers(self._count)])
+        return self.rows[generator.integers(len(self.rows))]
 
-    @property
-    def rows(self) -> np.ndarray:
-        """First rows int64 [len(self)] in the order of the list, on which the draws depend."""
-        return self._first[: self._count]
-
-    def reorder(self, rows: Sequence[int]) -> None:
+    def reorder(self, rows: list[int]) -> None:
         """Lists the same episodes in this order; ValueError when they are not the same."""
-        require(
-            sorted(rows) == sorted(self.rows.tolist()), "its episodes are not those of its rows"
-        )
-        lengths = [self.length(row) for row in rows]
-        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            self._put(place, row, length)
-
-    def _put(self, place: int, row: int, length: int) -> None:
-        self._first[place], self._length[place] = row, length
-        self._place[row % self._rows] = place
+        require(sorted(rows) == sorted(self.rows), "its episodes are not those of its rows")
+        self.rows = rows
+        self._found = {row: (place, self.length(row)) for place, row in enumerate(rows)}
 
 
 class TrackRing:
@@ -176,12 +153,11 @@ class TrackRing:
         self.frames: list[np.ndarray] = flatten(self.fields.pop("observation"))
         self.others: list[np.ndarray] = flatten(self.fields)
         self.leaves = [*self.others, *self.frames]
-        self.episodes = EpisodeList(self.num_rows)
         self.clear(0)
 
     def clear(self, first_chunk: int) -> None:
         """Forgets everything; chunks are numbered from first_chunk on."""
-        self.episodes.clear()
+        self.episodes = EpisodeList()
         self._first = self._written = first_chunk  # of the next chunk
         self._tracks: list[Track | None] = [None] * self.num_chunks  # by index
         # By index: the chunk's number within its track.
@@ -237,22 +213,13 @@ class TrackRing:
         nth = int(self._nth[chunk % self.num_chunks])
         return self._track(chunk), nth * self.unroll_length + place
 
-    def rows_before(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the rows before these in their tracks, -1 where it is not stored;
-        int64 [N] both.
+    def rows_beside(self, rows: np.ndarray, step: int) -> np.ndarray:
+        """Returns the numbers of the rows before (step -1) or after (1) these in their tracks, -1
+        where it is not stored; int64 [N] both.
         """
-        return self._beside(rows, -1, self._before)
-
-    def rows_after(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the rows after these in their tracks, -1 where there is none yet;
-        int64 [N] both.
-        """
-        return self._beside(rows, 1, self._after)
-
-    def _beside(self, rows: np.ndarray, step: int, neighbours: np.ndarray) -> np.ndarray:
         length = self.unroll_length
         chunks, places = rows // length, rows % length + step
-        others = neighbours[chunks % self.num_chunks]
+        others = (self._before if step < 0 else self._after)[chunks % self.num_chunks]
         found: np.ndarray = np.where(
             (places >= 0) & (places < length),
             rows + step,

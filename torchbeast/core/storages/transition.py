@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
-from torchbeast.core.storages.batch import Feedback, even_bounds, ignore
+from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
 
 _OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "hand_back")
 
@@ -100,8 +99,8 @@ class Transitions:
         """
         if max_columns >= self.batch_size:
             return [self]
-        bounds = even_bounds(self.batch_size, -(-self.batch_size // max_columns))
-        return [self._columns(start, end) for start, end in pairwise(bounds)]
+        ranges = even_ranges(self.batch_size, max_columns)
+        return [self._columns(start, end) for start, end in ranges]
 
     def _columns(self, start: int, end: int) -> Transitions:
         part = replace(self, **self._mapped(lambda leaf: leaf[start:end]))
@@ -110,9 +109,5 @@ class Transitions:
         return replace(part, env_steps=0, episodes=(), info={}, collected_by=None)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            name: map_leaves(function, part)
-            for name, part in parts.items()
-            if name not in _OF_COLLECTING and part is not None
-        }
+        names = [field.name for field in fields(self) if field.name not in _OF_COLLECTING]
+        return mapped(function, {name: getattr(self, name) for name in names})

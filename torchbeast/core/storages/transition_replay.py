@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchbeast.core.checks import at_least, between, require
+from torchbeast.core.checks import require
 from torchbeast.core.envs.frame_stack import shifted
 from torchbeast.core.nest_py import flatten, map_leaves, pack_as
 from torchbeast.core.storages.rollout_store import RolloutStore
@@ -102,17 +102,6 @@ class Sampling:
     hindsight_share: float
     """Share of the sampled transitions that get another goal."""
 
-    def __post_init__(self) -> None:
-        at_least(1, n_step=self.n_step)
-        between(
-            0, 1, priority_exponent=self.priority_exponent, hindsight_share=self.hindsight_share
-        )
-        require(
-            self.hindsight is None or self.n_step == 1,
-            f"hindsight_share changes the goal of single steps, but n_step is {self.n_step}: leave "
-            "out one of them",
-        )
-
     def extra_bytes(self, capacity: int) -> int:
         """Returns the bytes that a transition takes beside its row."""
         tree = _bytes_per_entry(capacity) if self.priority_exponent else 0
@@ -158,14 +147,8 @@ class TransitionReplay(RolloutStore):
         seed: int = 0,
         sampling: Sampling = UNIFORM,
     ) -> None:
-        """Reserves memory; see RolloutStore.
-
-        Raises ValueError when goals are to be changed, but observations have none, or come in
-        stacks.
-        """
+        """Reserves memory; see RolloutStore. hindsight needs what `check_goals` asks for."""
         self._how = sampling
-        if self._how.hindsight is not None:
-            check_goals(fields["observation"], frame_stack)
         super().__init__(fields, capacity, frame_stack, seed)
 
     def sample(self, count: int) -> Sample:
@@ -213,7 +196,7 @@ class TransitionReplay(RolloutStore):
         missing = count
         for _ in range(_MOST_ROUNDS if self.size else 0):
             names = self._draw_rows(missing)
-            starts = self._ring.rows_before(names)
+            starts = self._ring.rows_beside(names, -1)
             is_whole = self._is_whole(names, starts)
             found.append((names[is_whole], starts[is_whole]))
             missing -= int(is_whole.sum())
@@ -267,7 +250,7 @@ class TransitionReplay(RolloutStore):
         rewards[:, 0] = self._rows_of("reward", names)
         goes_on = np.ones(len(names), bool)
         for step in range(1, self._how.n_step):
-            following = self._ring.rows_after(last)
+            following = self._ring.rows_beside(last, 1)
             goes_on = goes_on & ~self._rows_of("done", last) & (following >= 0)
             last = np.where(goes_on, following, last)
             rewards[:, step] = np.where(goes_on, self._rows_of("reward", last), 0.0)
@@ -281,11 +264,10 @@ class TransitionReplay(RolloutStore):
         stacks = np.empty((len(rows), self.frame_stack), np.int64)
         stacks[:, -1] = rows
         for place in range(self.frame_stack - 2, -1, -1):
-            before = self._ring.rows_before(rows)
-            before[
-                self._ring.begin_tracks(rows)
-            ] = -1  # the rows before a track's first are fillers
-            rows = np.where(self._rows_of("done", rows), rows, before)  # an episode's first repeats
+            before = self._ring.rows_beside(rows, -1)
+            # The rows before a track's first are fillers; an episode's first repeats itself.
+            before[self._ring.begin_tracks(rows)] = -1
+            rows = np.where(self._rows_of("done", rows), rows, before)
             stacks[:, place] = rows
         return stacks
 
@@ -303,7 +285,8 @@ class TransitionReplay(RolloutStore):
     def _next_observations(self, last: np.ndarray) -> Any:
         """Returns the observations after the last steps of transitions, [N] rows."""
         is_end = self._rows_of("done", last)
-        seen = np.where(is_end, self._ring.rows_before(last), last)  # next episodes begin at ends
+        before = self._ring.rows_beside(last, -1)
+        seen = np.where(is_end, before, last)  # next episodes begin at ends
         observations = self._observations(self._stack_rows(seen))
         cuts = np.flatnonzero(is_end & self._rows_of("truncated", last))
         for place in cuts.tolist():
