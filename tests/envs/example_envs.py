@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from torchbeast.envs.mock import Mock
+from torchbeast.envs.toy import Mock
 
 EPISODE_LENGTH = 4
 

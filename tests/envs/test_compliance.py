@@ -9,7 +9,7 @@ from compliance.vec_env import VecEnvCompliance
 from torchbeast import envs
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.envs.atari import AtariEnv
-from torchbeast.envs.mock import Mock
+from torchbeast.envs.toy import Mock
 
 
 class TestMock(VecEnvCompliance):

@@ -15,7 +15,7 @@ from torchbeast import envs
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import EnvOptions, EnvSpec
-from torchbeast.envs.mock import Mock
+from torchbeast.envs.toy import Mock
 
 
 class Sized(Counting):
@@ -134,7 +134,7 @@ def test_minatar_refuses_keyword_arguments_with_the_accepted_ones() -> None:
         ("Catch", {"rows": 1}, "rows must be an integer of at least 2, got 1"),
         ("Catch", {"columns": "5"}, "columns must be an integer of at least 1, got '5'"),
         ("Memory", {"episode_length": 0}, "episode_length must be an integer of at least 2, got 0"),
-        ("Mock", {"episode_length": 0}, "episode_length must be at least 1, got 0"),
+        ("Mock", {"episode_length": 0}, "episode_length must be an integer of at least 1, got 0"),
     ],
 )
 def test_values_that_an_environment_rejects_are_refused(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.mock import Mock
-from torchbeast.envs.toy import BitFlip, Catch, Dials, Memory
+from torchbeast.envs.toy import BitFlip, Catch, Dials, Memory, Mock
 
 Policy = Callable[[np.ndarray], np.ndarray]
 
@@ -113,7 +112,9 @@ def test_dials_are_solved_only_by_chance_if_one_is_not_set(dial: int, chance: fl
 def test_dials_refuse_a_position_that_does_not_exist() -> None:
     env = Dials(2)
     env.reset(0)
-    with pytest.raises(ValueError, match=r"below \(3, 4, 5\), got \[\[0, 0, 0\], \[0, 4, 4\]\]"):
+    with pytest.raises(
+        ValueError, match=r"between 0 and \[2 3 4\], got \[\[0, 0, 0\], \[0, 4, 4\]\]"
+    ):
         env.step(np.array([[0, 0, 0], [0, 4, 4]]))
     with pytest.raises(ValueError, match=r"of shape \(2, 3\), got int64 of \(2,\)"):
         env.step(np.zeros(2, np.int64))

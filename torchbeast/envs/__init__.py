@@ -17,7 +17,7 @@ An `EnvSpec` adds keyword arguments of the constructor to a name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchbeast.core.envs.selection import SelectedVecEnv
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts, check_gives_info, vec_env_of
@@ -50,15 +50,7 @@ __all__ = [
 ]
 
 __getattr__ = importing(
-    __name__,
-    {
-        "make_atari_test_env": "families",
-        "make_atari_train_env": "families",
-        "make_mujoco_test_env": "families",
-        "make_mujoco_train_env": "families",
-        "make_pybullet_test_env": "families",
-        "make_pybullet_train_env": "families",
-    },
+    __name__, {name: "families" for name in __all__ if name.startswith("make_")}
 )
 
 BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
@@ -113,20 +105,11 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
 
 
 def _make_built_in(spec: EnvSpec, num_envs: int) -> VecEnv:
-    built_in = _built_in(spec.name)
-    check_takes(built_in, spec.kwargs, spec.name, ours=("num_envs",))
-    return built_in(num_envs, **spec.kwargs)
-
-
-def _built_in(name: str) -> Callable[..., VecEnv]:
-    if name == "Mock":
-        from torchbeast.envs.mock import Mock
-
-        return Mock
     from torchbeast.envs import toy
 
-    environment: Callable[..., VecEnv] = getattr(toy, name)
-    return environment
+    built_in: Callable[..., VecEnv] = getattr(toy, spec.name)
+    check_takes(built_in, spec.kwargs, spec.name, ours=("num_envs",))
+    return built_in(num_envs, **spec.kwargs)
 
 
 def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
@@ -136,17 +119,13 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
     check_takes(factory, spec.kwargs, spec.name, ours=ours)
     keys = spec.options.observation_keys
     if spec.options.mask_actions:
-        factory = _masked(factory, spec.name, returns_one=not ours)
+        if ours:
+            raise EnvError(
+                f"{spec.name} returns a VecEnv, which has no info for --mask_actions: put an "
+                "action_mask into its observations, and leave out the flag"
+            )
+        factory = masked_from_info(factory)
     return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
-
-
-def _masked(factory: Callable[..., Any], name: str, returns_one: bool) -> Callable[..., Any]:
-    if not returns_one:
-        raise EnvError(
-            f"{name} returns a VecEnv, which has no info for mask_actions: put an action_mask "
-            "into its observations, and leave out the flag"
-        )
-    return masked_from_info(factory)
 
 
 def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) -> VecEnv:

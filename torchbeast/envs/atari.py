@@ -15,7 +15,7 @@ import numpy as np
 
 from torchbeast.core.checks import did_you_mean
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec
 
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.
@@ -92,7 +92,7 @@ class AtariEnv:
 
     def step(self, action: ArrayNest) -> VecStep:
         # ALE blocks forever on an action that it does not know.
-        actions = check_discrete(action, self.action_space, self.num_envs)
+        actions = check_actions(action, self.action_space, self.num_envs)
         observation, reward, terminated, truncated, info = self._env.step(actions)
         started, self._game_start = self._game_start, _game_start(info)
         return VecStep(

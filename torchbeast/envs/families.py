@@ -25,9 +25,7 @@ def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
     return make(_atari(env_id, **options), num_envs)
 
 
-def make_atari_test_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
-    """Makes games of Atari as make_atari_train_env does."""
-    return make(_atari(env_id, **options), num_envs)
+make_atari_test_env = make_atari_train_env
 
 
 def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
@@ -35,9 +33,7 @@ def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
     return make(_mujoco(env_id, **kwargs), num_envs)
 
 
-def make_mujoco_test_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
-    """Makes environments of MuJoCo as make_mujoco_train_env does."""
-    return make(_mujoco(env_id, **kwargs), num_envs)
+make_mujoco_test_env = make_mujoco_train_env
 
 
 def make_pybullet_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
@@ -47,9 +43,7 @@ def make_pybullet_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv
     return make(_pybullet(env_id, **kwargs), num_envs)
 
 
-def make_pybullet_test_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
-    """Makes environments of PyBullet as make_pybullet_train_env does."""
-    return make(_pybullet(env_id, **kwargs), num_envs)
+make_pybullet_test_env = make_pybullet_train_env
 
 
 def spec_of(
@@ -81,10 +75,6 @@ def _pybullet(env_id: str, **kwargs: Any) -> EnvSpec:
     return EnvSpec(f"{_PYBULLET}:{env_id}", kwargs)
 
 
-def _any(env: EnvSpec | str) -> EnvSpec:
-    return EnvSpec(env) if isinstance(env, str) else env
-
-
 def _need(package: str, env_id: str, extra: str) -> None:
     """Raises EnvError unless the package is installed."""
     if find_spec(package) is None:
@@ -95,11 +85,8 @@ def _need(package: str, env_id: str, extra: str) -> None:
 
 _PYBULLET = "pybullet_envs_gymnasium"
 _SPECS: dict[Callable[..., Any], Callable[..., EnvSpec]] = {
-    make: _any,
+    make: lambda env: EnvSpec(env) if isinstance(env, str) else env,
     make_atari_train_env: _atari,
-    make_atari_test_env: _atari,
     make_mujoco_train_env: _mujoco,
-    make_mujoco_test_env: _mujoco,
     make_pybullet_train_env: _pybullet,
-    make_pybullet_test_env: _pybullet,
 }

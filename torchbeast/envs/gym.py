@@ -30,7 +30,7 @@ def make(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
     when there is no such id, or a package is missing.
     """
     env_id = spec.name
-    gymnasium = _gymnasium(env_id)
+    gymnasium: Any = import_module("gymnasium", env_id)
     registered = _spec(gymnasium, env_id)
     _check_kwargs(gymnasium, registered, spec)
     mode = {"render_mode": "rgb_array"} if render else {}
@@ -64,16 +64,6 @@ def _import_package_of(env_id: str) -> None:
             if find_spec(package) is None:
                 raise EnvError(f"{env_id} needs a package that is not installed: {package}")
             import_module(package, env_id)
-
-
-def _gymnasium(env_id: str) -> Any:
-    try:
-        import gymnasium
-    except ModuleNotFoundError as error:
-        raise EnvError(
-            f"{env_id} needs Gymnasium, which is not installed: pip install gymnasium"
-        ) from error
-    return gymnasium
 
 
 def _spec(gymnasium: Any, env_id: str) -> Any:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,11 +96,7 @@ class MaskFromInfo:
 
 def masked_from_info(env_fn: Callable[..., Any]) -> Callable[..., MaskFromInfo]:
     """Returns a function that makes the same environments, with masks in their observations."""
-    return partial(_made, env_fn)
-
-
-def _made(env_fn: Callable[..., Any], **kwargs: Any) -> MaskFromInfo:
-    return MaskFromInfo(env_fn(**kwargs))
+    return lambda **kwargs: MaskFromInfo(env_fn(**kwargs))
 
 
 def _with_mask(observation: Any, mask: Any) -> dict[str, Any]:

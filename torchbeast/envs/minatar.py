@@ -19,7 +19,7 @@ import numpy as np
 
 from torchbeast.core.checks import did_you_mean
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
 from torchbeast.core.specs import check_takes
 from torchbeast.envs.spec import EnvError, EnvSpec
 
@@ -72,7 +72,7 @@ class MinAtarEnv:
         return self._observation()
 
     def step(self, action: ArrayNest) -> VecStep:
-        actions = check_discrete(action, self.action_space, self.num_envs)
+        actions = check_actions(action, self.action_space, self.num_envs)
         outcomes = [
             game.act(self._actions[chosen])
             for game, chosen in zip(self._games, actions.tolist(), strict=True)
@@ -80,14 +80,7 @@ class MinAtarEnv:
         reward, ended = (np.array(column) for column in zip(*outcomes, strict=True))
         for index in np.flatnonzero(ended):
             self._games[index].reset()
-        return VecStep(
-            self._observation(),
-            reward.astype(np.float32),
-            ended,
-            np.zeros_like(ended),
-            ended.copy(),
-            None,
-        )
+        return VecStep.of_games(self._observation(), reward.astype(np.float32), ended)
 
     def close(self) -> None:
         pass

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Toy tasks that are learnt in seconds; all E environments are stepped by a few numpy operations.
+"""Toy tasks that are learnt in seconds, and Mock, an environment of constant cost; all E
+environments are stepped by a few numpy operations.
 
 Catch and Memory are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568), BitFlip is
 that of Andrychowicz et al. 2017 (arXiv:1707.01495, section 3.1).
@@ -7,35 +8,43 @@ that of Andrychowicz et al. 2017 (arXiv:1707.01495, section 3.1).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete, MultiDiscrete
-from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError
 
 
-class _Toy:
-    """Common base of the tasks: a random generator per environment, no time limit, no lives."""
+class _Toy(ABC):
+    """Common base of the tasks: a random generator per environment, no lives."""
 
     frame_stack = 1
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
 
-    def close(self) -> None:
-        pass
-
-    def _seed(self, seed: int) -> None:
+    def reset(self, seed: int) -> ArrayNest:
         seeds = environment_seeds(seed, self.num_envs)
         self._generators = [np.random.default_rng(env_seed) for env_seed in seeds]
+        self._begin(np.arange(self.num_envs))
+        return self._observation()
+
+    def close(self) -> None:
+        return
 
     def _draw(self, envs: np.ndarray, n: int) -> list[int]:
         """Draws a number in 0, ..., n - 1 for each environment index in `envs`."""
         return [int(self._generators[env].integers(n)) for env in envs]
 
+    @abstractmethod
+    def _begin(self, envs: np.ndarray) -> None:
+        """Begins episodes in these environments."""
 
-def _vec_step(observation: np.ndarray, reward: np.ndarray, ended: np.ndarray) -> VecStep:
-    return VecStep(observation, reward, ended, np.zeros_like(ended), ended.copy(), None)
+    @abstractmethod
+    def _observation(self) -> ArrayNest:
+        """Returns the observations of all environments."""
 
 
 def _check_at_least(minimum: int, **values: int) -> None:
@@ -65,14 +74,9 @@ class Catch(_Toy):
         self._ball = np.zeros(num_envs, np.int64)
         self._paddle = np.zeros(num_envs, np.int64)
 
-    def reset(self, seed: int) -> ArrayNest:
-        self._seed(seed)
-        self._drop(np.arange(self.num_envs))
-        return self._observation()
-
     def step(self, action: ArrayNest) -> VecStep:
         self._paddle = np.clip(
-            self._paddle + check_discrete(action, self.action_space, self.num_envs) - 1,
+            self._paddle + check_actions(action, self.action_space, self.num_envs) - 1,
             0,
             self.columns - 1,
         )
@@ -80,10 +84,10 @@ class Catch(_Toy):
         ended = self._row == self.rows - 1
         caught = np.where(self._paddle == self._ball, np.float32(1), np.float32(-1))
         reward = np.where(ended, caught, np.float32(0))
-        self._drop(np.flatnonzero(ended))
-        return _vec_step(self._observation(), reward, ended)
+        self._begin(np.flatnonzero(ended))
+        return VecStep.of_games(self._observation(), reward, ended)
 
-    def _drop(self, envs: np.ndarray) -> None:
+    def _begin(self, envs: np.ndarray) -> None:
         """Starts episodes: the ball in a random column of row 0, the paddle in the middle."""
         self._row[envs] = 0
         self._ball[envs] = self._draw(envs, self.columns)
@@ -117,19 +121,14 @@ class Memory(_Toy):
         self._time = np.zeros(num_envs, np.int64)
         self._cue = np.zeros(num_envs, np.int64)
 
-    def reset(self, seed: int) -> ArrayNest:
-        self._seed(seed)
-        self._begin(np.arange(self.num_envs))
-        return self._observation()
-
     def step(self, action: ArrayNest) -> VecStep:
-        answer = check_discrete(action, self.action_space, self.num_envs)
+        answer = check_actions(action, self.action_space, self.num_envs)
         self._time += 1
         ended = self._time == self._episode_length
         right = np.where(answer == self._cue, np.float32(1), np.float32(-1))
         reward = np.where(ended, right, np.float32(0))
         self._begin(np.flatnonzero(ended))
-        return _vec_step(self._observation(), reward, ended)
+        return VecStep.of_games(self._observation(), reward, ended)
 
     def _begin(self, envs: np.ndarray) -> None:
         self._time[envs] = 0
@@ -161,35 +160,22 @@ class Dials(_Toy):
         self.action_space = MultiDiscrete(self.positions)
         self._time = np.zeros(num_envs, np.int64)
 
-    def reset(self, seed: int) -> ArrayNest:
-        self._seed(seed)
-        self._time[:] = 0
-        self._new_targets()
-        return self._observation()
-
     def step(self, action: ArrayNest) -> VecStep:
-        right = (self._checked(action) == self._wanted).all(axis=1)
+        chosen = check_actions(action, self.action_space, self.num_envs)
+        right = (chosen == self._wanted).all(axis=1)
         reward = np.where(right, np.float32(1 / self.episode_length), np.float32(0))
         self._time = (self._time + 1) % self.episode_length
         self._new_targets()
-        return _vec_step(self._observation(), reward, self._time == 0)
+        return VecStep.of_games(self._observation(), reward, self._time == 0)
+
+    def _begin(self, envs: np.ndarray) -> None:
+        self._time[envs] = 0
+        self._new_targets()
 
     def _new_targets(self) -> None:
         """Draws new wanted positions, int64 [E, 3]."""
         every = np.arange(self.num_envs)
         self._wanted = np.stack([self._draw(every, n) for n in self.positions], axis=1)
-
-    def _checked(self, action: ArrayNest) -> np.ndarray:
-        """Returns actions as integers [E, 3]; raises ValueError unless each is a valid position."""
-        array = np.asarray(action)
-        expected = (self.num_envs, len(self.positions))
-        if array.shape != expected or not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(
-                f"expected integer actions of shape {expected}, got {array.dtype} of {array.shape}"
-            )
-        if (array < 0).any() or (array >= self.positions).any():
-            raise ValueError(f"expected actions below {self.positions}, got {array.tolist()}")
-        return array
 
     def _observation(self) -> np.ndarray:
         shown = [
@@ -220,13 +206,8 @@ class BitFlip(_Toy):
         self._bits, self._goal = np.zeros((2, num_envs, bits), np.float32)
         self._steps = np.zeros(num_envs, np.int64)
 
-    def reset(self, seed: int) -> ArrayNest:
-        self._seed(seed)
-        self._begin(np.arange(self.num_envs))
-        return self._observation(slice(None))
-
     def step(self, action: ArrayNest) -> VecStep:
-        which = check_discrete(action, self.action_space, self.num_envs)
+        which = check_actions(action, self.action_space, self.num_envs)
         every = np.arange(self.num_envs)
         self._bits[every, which] = 1 - self._bits[every, which]
         self._steps += 1
@@ -236,7 +217,7 @@ class BitFlip(_Toy):
         ended, cut = terminated | truncated, np.flatnonzero(truncated)
         final = self._observation(cut) if len(cut) else None
         self._begin(np.flatnonzero(ended))
-        return VecStep(self._observation(slice(None)), reward, terminated, truncated, ended, final)
+        return VecStep(self._observation(), reward, terminated, truncated, ended, final)
 
     def compute_reward(self, achieved: np.ndarray, desired: np.ndarray, info: object) -> np.ndarray:
         """Returns rewards float32 [N] of goals [N, bits]."""
@@ -258,10 +239,47 @@ class BitFlip(_Toy):
             while (self._goal[env] == self._bits[env]).all():
                 self._goal[env] = generator.integers(2, size=self.bits)
 
-    def _observation(self, envs: slice | np.ndarray) -> ArrayNest:
+    def _observation(self, envs: slice | np.ndarray = slice(None)) -> ArrayNest:
         bits = self._bits[envs]
         return {
             "achieved_goal": bits.copy(),
             "desired_goal": self._goal[envs].copy(),
             "observation": bits.copy(),
         }
+
+
+class Mock(_Toy):
+    """An environment with the spaces of an Atari game, four stacked frames, and known content.
+
+    Every byte of an observation is (seed of the environment + step of the episode) % 256, every
+    reward is 1, and every episode ends after episode_length steps.
+    """
+
+    env_id = "Mock"
+
+    def __init__(self, num_envs: int, episode_length: int = 200) -> None:
+        super().__init__(num_envs)
+        _check_at_least(1, episode_length=episode_length)
+        self.observation_space = ArraySpec((4, 84, 84), "uint8")
+        self.action_space = Discrete(6)
+        self._episode_length = episode_length
+
+    def reset(self, seed: int) -> ArrayNest:
+        self._seeds = np.array(environment_seeds(seed, self.num_envs))
+        self._step = 0
+        return self._observation()
+
+    def step(self, action: ArrayNest) -> VecStep:
+        check_actions(action, self.action_space, self.num_envs)
+        self._step = (self._step + 1) % self._episode_length
+        reward = np.ones(self.num_envs, np.float32)
+        ended = np.full(self.num_envs, self._step == 0)
+        return VecStep.of_games(self._observation(), reward, ended)
+
+    def _begin(self, envs: np.ndarray) -> None:
+        """Nothing differs from environment to environment."""
+
+    def _observation(self) -> np.ndarray:
+        """Returns the observations, uint8 [E, 4, 84, 84]."""
+        values = ((self._seeds + self._step) % 256).astype(np.uint8)
+        return np.repeat(values, 4 * 84 * 84).reshape(self.num_envs, 4, 84, 84)

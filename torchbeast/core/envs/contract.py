@@ -18,8 +18,7 @@ from torchbeast.core.envs.spaces import (
     ActionLeaf,
     ArraySpec,
     ObservationSpace,
-    leaf_paths,
-    leaves_in,
+    places,
 )
 from torchbeast.core.nest_py import flatten
 from torchbeast.errors import UsageError
@@ -128,10 +127,9 @@ class FiniteCheck:
     def __init__(self, space: ObservationSpace) -> None:
         """space: of one environment's observations."""
         self._space = space
-        leaves = enumerate(zip(flatten(space), leaf_paths(space, "observation"), strict=True))
         self._floats = [
             (index, path)
-            for index, (spec, path) in leaves
+            for index, (spec, _, path) in enumerate(places(space, space, "observation"))
             if spec.dtype.startswith("float") and math.prod(spec.shape)
         ]
 
@@ -150,19 +148,13 @@ class FiniteCheck:
             finite = np.isfinite(rows[index])
             if not finite.item(finite.argmin()):  # half the time of finite.all()
                 e, *entry = (int(i) for i in np.argwhere(~finite)[0])
-                leaf = rows[index][e] if given is None else leaves_in(self._space, given[e])[index]
+                leaf = rows[index][e]
+                if given is not None:
+                    leaf = [*places(self._space, given[e], path)][index][1]
                 raise ValueError(
                     f"{where(e)}: expected finite {rows[index].dtype} in the {path}, got "
                     f"{np.asarray(leaf)[tuple(entry)]}{f' at {entry}' if entry else ''}"
                 )
-
-
-def check_rewards(reward: np.ndarray, env_id: str) -> None:
-    """Raises ValueError unless the rewards [E] are finite."""
-    for index in np.flatnonzero(~np.isfinite(reward)):
-        raise ValueError(
-            f"environment {index} of {env_id}: expected a finite reward, got {reward[index]}"
-        )
 
 
 FinalInfo = Mapping[int, Mapping[str, Any]]
@@ -184,14 +176,11 @@ def check_keywords(keywords: Sequence[str]) -> None:
 
 
 def final_info_of(env: Any) -> FinalInfo:
-    """Returns what the environments gave with the games that ended in the step before."""
+    """Returns what the environments gave with the games that ended in the step before; a VecEnv
+    need not have it.
+    """
     given: FinalInfo = getattr(env, "final_info", {})
     return given
-
-
-def gives_info(env: Any) -> bool:
-    """Returns whether a VecEnv has the attribute final_info, which it need not have."""
-    return hasattr(env, "final_info")
 
 
 def write_numbers(row: np.ndarray, info: FinalInfo, keyword: str) -> None:
@@ -200,7 +189,7 @@ def write_numbers(row: np.ndarray, info: FinalInfo, keyword: str) -> None:
     """
     row[...] = math.nan
     for index, of_game in info.items():
-        row[index] = _number(of_game.get(keyword))
+        row[index] = number_in(of_game.get(keyword))
 
 
 def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[int]) -> np.ndarray:
@@ -210,11 +199,11 @@ def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[i
     rows = np.full((len(games), len(keywords)), math.nan, np.float32)
     for row, index in zip(rows, games, strict=True):
         of_game = info.get(index, {})
-        row[...] = [_number(of_game.get(keyword)) for keyword in keywords]
+        row[...] = [number_in(of_game.get(keyword)) for keyword in keywords]
     return rows
 
 
-def _number(value: Any) -> float:
+def number_in(value: Any) -> float:
     """Returns a number, or the only entry of an array of numbers; NaN for anything else."""
     try:
         array = np.asarray(value)

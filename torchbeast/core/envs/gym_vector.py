@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.contract import FinalInfo, FiniteCheck, check_rewards
+from torchbeast.core.envs.contract import FinalInfo, FiniteCheck
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     ArraySpec,
@@ -25,11 +25,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_spec,
 )
-from torchbeast.core.envs.vec_env import (
-    VecStep,
-    action_rows,
-    environment_seeds,
-)
+from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
 from torchbeast.core.nest_py import flatten, map_leaves, pack_as
 from torchbeast.errors import UsageError
 
@@ -83,7 +79,11 @@ class GymVectorEnv:
     def step(self, action: ArrayNest) -> VecStep:
         observation, reward, terminated, truncated, infos = self._env.step(self._actions(action))
         reward = np.array(reward, np.float32)
-        check_rewards(reward, self.env_id)
+        for index in np.flatnonzero(~np.isfinite(reward)):
+            raise ValueError(
+                f"environment {index} of {self.env_id}: expected a finite reward, got "
+                f"{reward[index]}"
+            )
         terminated = np.array(terminated, bool)
         truncated = np.asarray(truncated, bool) & ~terminated
         ended = terminated | truncated
@@ -94,7 +94,8 @@ class GymVectorEnv:
             is_same = self._mode == _SAME_STEP
             self.final_info = _each_info(infos["final_info"] if is_same else infos, ended)
             if truncated.any():
-                final = self._final(infos, truncated) if is_same else _rows(seen, truncated)
+                ours = map_leaves(lambda leaf: leaf[truncated], seen)
+                final = self._final(infos, truncated) if is_same else ours
                 self._check(final, np.flatnonzero(truncated))
             if not is_same:
                 observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
@@ -174,8 +175,3 @@ def _each_info(infos: Mapping[str, Any], ended: np.ndarray) -> FinalInfo:
         }
         for index in np.flatnonzero(ended)
     }
-
-
-def _rows(observation: ArrayNest, which: np.ndarray) -> ArrayNest:
-    rows: ArrayNest = map_leaves(lambda leaf: leaf[which], observation)
-    return rows

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.checks import did_you_mean
-from torchbeast.core.envs.contract import FinalInfo
-from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
+from torchbeast.core.envs.spaces import ArrayNest, ObservationSpace
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,15 +82,9 @@ class SelectedVecEnv:
         check_keys(env.observation_space, keys, env.env_id)
         self._env, self._keys = env, tuple(keys)
         self.observation_space: ObservationSpace = select(env.observation_space, keys)
-        self.num_envs: int = env.num_envs
-        self.env_id: str = env.env_id
-        self.action_space: ActionSpace = env.action_space
-        self.frame_stack: int = env.frame_stack
 
-    @property
-    def final_info(self) -> FinalInfo:
-        given: FinalInfo = self._env.final_info  # type: ignore[attr-defined]  # or an error, as of it
-        return given
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_env"], name)
 
     def reset(self, seed: int) -> ArrayNest:
         selected: ArrayNest = select(self._env.reset(seed), self._keys)
@@ -103,9 +96,6 @@ class SelectedVecEnv:
             observation=select(step.observation, self._keys),
             final_observation=select(step.final_observation, self._keys),
         )
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def _below(name: str, keys: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,8 @@ class Discrete:
     start: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "n", int(self.n))
+        object.__setattr__(self, "start", int(self.start))
         if self.n < 1:
             raise ValueError(f"Discrete needs at least one action, got n={self.n}")
 
@@ -156,7 +158,7 @@ def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, .
         raise ValueError(
             f"Box {name} of shape {shape} needs 1 or {size} numbers, got {values.size}"
         )
-    return tuple(float(value) for value in np.broadcast_to(values, size))
+    return tuple(np.broadcast_to(values, size).tolist())
 
 
 def num_bytes(specs: Any) -> int:
@@ -173,62 +175,48 @@ def action_space_to_json(space: ActionSpace) -> dict[str, Any]:
 
     Raises ValueError when it is no action space.
     """
-    match space:
-        case Discrete(n, start):
-            return {"type": "Discrete", "n": n, "start": start}
-        case MultiDiscrete(nvec):
-            return {"type": "MultiDiscrete", "nvec": list(nvec)}
-        case MultiBinary(shape):
-            return {"type": "MultiBinary", "shape": list(shape)}
-        case Box():
-            return _box_to_json(space)
-        case tuple():
-            return {"type": "Tuple", "spaces": [action_space_to_json(entry) for entry in space]}
-        case dict():
-            spaces = {key: action_space_to_json(space[key]) for key in sorted(space)}
-            return {"type": "Dict", "spaces": spaces}
-    raise ValueError(f"not an action space: {space!r}")
+    if isinstance(space, (tuple, dict)):
+        return _nest_to_json(space, action_space_to_json)
+    if not isinstance(space, ActionLeaf):
+        raise ValueError(f"not an action space: {space!r}")
+    return {"type": type(space).__name__, **_values_to_json(dataclasses.asdict(space))}
 
 
-def _box_to_json(box: Box) -> dict[str, Any]:
-    return {
-        "type": "Box",
-        "low": _bound_to_json(box.low),
-        "high": _bound_to_json(box.high),
-        "shape": list(box.shape),
-        "dtype": box.dtype,
-    }
+def _nest_to_json(space: Any, to_json: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    if isinstance(space, tuple):
+        return {"type": "Tuple", "spaces": [to_json(entry) for entry in space]}
+    return {"type": "Dict", "spaces": {key: to_json(space[key]) for key in sorted(space)}}
 
 
-def _bound_to_json(bound: Any) -> list[float | str]:
+def _values_to_json(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: _values_to_json(value) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return [_values_to_json(value) for value in values]
     # JSON has no infinity: write it as a string that float() parses.
-    return [value if math.isfinite(value) else str(value) for value in bound]
+    return str(values) if values in (math.inf, -math.inf) else values
 
 
 def action_space_from_json(data: dict[str, Any]) -> ActionSpace:
     """Parses the result of `action_space_to_json`; raises ValueError for anything else."""
     try:
         return _space_from_json(data)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not the description of an action space: {data!r}") from error
 
 
+_LEAVES = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, MultiBinary, Box)}
+
+
 def _space_from_json(data: dict[str, Any]) -> ActionSpace:
-    match data["type"]:
-        case "Discrete":
-            return Discrete(int(data["n"]), int(data.get("start", 0)))
-        case "MultiDiscrete":
-            return MultiDiscrete(tuple(data["nvec"]))
-        case "MultiBinary":
-            return MultiBinary(tuple(data["shape"]))
-        case "Box":
-            low, high = ([float(value) for value in data[name]] for name in ("low", "high"))
-            return Box(tuple(low), tuple(high), tuple(data["shape"]), data["dtype"])
-        case "Tuple":
-            return tuple(_space_from_json(entry) for entry in data["spaces"])
-        case "Dict":
-            return {key: _space_from_json(entry) for key, entry in sorted(data["spaces"].items())}
-    raise ValueError(f"unknown action space type {data['type']!r}")
+    match data:
+        case {"type": "Tuple", "spaces": parts}:
+            return tuple(_space_from_json(entry) for entry in parts)
+        case {"type": "Dict", "spaces": parts}:
+            return {key: _space_from_json(entry) for key, entry in sorted(parts.items())}
+    values = {name: value for name, value in data.items() if name != "type"}
+    space: ActionSpace = _LEAVES[data["type"]](**values)
+    return space
 
 
 def observation_space_to_json(space: ObservationSpace) -> dict[str, Any]:
@@ -236,16 +224,10 @@ def observation_space_to_json(space: ObservationSpace) -> dict[str, Any]:
 
     Dtypes and shapes are left out: they travel with the observations.
     """
-    if isinstance(space, tuple):
-        return {"type": "Tuple", "spaces": [observation_space_to_json(entry) for entry in space]}
-    if isinstance(space, dict):
-        spaces = {key: observation_space_to_json(space[key]) for key in sorted(space)}
-        return {"type": "Dict", "spaces": spaces}
-    low, high = (None if b is None else _bound_to_json([b])[0] for b in (space.low, space.high))
-    said: dict[str, Any] = {"type": "Array", "low": low, "high": high}
-    if space.categories is not None:
-        said |= {"categories": list(space.categories), "start": list(space.start)}
-    return said
+    if isinstance(space, (tuple, dict)):
+        return _nest_to_json(space, observation_space_to_json)
+    said = _SAID[:2] if space.categories is None else _SAID
+    return {"type": "Array", **_values_to_json({name: getattr(space, name) for name in said})}
 
 
 _SAID = ("low", "high", "categories", "start")
@@ -286,15 +268,15 @@ _KNOWN_KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dic
 _UNFIXED = ("Sequence", "Graph", "OneOf")  # spaces whose values have no fixed shape
 
 
-def _kind(space: Any, known: tuple[str, ...]) -> str:
-    """Returns the name of the space's first class in `known`; ValueError if there is none."""
+def _kind(space: Any) -> str:
+    """Returns the name of the space's first known class; ValueError if there is none."""
     names = _class_names(space)
     for name in names:
-        if name in known:
+        if name in _KNOWN_KINDS:
             return name
     raise ValueError(
         f"a space of type {names[0]} is not supported; "
-        f"wrap the environment so that it uses {', '.join(known)}"
+        f"wrap the environment so that it uses {', '.join(_KNOWN_KINDS)}"
     )
 
 
@@ -307,7 +289,7 @@ def from_gymnasium(space: Any) -> ActionSpace:
 
     Raises ValueError for a kind of space that is not supported.
     """
-    match _kind(space, _KNOWN_KINDS):
+    match _kind(space):
         case "Discrete":
             return Discrete(int(space.n), int(getattr(space, "start", 0)))
         case "MultiDiscrete":
@@ -334,11 +316,8 @@ def _multi_discrete(space: Any) -> MultiDiscrete:
 
 def without_values(space: ObservationSpace) -> ObservationSpace:
     """Returns the observation space with dtypes and shapes only, without bounds and categories."""
-    if isinstance(space, tuple):
-        return tuple(without_values(entry) for entry in space)
-    if isinstance(space, dict):
-        return {key: without_values(entry) for key, entry in space.items()}
-    return ArraySpec(space.shape, space.dtype)
+    plain: ObservationSpace = map_leaves(lambda spec: ArraySpec(spec.shape, spec.dtype), space)
+    return plain
 
 
 def observation_spec(space: Any) -> ObservationSpace:
@@ -363,13 +342,12 @@ def declared(space: Any) -> Any:
 
 
 def _leaf_spec(space: Any) -> ArraySpec:
-    kind = _kind(space, _KNOWN_KINDS)
-    spec = ArraySpec(tuple(space.shape), np.dtype(space.dtype).name)
-    return dataclasses.replace(spec, **_values(kind, space))
+    return ArraySpec(tuple(space.shape), np.dtype(space.dtype).name, **_values(space))
 
 
-def _values(kind: str, space: Any) -> dict[str, Any]:
+def _values(space: Any) -> dict[str, Any]:
     """Returns bounds and categories of a Gymnasium leaf space as fields of ArraySpec."""
+    kind = _kind(space)
     if kind == "MultiBinary":
         return {"low": 0, "high": 1}
     low: Any
@@ -395,7 +373,7 @@ def observation_space_of(observation: Any, space: Any, path: str) -> Observation
     another structure, when a space has no fixed shape, or when a leaf cannot be sent.
     """
     spaces = declared(space)
-    leaves = [_leaf_space(*place) for place in _places(spaces, observation, path)]
+    leaves = [_leaf_space(*place) for place in places(spaces, observation, path)]
     packed: ObservationSpace = pack_as(spaces, leaves)
     return packed
 
@@ -446,21 +424,11 @@ def matching_leaves(space: ObservationSpace, observation: Any, path: str) -> Ite
     path: name of the observation in error messages. Raises ValueError when structure, shape or kind
     of number does not match the space, or an integer does not fit.
     """
-    for spec, leaf, where in _places(space, observation, path):
+    for spec, leaf, where in places(space, observation, path):
         yield _converted(spec, leaf, where)
 
 
-def leaf_paths(space: ObservationSpace, path: str) -> list[str]:
-    """Returns the names of the leaves in error messages, in order."""
-    return [where for _, _, where in _places(space, space, path)]
-
-
-def leaves_in(space: ObservationSpace, observation: Any) -> list[Any]:
-    """Returns the leaves of an observation of this space, in order and unconverted."""
-    return [leaf for _, leaf, _ in _places(space, observation, "observation")]
-
-
-def _places(space: Any, observation: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+def places(space: Any, observation: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
     """Yields leaves of a nest of spaces, what the observation has there, and the place's name.
 
     Raises ValueError when the observation's structure differs.
@@ -469,12 +437,12 @@ def _places(space: Any, observation: Any, path: str) -> Iterator[tuple[Any, Any,
         if not isinstance(observation, dict) or observation.keys() != space.keys():
             raise _mismatch(path, f"a dict with the keys {sorted(space)}", _describe(observation))
         for key, entry in space.items():
-            yield from _places(entry, observation[key], f"{path}[{key!r}]")
+            yield from places(entry, observation[key], f"{path}[{key!r}]")
     elif isinstance(space, tuple):
         if not isinstance(observation, (tuple, list)) or len(observation) != len(space):
             raise _mismatch(path, f"a tuple of length {len(space)}", _describe(observation))
         for index, entry in enumerate(space):
-            yield from _places(entry, observation[index], f"{path}[{index}]")
+            yield from places(entry, observation[index], f"{path}[{index}]")
     else:
         yield space, observation, path
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -33,8 +33,8 @@ from torchbeast.core.envs.contract import (
     check_environment,
     check_keywords,
     check_vec_env,
-    gives_info,
     is_gym_vector,
+    number_in,
 )
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import check_keys, names, select
@@ -44,6 +44,7 @@ from torchbeast.core.envs.spaces import (
     ArraySpec,
     Box,
     Discrete,
+    MultiDiscrete,
     ObservationSpace,
     declared,
     from_gymnasium,
@@ -69,6 +70,11 @@ class VecStep(NamedTuple):
     episode_end: np.ndarray  # bool [E], the whole game is over: counters and returns restart
     final_observation: ArrayNest | None  # leaves [K, ...], of the truncated episodes, in index
     # order; None when K == 0
+
+    @staticmethod
+    def of_games(observation: ArrayNest, reward: np.ndarray, ended: np.ndarray) -> VecStep:
+        """Returns the results of games without lives or time limits, ended [E]."""
+        return VecStep(observation, reward, ended, np.zeros_like(ended), ended.copy(), None)
 
 
 class _WithFactory(_ProtocolType):
@@ -101,20 +107,22 @@ class _WithFactory(_ProtocolType):
             are logged as info_NAME. Raises ValueError when the environment gives no info.
         """
         check_keywords(info_keywords)
-        _check_kwargs(env_fn, env_kwargs)
+        if not callable(env_fn):
+            raise TypeError(f"env_fn must be a function that makes an environment, got {env_fn!r}")
+        if (taken := {*_parameters(env_fn)} - {"num_envs"}) and not _accepts_any(env_fn):
+            refuse_unknown("env_fn", env_kwargs, sorted(taken))
         with closing(vec_env_of(env_fn, env_kwargs, 1, _name_of(env_fn))) as env:
             check_gives_info(env, info_keywords)
-            spaces = env.action_space, env.observation_space, env.frame_stack
-        factory = VecEnvFactory(
-            env_fn=env_fn,
-            env_kwargs=dict(env_kwargs),
-            vec_env_size=vec_env_size,
-            log_dir=None if log_dir is None else Path(log_dir),
-            info_keywords=tuple(info_keywords),
-            action_space=spaces[0],
-            sent_space=spaces[1],
-            frame_stack=spaces[2],
-        )
+            factory = VecEnvFactory(
+                env_fn=env_fn,
+                env_kwargs=dict(env_kwargs),
+                vec_env_size=vec_env_size,
+                log_dir=None if log_dir is None else Path(log_dir),
+                info_keywords=tuple(info_keywords),
+                action_space=env.action_space,
+                sent_space=env.observation_space,
+                frame_stack=env.frame_stack,
+            )
         return factory, factory.action_space, factory.observation_space
 
 
@@ -221,7 +229,7 @@ def vec_env_of(
 
 def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:
     """Raises UsageError when keywords are asked for and the environments have no info."""
-    if keywords and not gives_info(env):
+    if keywords and not hasattr(env, "final_info"):
         raise UsageError(
             f"info_keywords {' '.join(keywords)} are numbers in the info of a game's last step, "
             f"but {env.env_id} gives no info: leave them out; a VecEnv of your own gives it with "
@@ -235,18 +243,20 @@ def environment_seeds(seed: int, num_envs: int) -> list[int]:
     return [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
 
 
-def check_discrete(action: ArrayNest, space: Discrete, num_envs: int) -> np.ndarray:
-    """Returns the action as int64 [E].
+def check_actions(action: ArrayNest, space: Discrete | MultiDiscrete, num_envs: int) -> np.ndarray:
+    """Returns actions as int64 [E], or [E, n] of a MultiDiscrete.
 
-    Raises ValueError unless it holds one action of `space` for each of the num_envs environments.
+    Raises ValueError unless they are one of `space` for each of the num_envs environments.
     """
     array = np.asarray(action)
-    if array.shape != (num_envs,) or not np.issubdtype(array.dtype, np.integer):
+    low: Any = getattr(space, "start", 0)
+    count: Any = space.n if isinstance(space, Discrete) else np.array(space.nvec)
+    shape, high = (num_envs, *np.shape(count)), low + count - 1
+    if array.shape != shape or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
-            f"expected integer actions of shape ({num_envs},), got {array.dtype} of {array.shape}"
+            f"expected integer actions of shape {shape}, got {array.dtype} of {array.shape}"
         )
-    low, high = space.start, space.start + space.n - 1
-    if array.min() < low or array.max() > high:
+    if (array < low).any() or (array > high).any():
         raise ValueError(f"expected actions between {low} and {high}, got {array.tolist()}")
     return array.astype(np.int64, copy=False)
 
@@ -293,7 +303,9 @@ class SyncVecEnv:
         self._envs = [make_env() for make_env in env_fns]
         self.action_space = self._common_action_space()
         self._action_leaves = flatten(self.action_space)
-        self._declared = self._declared_space()
+        space = getattr(self._envs[0], "observation_space", None)
+        with _refusing(self._name(0)):
+            self._declared = declared(space)
         self.observation_space: ObservationSpace = self._space_of(self._first(0, None))
         self._specs: list[ArraySpec] = flatten(self.observation_space)
         self._check_finite = FiniteCheck(self.observation_space)
@@ -323,19 +335,19 @@ class SyncVecEnv:
         finals: list[list[np.ndarray]] = []
         infos: dict[int, Mapping[str, Any]] = {}
         for index, one_action in enumerate(self._split(action)):
-            outcome = self._step_one(index, one_action)
-            self._write(rows, index, outcome.observation)
-            reward[index] = outcome.reward
-            terminated[index], truncated[index] = outcome.terminated, outcome.truncated
-            if outcome.truncated:
+            observation, reward[index], *ends, info = self._step_one(index, one_action)
+            self._write(rows, index, observation)
+            terminated[index], truncated[index] = ends
+            if truncated[index]:
                 finals.append(self._final(rows, index))
-            if outcome.terminated or outcome.truncated:
-                infos[index] = dict(outcome.info)  # before the reset, which may write to it
+            if any(ends):
+                infos[index] = dict(info)  # before the reset, which may write to it
                 self._write_first(rows, index, None)
         self._check_finite(rows, self._at_step, self._given)
         self.final_info = infos
         ended = terminated | truncated
-        final = self._stacked(finals) if finals else None
+        last = [np.concatenate(leaf) for leaf in zip(*finals, strict=True)]
+        final = self._pack(last) if finals else None
         return VecStep(self._pack(rows), reward, terminated, truncated, ended, final)
 
     def render(self) -> np.ndarray | None:
@@ -358,35 +370,25 @@ class SyncVecEnv:
         return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"
 
     def _common_action_space(self) -> ActionSpace:
-        spaces = [self._action_space(index) for index in range(self.num_envs)]
-        for index, space in enumerate(spaces):
-            if space != spaces[0]:
+        spaces = []
+        for index, env in enumerate(self._envs):
+            check_environment(env, self._name(index))
+            space = env.action_space
+            with _refusing(f"{self._name(index)}: action space"):
+                spaces.append(from_gymnasium(space))
+            if spaces[index] != spaces[0]:
                 raise UsageError(
                     f"{self._name(index)}: expected the action space {spaces[0]} of environment 0, "
-                    f"got {space}"
+                    f"got {spaces[index]}"
                 )
         return spaces[0]
-
-    def _action_space(self, index: int) -> ActionSpace:
-        check_environment(self._envs[index], self._name(index))
-        try:
-            return from_gymnasium(self._envs[index].action_space)
-        except ValueError as error:
-            raise UsageError(f"{self._name(index)}: action space: {error}") from error
-
-    def _declared_space(self) -> Any:
-        space = getattr(self._envs[0], "observation_space", None)
-        try:
-            return declared(space)
-        except ValueError as error:
-            raise UsageError(f"{self._name(0)}: {error}") from error
 
     def _space_of(self, first: Any) -> ObservationSpace:
         check_keys(first, self.observation_keys, self._name(0))
         try:
             return self._space_of_keys(first, self.observation_keys)
         except ValueError as error:
-            if not (others := [key for key in names(first) if self._is_usable(first, key)]):
+            if not (others := [key for key in names(first) if self._fits(first, [key])]):
                 raise UsageError(str(error)) from error
             flag = f"observation_keys {' '.join(others)}"
             raise UsageError(
@@ -400,9 +402,9 @@ class SyncVecEnv:
             pass  # raises where they differ
         return space
 
-    def _is_usable(self, first: Any, key: str) -> bool:
+    def _fits(self, first: Any, keys: Sequence[str]) -> bool:
         try:
-            self._space_of_keys(first, [key])
+            self._space_of_keys(first, keys)
         except ValueError:
             return False
         return True
@@ -417,13 +419,7 @@ class SyncVecEnv:
         """Returns whether a pair is an observation of legacy Gym, not one with its info."""
         if isinstance(pair[1], dict) and not isinstance(self._declared, tuple):
             return False
-        if self._declared is None:
-            return True
-        try:
-            self._space_of_keys(pair, ())
-        except ValueError:
-            return False
-        return True
+        return self._declared is None or self._fits(pair, ())
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 
@@ -454,10 +450,6 @@ class SyncVecEnv:
         packed: ArrayNest = pack_as(self.observation_space, rows)
         return packed
 
-    def _stacked(self, observations: list[list[np.ndarray]]) -> ArrayNest:
-        """Joins K observations, each a list of leaves [1, ...], into leaves [K, ...]."""
-        return self._pack([np.concatenate(leaf) for leaf in zip(*observations, strict=True)])
-
     # --- actions and outcomes
 
     def _split(self, action: ArrayNest) -> list[Any]:
@@ -473,7 +465,10 @@ class SyncVecEnv:
             for index in range(self.num_envs)
         ]
 
-    def _step_one(self, index: int, action: Any) -> _Outcome:
+    def _step_one(
+        self, index: int, action: Any
+    ) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """Returns observation, reward, terminated, truncated and info."""
         result = self._envs[index].step(action)
         if not isinstance(result, tuple) or len(result) < 3:
             raise ValueError(
@@ -485,16 +480,16 @@ class SyncVecEnv:
         reward, ended = self._finite(index, reward), self._flag(index, ended)
         if len(result) == 5:
             truncated = self._flag(index, rest[0]) and not ended
-            return _Outcome(observation, reward, ended, truncated, _info(rest[1]))
+            return observation, reward, ended, truncated, _info(rest[1])
         info = _info(rest[0] if rest else None)
         truncated = ended and bool(info.get("TimeLimit.truncated", False))
-        return _Outcome(observation, reward, ended and not truncated, truncated, info)
+        return observation, reward, ended and not truncated, truncated, info
 
     def _flag(self, index: int, value: Any) -> bool:
         """Returns whether an episode is over, from a value that step returned."""
         if isinstance(value, (bool, np.bool_)):
             return bool(value)
-        if math.isnan(number := _single_entry(value)):
+        if math.isnan(number := number_in(value)):
             raise ValueError(
                 f"{self._name(index)}: step returned {value!r}, expected True or False as "
                 "terminated, truncated or done"
@@ -505,10 +500,19 @@ class SyncVecEnv:
         try:
             value = float(reward)
         except (TypeError, ValueError):
-            value = _single_entry(reward)
+            value = number_in(reward)
         if not abs(value) <= _LARGEST_REWARD:
             raise ValueError(f"{self._name(index)}: expected a finite reward, got {reward!r}")
         return value
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Raises a UsageError that names `what` in place of a ValueError of the body."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{what}: {error}") from error
 
 
 def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
@@ -524,21 +528,6 @@ def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
 
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
-
-
-def _single_entry(value: Any) -> float:
-    """Returns the entry of an array of size 1, as some environments return rewards; else NaN."""
-    array = np.asarray(value)
-    is_one = array.size == 1 and array.dtype.kind in "biuf"
-    return float(array.item()) if is_one else math.nan
-
-
-class _Outcome(NamedTuple):
-    observation: Any
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: Mapping[str, Any]
 
 
 def _is_row_of(rows: np.ndarray, value: Any) -> bool:
@@ -572,14 +561,6 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
 def _accepts_any(function: Callable[..., Any]) -> bool:
     kinds = [parameter.kind for parameter in _parameters(function).values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
-
-
-def _check_kwargs(env_fn: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError unless env_fn is a function that takes the keyword arguments."""
-    if not callable(env_fn):
-        raise TypeError(f"env_fn must be a function that makes an environment, got {env_fn!r}")
-    if (names := _parameters(env_fn)) and not _accepts_any(env_fn):
-        refuse_unknown("env_fn", env_kwargs, [name for name in names if name != "num_envs"])
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
