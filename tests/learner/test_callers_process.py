@@ -25,7 +25,6 @@ import torch
 from small_schemes import off_policy_of, scheme_of
 
 from torchbeast import Learner
-from torchbeast.core.ambient import OwnProcess, use_threads
 from torchbeast.envs import make
 from torchbeast.learner import learner as of_learner
 from torchbeast.reporting import waiting
@@ -127,37 +126,6 @@ def test_whatever_a_learner_does_the_process_is_as_before(make_scheme: Any, tmp_
             learner.restore()
         with unchanged(settings):
             learner.close()
-
-
-def test_learners_in_several_threads_keep_the_settings_of_all_callers() -> None:
-    """Two that overlap, in new threads, of which the first to begin is the first to end."""
-    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
-    found: list[int] = []
-    random_numbers = torch.get_rng_state()
-
-    def first() -> None:
-        with OwnProcess():
-            use_threads(1)
-            torch.manual_seed(5)
-            first_is_in.set()
-            assert second_is_in.wait(10)
-        found.append(torch.get_num_threads())
-        first_is_out.set()
-
-    def second() -> None:
-        assert first_is_in.wait(10)
-        with OwnProcess():
-            second_is_in.set()
-            assert first_is_out.wait(10)
-        found.append(torch.get_num_threads())
-
-    threads = [threading.Thread(target=body) for body in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [*found, in_a_thread(torch.get_num_threads)] == [THREADS] * 3
-    assert torch.equal(torch.get_rng_state(), random_numbers)
 
 
 @contextlib.contextmanager

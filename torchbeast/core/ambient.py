@@ -28,9 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-set_by_us: set[int] = set()
-"""Every number that `use_threads` has set in this process."""
-
 _ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 _UNCHANGED = nullcontext()
 
@@ -110,10 +107,8 @@ class OwnProcess:
             ...
                        the caller's, as they were before
 
-    One thread at a time uses it, also within itself. It costs 5 us. Several in several threads keep
-    their callers' too, but they draw from one sequence of random numbers while they overlap: torch
-    has a single generator. The same holds for torch's number of threads in threads that use torch
-    for the first time while another thread is within.
+    One thread at a time uses it, also within itself, and no two of them overlap: in several threads
+    each would put back the other's settings. It costs 5 us.
     """
 
     def __init__(self) -> None:
@@ -123,49 +118,20 @@ class OwnProcess:
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._threads = _CALLERS.enter(self._own)
+            self._callers = torch.get_num_threads(), torch.get_rng_state()
+            if self._own is not None:
+                _use(*self._own)
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._own = _CALLERS.leave(self._threads)
+            self._own = torch.get_num_threads(), torch.get_rng_state()
+            _use(*self._callers)
 
 
-class _Callers:
-    """The settings of the callers of all OwnProcess that are within."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._within = 0
-        self._threads, self._random = 0, torch.empty(0)  # of the first caller
-
-    def enter(self, own: tuple[int, Tensor] | None) -> int:
-        """Sets a run's settings; returns the number of threads of its caller."""
-        with self._lock:
-            threads = torch.get_num_threads()
-            if not self._within:
-                self._threads, self._random = threads, torch.get_rng_state()
-            elif threads in set_by_us:  # inherited by a new thread from a run that is within
-                threads = self._threads
-            if own is not None:
-                use_threads(own[0])
-                if not self._within:
-                    torch.set_rng_state(own[1])
-            self._within += 1
-            return threads
-
-    def leave(self, threads: int) -> tuple[int, Tensor]:
-        """Puts the caller's settings back; returns those of the run."""
-        with self._lock:
-            own = torch.get_num_threads(), torch.get_rng_state()
-            self._within -= 1
-            torch.set_num_threads(threads)
-            if not self._within:
-                torch.set_rng_state(self._random)
-            return own
-
-
-_CALLERS = _Callers()
+def _use(threads: int, random: Tensor) -> None:
+    torch.set_num_threads(threads)
+    torch.set_rng_state(random)
 
 
 def use_threads(number: int) -> None:
@@ -173,7 +139,6 @@ def use_threads(number: int) -> None:
 
     The same holds for threads that use torch for the first time later.
     """
-    set_by_us.add(number)
     torch.set_num_threads(number)
 
 

@@ -47,7 +47,7 @@ def value_targets(
 
     Trailing dimensions beyond [T, B] broadcast. Raises ValueError when shapes do not match.
     """
-    errors = _errors(
+    return values.float() + gae(
         rewards=rewards,
         values=values,
         bootstrap_value=bootstrap_value,
@@ -57,7 +57,6 @@ def value_targets(
         mask=mask,
         lambda_=lambda_,
     )
-    return values.float() + errors
 
 
 @torch.no_grad()
@@ -68,38 +67,18 @@ def gae(
     bootstrap_value: Tensor,
     discounts: Tensor,
     lambda_: float,
+    rhos: Tensor | None = None,
+    cs: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns the advantages [T, B] of generalised advantage estimation, float32, without a graph.
+    """Returns acc [T, B] of the recursion above, float32, without a graph; without rhos and cs the
+    advantages of generalised advantage estimation.
 
         A_t = sum over l >= 0 of (gamma lambda)^l delta_{t+l}
 
     For lambda = 0 it is the error of one step, for lambda = 1 the discounted return minus V. Where
-    the mask is 0 the advantage is 0. `values` plus this are the targets that `value_targets` gives
-    for the same arguments, which are explained there.
+    the mask is 0 the advantage is 0. The arguments are those of `value_targets`.
     """
-    return _errors(
-        rewards=rewards,
-        values=values,
-        bootstrap_value=bootstrap_value,
-        discounts=discounts,
-        mask=mask,
-        lambda_=lambda_,
-    )
-
-
-def _errors(
-    *,
-    rewards: Tensor,
-    values: Tensor,
-    bootstrap_value: Tensor,
-    discounts: Tensor,
-    rhos: Tensor | None = None,
-    cs: Tensor | None = None,
-    mask: Tensor | None = None,
-    lambda_: float,
-) -> Tensor:
-    """Returns acc [T, B] of the recursion above; arguments as of `value_targets`."""
     optional = {"rhos": rhos, "cs": cs, "mask": mask}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     check_shapes(values, bootstrap_value, rewards=rewards, discounts=discounts, **given)

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.networks import (
-    LSTMState,
-    initial_lstm_state,
+    initial_core_state,
     make_core,
     make_lstm,
     run_core,
-    run_lstm,
 )
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -25,8 +23,8 @@ T, B, SIZE, HIDDEN, LAYERS = 9, 3, 4, 5, 2
 
 
 def step_by_step(
-    lstm: nn.LSTM, features: Tensor, done: Tensor, state: LSTMState
-) -> tuple[Tensor, LSTMState]:
+    lstm: nn.LSTM, features: Tensor, done: Tensor, state: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     outputs = []
     for row, ended in zip(features, done, strict=True):
         keep = (~ended).float().view(1, -1, 1)
@@ -54,7 +52,7 @@ def test_segments_equal_the_loop_over_steps(places: list[tuple[int, int]]) -> No
     for place in places:
         done[place] = True
     state = (torch.randn(LAYERS, B, HIDDEN), torch.randn(LAYERS, B, HIDDEN))
-    output, after = run_lstm(lstm, features, done, state)
+    output, after = run_core(lstm, features, done, state)
     expected, expected_after = step_by_step(lstm, features, done, state)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(after, expected_after)
@@ -65,10 +63,10 @@ def test_random_dones_equal_the_loop_over_steps_in_output_and_gradient() -> None
     for _ in range(20):
         features = torch.randn(T, B, SIZE, requires_grad=True)
         done = torch.rand(T, B) < 0.2
-        state = initial_lstm_state(lstm, B)
+        state = initial_core_state(lstm, B)
         gradients = [
             torch.autograd.grad(run(lstm, features, done, state)[0].square().sum(), features)[0]
-            for run in (run_lstm, step_by_step)
+            for run in (run_core, step_by_step)
         ]
         torch.testing.assert_close(*gradients)
 
@@ -77,13 +75,13 @@ def test_an_episode_forgets_whatever_was_before_it() -> None:
     lstm = nn.LSTM(SIZE, HIDDEN, LAYERS)
     features, done = torch.randn(1, B, SIZE), torch.ones(1, B, dtype=torch.bool)
     broken = torch.full((LAYERS, B, HIDDEN), torch.nan)
-    fresh, _ = run_lstm(lstm, features, done, initial_lstm_state(lstm, B))
-    after_nan, _ = run_lstm(lstm, features, done, (broken, broken))
+    fresh, _ = run_core(lstm, features, done, initial_core_state(lstm, B))
+    after_nan, _ = run_core(lstm, features, done, (broken, broken))
     assert torch.equal(fresh, after_nan)
 
 
 def test_the_initial_state_is_zero_and_has_no_graph() -> None:
-    for part in initial_lstm_state(nn.LSTM(SIZE, HIDDEN, LAYERS), B):
+    for part in initial_core_state(nn.LSTM(SIZE, HIDDEN, LAYERS), B):
         assert part.shape == (LAYERS, B, HIDDEN)
         assert not part.any()
         assert not part.requires_grad

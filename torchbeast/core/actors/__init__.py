@@ -14,10 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["OffPolicyActorCritic", "OnPolicyActorCritic", "get_feature_extractor"]
 
-_FOUND_IN = {
-    "OffPolicyActorCritic": "registry",
-    "OnPolicyActorCritic": "registry",
-    "get_feature_extractor": "registry",
-}
-
-__getattr__ = importing(__name__, _FOUND_IN)
+__getattr__ = importing(__name__, dict.fromkeys(__all__, "registry"))

@@ -76,7 +76,9 @@ class EnvLoop:
         """Executes the chosen action."""
         step = self._env.step(map_leaves(_copy_to_numpy, self.acted.action))
         done = step.terminated | step.truncated
-        final = self._final(step)  # before the push, which forgets the episodes that ended
+        final = step.final_observation
+        if final is not None:  # before the push, which forgets the episodes that ended
+            final = self._stacker.final(final, step.truncated)
         observation = self._stacker.push(step.observation, done)
         self._count(step)
         self.row = EnvRow(
@@ -105,11 +107,6 @@ class EnvLoop:
             None,
             {},
         )
-
-    def _final(self, step: VecStep) -> ArrayNest | None:
-        if step.final_observation is None:
-            return None
-        return self._stacker.final(step.final_observation, step.truncated)
 
     def _count(self, step: VecStep) -> None:
         """Counts steps and return of the running games, including the last step."""

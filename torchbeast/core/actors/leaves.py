@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -68,7 +69,7 @@ class Places(nn.Module):
 
     def __init__(self, spec: ArraySpec, apart: bool) -> None:
         super().__init__()
-        counts, start = _given(spec)
+        counts, start = counts_of(spec) or ((), ())
         if apart:
             counts *= math.prod(spec.shape) // len(counts)
         self.counts = counts
@@ -87,13 +88,6 @@ class Places(nn.Module):
         """Returns row indices [N, *shape] of values [N, *shape]."""
         inside = (values.long() - self.start).clamp_(min=0)
         return torch.minimum(inside, self.last) + self.offset
-
-
-def _given(spec: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    found = counts_of(spec)
-    if found is None:
-        raise ValueError(f"{spec} has no names: its space must say bounds or categories")
-    return found
 
 
 class OneHotTorso(Torso):
@@ -165,7 +159,7 @@ class StringsTorso(Torso):
         length, height, width = image_shape(spec.shape)
         if self._lie_last:
             height, width, length = spec.shape
-        (count,), (self._start,) = _given(spec)
+        ((count,), (self._start,)) = counts_of(spec) or ((1,), (0,))
         self._scale = 1 / max(1, count - 1)
         self.linear = nn.Linear(length, NAME_SIZE)
         self.convs, self.num_features = _halving(NAME_SIZE, height, width)
@@ -250,16 +244,14 @@ def needs_statistics(spec: ArraySpec) -> bool:
     return not (spec.dtype in ("bool", "uint8") or _has_gray_levels(spec) or _has_known_scale(spec))
 
 
-def over_vectors(shape: tuple[int, ...]) -> Torso:
-    """Returns the usual torso of numbers."""
-    return VectorTorso(shape, VECTOR_SIZE)
+_over_vectors = partial(VectorTorso, size=VECTOR_SIZE)  # the usual torso of numbers
 
 
 def torso_for(
     spec: ArraySpec,
     over_images: Callable[[tuple[int, ...]], Torso] | None,
     smallest: int = 1,
-    over_numbers: Callable[[tuple[int, ...]], Torso] = over_vectors,
+    over_numbers: Callable[[tuple[int, ...]], Torso] = _over_vectors,
 ) -> Torso:
     """Returns a torso for a leaf.
 

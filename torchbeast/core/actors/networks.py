@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +41,6 @@ from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.specs import SpecError
 
-LSTMState = tuple[Tensor, Tensor]  # hidden and cell, [layers, B, hidden] each
-
-State = TypeVar("State", Tensor, LSTMState)
 Core = nn.LSTM | nn.GRU
 
 FORGET_BIAS = 1.0
@@ -65,16 +63,6 @@ def make_core(
     return make_lstm(input_size, hidden_size, num_layers)
 
 
-def no_core(kind: str) -> Core | None:
-    """Returns None, the core of a network without memory; SpecError where one was asked for."""
-    if kind != "lstm":
-        raise SpecError(
-            f"the model's keyword argument core, {json.dumps(kind)}, is the kind of its memory, "
-            "but it has none: add use_lstm, or leave core out"
-        )
-    return None
-
-
 def make_lstm(input_size: int, hidden_size: int, num_layers: int = 1) -> nn.LSTM:
     """Returns an LSTM whose forget gates are biased to remember (Jozefowicz et al. 2015).
 
@@ -86,57 +74,35 @@ def make_lstm(input_size: int, hidden_size: int, num_layers: int = 1) -> nn.LSTM
     for name, parameter in lstm.named_parameters():
         if name.startswith("bias_ih"):
             with torch.no_grad():
-                _forget_gate(parameter).add_(FORGET_BIAS)
+                parameter.chunk(4)[1].add_(FORGET_BIAS)  # of the gates input, forget, cell, output
     return lstm
 
 
-def _forget_gate(bias: Tensor) -> Tensor:
-    """Returns the forget gate's slice; PyTorch orders gates as input, forget, cell, output."""
-    return bias.chunk(4)[1]
-
-
-def initial_lstm_state(lstm: Core, batch_size: int) -> LSTMState:
-    """Returns a state of zeros, two tensors [layers, B, hidden] on the LSTM's device."""
-    shape = (lstm.num_layers, batch_size, lstm.hidden_size)
-    device = next(lstm.parameters()).device
-    return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
-
-
 def initial_core_state(core: Core, batch_size: int) -> Nest[Tensor]:
-    """Returns a state of zeros: that of an LSTM, or one tensor [layers, B, hidden] of a GRU."""
-    hidden, cell = initial_lstm_state(core, batch_size)
-    return hidden if isinstance(core, nn.GRU) else (hidden, cell)
+    """Returns a state of zeros on the core's device: hidden and cell [layers, B, hidden] of an
+    LSTM, one tensor of a GRU.
+    """
+    shape = (core.num_layers, batch_size, core.hidden_size)
+    hidden = torch.zeros(shape, device=next(core.parameters()).device)
+    return hidden if isinstance(core, nn.GRU) else (hidden, hidden.clone())
 
 
 def run_core(
     core: Core, features: Tensor, done: Tensor, state: Nest[Tensor]
 ) -> tuple[Tensor, Nest[Tensor]]:
-    """Runs an LSTM or GRU over T rows, as run_lstm does."""
-    if isinstance(core, nn.GRU):
-        return _run(core, features, done, cast(Tensor, state))
-    return run_lstm(core, features, done, cast(LSTMState, state))
-
-
-def run_lstm(
-    lstm: nn.LSTM, features: Tensor, done: Tensor, state: LSTMState
-) -> tuple[Tensor, LSTMState]:
-    """Runs the LSTM over T rows; returns outputs [T, B, hidden] and the state after the last row.
+    """Runs an LSTM or GRU over T rows; returns outputs [T, B, hidden] and the state after the last
+    row.
 
     features: [T, B, input_size].
     done: bool [T, B]; a column's state is zeroed before each row where it is true.
     state: before row 0, [layers, B, hidden] each.
-    """
-    return _run(lstm, features, done, state)
-
-
-def _run(core: nn.Module, features: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
-    """Runs a core over T rows.
 
     All rows between two resets are one call, so that long episodes need no loop over time.
     """
     outputs = []
     for start, end in pairwise(_bounds(done)):
-        state = _reset(state, done[start])
+        ended = done[start].view(1, -1, 1)  # masked_fill, because the state may hold NaN
+        state = map_leaves(partial(Tensor.masked_fill, mask=ended, value=0.0), state)
         output, state = core(features[start:end], state)
         outputs.append(output)
     return torch.cat(outputs), state
@@ -146,13 +112,6 @@ def _bounds(done: Tensor) -> list[int]:
     """Returns 0, every later row in which an episode starts, and T."""
     starts = done[1:].any(1).nonzero().flatten() + 1
     return [0, *starts.tolist(), len(done)]
-
-
-def _reset(state: State, done: Tensor) -> State:
-    """Returns the state with the columns where done [B] zeroed, even those that hold NaN."""
-    ended = done.view(1, -1, 1)
-    reset: State = map_leaves(lambda leaf: leaf.masked_fill(ended, 0.0), state)
-    return reset
 
 
 RELU_GAIN = math.sqrt(2.0)  # makes up for ReLU, which halves the mean square
@@ -315,7 +274,12 @@ class BuiltInNet(TorsoActorCritic):
         torsos = [torso_for(leaf, make, self.smallest) for leaf in flatten(observation_space)]
         width = self.width if hidden is None else hidden
         super().__init__(torsos, action_space, width, self.with_last_action)
-        self._add_heads(self._make_core(core) if use_lstm else no_core(core))
+        if not use_lstm and core != "lstm":
+            raise SpecError(
+                f"the model's keyword argument core, {json.dumps(core)}, is the kind of its "
+                "memory, but it has none: add --use_lstm, or leave core out"
+            )
+        self._add_heads(self._make_core(core) if use_lstm else None)
 
     def _make_core(self, kind: str) -> Core:
         return make_core(kind, self._core_input_size, self.fc.out_features)
@@ -384,6 +348,16 @@ class MLPNet(BuiltInNet):
 
     over_images = None
     width = VECTOR_SIZE
+
+
+BUILT_IN: dict[str, type[BuiltInNet]] = {
+    "deep": DeepNet,
+    "fixup": FixupNet,
+    "shallow": AtariNet,
+    "shallow-norm": NormedAtariNet,
+    "small": SmallNet,
+    "mlp": MLPNet,
+}
 
 
 def check_hidden(size: object) -> None:

@@ -33,17 +33,8 @@ from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Acted, ActionMask, Actor, Mode, ModelInputs
 from torchbeast.core.actors.leaves import torso_for
-from torchbeast.core.actors.networks import OverImages, check_hidden
-from torchbeast.core.actors.torsos import (
-    SHALLOW_MINIMUM,
-    SMALL_MINIMUM,
-    DeepTorso,
-    FixupTorso,
-    FlatTorso,
-    NormedShallowTorso,
-    ShallowTorso,
-    SmallTorso,
-)
+from torchbeast.core.actors.networks import BUILT_IN, OverImages, check_hidden
+from torchbeast.core.actors.torsos import FlatTorso
 from torchbeast.core.device import computing_in
 from torchbeast.core.distributions import Categorical, SquashedGaussian, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, Discrete, ObservationSpace
@@ -135,15 +126,14 @@ class StochasticActorCritic(ActorWithCritics):
         actions = self.distribution
         action = actions.mode(outputs) if mode == "greedy" else actions.sample(outputs)
         assert isinstance(action, Tensor)
-        if mode == "explore":
-            action = self.randomly(action, self._uniform(outputs))
-        return Chosen(action, {})
-
-    def _uniform(self, outputs: Tensor) -> Tensor:
-        if isinstance(self.distribution, SquashedGaussian):
-            return uniform_in(self.distribution, outputs[..., : self.distribution.num_features])
-        assert isinstance(self.distribution, Categorical)
-        return uniform_among(self.distribution, outputs)
+        if mode != "explore":
+            return Chosen(action, {})
+        if isinstance(actions, SquashedGaussian):
+            uniform = uniform_in(actions, outputs[..., : actions.num_features])
+        else:
+            assert isinstance(actions, Categorical)
+            uniform = uniform_among(actions, outputs)
+        return Chosen(self.randomly(action, uniform), {})
 
 
 class DeterministicActorCritic(ActorWithCritics):
@@ -232,12 +222,8 @@ class Body(NamedTuple):
 
 
 BODIES = {
+    **{name: Body(net.over_images, net.smallest, net.width, 1) for name, net in BUILT_IN.items()},
     "mlp": Body(None, 1, hidden=256, layers=2),
-    "small": Body(SmallTorso, SMALL_MINIMUM, hidden=128, layers=1),
-    "shallow": Body(ShallowTorso, SHALLOW_MINIMUM, hidden=512, layers=1),
-    "shallow-norm": Body(NormedShallowTorso, SHALLOW_MINIMUM, hidden=512, layers=1),
-    "deep": Body(DeepTorso, 1, hidden=256, layers=1),
-    "fixup": Body(FixupTorso, 1, hidden=256, layers=1),
 }
 
 
@@ -279,28 +265,43 @@ class Features(nn.Module):
             torso.observe(leaf.flatten(0, 1))  # type: ignore[operator]
 
 
-class QNet(QNetwork):
-    """A Q-network: features, and a head of action values."""
+class BuiltIn(OffPolicyActor):
+    """Common base of the networks that have names: features, and one layer over them, the head.
+
+    head: the name of that layer, which checkpoints rely on.
+    """
 
     separable = True
+    head = "policy"
 
-    def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
-    ) -> None:
-        super().__init__()
-        self.distribution = distribution_for(action_space)
-        self.features = Features(observation_space, body)
-        self.q_values = nn.Linear(self.features.num_features, self._actions.num_params)
+    def _build(self, space: ObservationSpace, body: Body, num_outputs: int) -> None:
+        self.features = Features(space, body)
+        self.add_module(self.head, nn.Linear(body.hidden, num_outputs))
+        self._space, self._body = space, body
 
     def forward(self, observation: Nest[Tensor]) -> Tensor:
-        values: Tensor = self.q_values(self.features(observation, self.compute_dtype))
-        return values
+        features = self.features(observation, self.compute_dtype)
+        outputs: Tensor = self.get_submodule(self.head)(features)
+        return outputs
 
     def feature_weights(self) -> Iterable[nn.Parameter]:
         return self.features.torsos.parameters()
 
     def observe(self, observation: Nest[Tensor]) -> None:
         self.features.observe(observation)
+
+
+class QNet(BuiltIn, QNetwork):
+    """A Q-network: features, and a head of action values."""
+
+    head = "q_values"
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
+    ) -> None:
+        super().__init__()
+        self.distribution = distribution_for(action_space)
+        self._build(observation_space, body, self._actions.num_params)
 
 
 class TwinCritics(Critics):
@@ -325,10 +326,8 @@ class TwinCritics(Critics):
             features.observe(observation)  # type: ignore[operator]
 
 
-class SACNet(StochasticActorCritic):
+class SACNet(BuiltIn, StochasticActorCritic):
     """A policy with a squashed Gaussian over a Box, or a categorical over a Discrete."""
-
-    separable = True
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
@@ -336,34 +335,20 @@ class SACNet(StochasticActorCritic):
         super().__init__()
         if not isinstance(action_space, Box | Discrete):
             raise SpecError(
-                f"SAC needs a Box or Discrete action space, got {_kind(action_space)}: use impala "
-                "or ppo"
+                f"SAC needs a Box or Discrete action space, got {type(action_space).__name__}: use "
+                "impala or ppo"
             )
         self.distribution = distribution_for(action_space, over_box=SquashedGaussian)
-        self.features = Features(observation_space, body)
-        self.policy = nn.Linear(body.hidden, self.distribution.num_params)
-        self._space, self._body = observation_space, body
-
-    def forward(self, observation: Nest[Tensor]) -> Tensor:
-        params: Tensor = self.policy(self.features(observation, self.compute_dtype))
-        return params
+        self._build(observation_space, body, self.distribution.num_params)
 
     def make_critics(self) -> TwinCritics:
         if isinstance(self.distribution, SquashedGaussian):
             return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
         return TwinCritics(self._space, self._body, 0, self.distribution.num_params)
 
-    def feature_weights(self) -> Iterable[nn.Parameter]:
-        return self.features.torsos.parameters()
 
-    def observe(self, observation: Nest[Tensor]) -> None:
-        self.features.observe(observation)
-
-
-class TD3Net(DeterministicActorCritic):
+class TD3Net(BuiltIn, DeterministicActorCritic):
     """A deterministic policy over a Box."""
-
-    separable = True
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
@@ -371,25 +356,13 @@ class TD3Net(DeterministicActorCritic):
         super().__init__()
         if not isinstance(action_space, Box):
             raise SpecError(
-                f"TD3 needs a Box action space, got {_kind(action_space)}: use dqn or sac"
+                f"TD3 needs a Box action space, got {type(action_space).__name__}: use dqn or sac"
             )
         self.distribution = SquashedGaussian(action_space)
-        self.features = Features(observation_space, body)
-        self.policy = nn.Linear(body.hidden, self.distribution.num_features)
-        self._space, self._body = observation_space, body
-
-    def forward(self, observation: Nest[Tensor]) -> Tensor:
-        u: Tensor = self.policy(self.features(observation, self.compute_dtype))
-        return u
+        self._build(observation_space, body, self.distribution.num_features)
 
     def make_critics(self) -> TwinCritics:
         return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
-
-    def feature_weights(self) -> Iterable[nn.Parameter]:
-        return self.features.torsos.parameters()
-
-    def observe(self, observation: Nest[Tensor]) -> None:
-        self.features.observe(observation)
 
 
 FAMILIES: dict[str, Callable[..., OffPolicyActor]] = {"q": QNet, "sac": SACNet, "td3": TD3Net}
@@ -417,7 +390,3 @@ def _made(
 NETWORKS: Mapping[str, Callable[..., OffPolicyActor]] = {
     f"{family}-{body}": partial(_made, family, body) for family in FAMILIES for body in BODIES
 }
-
-
-def _kind(space: ActionSpace) -> str:
-    return type(space).__name__

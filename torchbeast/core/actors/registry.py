@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import (
     KEY,
-    Acted,
     Actor,
     ActorCritic,
     ModelInputs,
@@ -26,14 +25,7 @@ from torchbeast.core.actors.contract import (
     mask_for,
 )
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
-from torchbeast.core.actors.networks import (
-    AtariNet,
-    DeepNet,
-    FixupNet,
-    MLPNet,
-    NormedAtariNet,
-    SmallNet,
-)
+from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.checks import did_you_mean, names_checked, require
 from torchbeast.core.distributions import ActionDistribution, distribution_for
@@ -49,20 +41,9 @@ from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.errors import RunError, UsageError, what_it_raised
 
-if TYPE_CHECKING:
-    from torchbeast.core.actors.off_policy import OffPolicyActor
-
-
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
-ACTOR_CRITICS: dict[str, ModelFactory] = {
-    "deep": DeepNet,
-    "fixup": FixupNet,
-    "shallow": AtariNet,
-    "shallow-norm": NormedAtariNet,
-    "small": SmallNet,
-    "mlp": MLPNet,
-}
+ACTOR_CRITICS: Mapping[str, ModelFactory] = BUILT_IN
 OFF_POLICY = tuple(f"{family}-{body}" for family in ("q", "sac", "td3") for body in ACTOR_CRITICS)
 MODELS = (*ACTOR_CRITICS, *OFF_POLICY)
 """Names of the built-in networks. Those of off_policy.py are imported when one is made."""
@@ -114,25 +95,14 @@ def _finished(
         model.distribution = distribution_for(action_space)
     model.reward_input = spec.reward_input
     check_model(model, observation_space, name)
-    _add_mask(model, observation_space, name)
-    return model
-
-
-def _add_mask(model: Actor, observation_space: ObservationSpace, name: str) -> None:
-    """Lets the model rule out actions that observations mask; SpecError where it cannot."""
-    if isinstance(model, ActorCritic) or _is_off_policy(model):
-        model.action_mask = mask_for(observation_space, model.distribution)
+    if hasattr(model, "action_mask"):
+        setattr(model, "action_mask", mask_for(observation_space, model.distribution))  # noqa: B010
     elif has_mask(observation_space):
         raise SpecError(
             f"observations have an {KEY}, which {name} would not obey: make it a subclass of "
             f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with observation_keys"
         )
-
-
-def _is_off_policy(model: Actor) -> TypeGuard[OffPolicyActor]:
-    from torchbeast.core.actors.off_policy import OffPolicyActor
-
-    return isinstance(model, OffPolicyActor)
+    return model
 
 
 def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:
@@ -140,16 +110,24 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
 
     It uses no random numbers.
     """
-    state = model.initial_state(3)
+    state, actions = model.initial_state(3), model.distribution
     if isinstance(model, ActorCritic):
         with torch.inference_mode():
-            output = model(_zero_inputs(observation_space, model.distribution, 2), state)
-        num_params = model.distribution.num_params
-        _check_shape(name, "policy_logits", output.policy_logits, (2, 3, num_params))
-        _check_shape(name, "baseline", output.baseline, (2, 3))
+            output = model(_zero_inputs(observation_space, actions, 2), state)
+        logits = torch.empty(2, 3, actions.num_params)
+        _check(name, "policy_logits", output.policy_logits, logits)
+        _check(name, "baseline", output.baseline, torch.empty(2, 3))
         _check_state(name, state, output.core_state)
-    acted = model.act(_zero_inputs(observation_space, model.distribution, 1), state, "greedy")
-    _check_acted(name, model, acted)
+    acted = model.act(_zero_inputs(observation_space, actions, 1), state, "greedy")
+    _check(name, "action", acted.action, actions.zero_action((1, 3)))
+    expected = _zeros(model.extra_specs, 1)
+    if sorted(acted.extras) != sorted(expected):
+        raise SpecError(
+            f"model {name} returns the extras {sorted(acted.extras)}, "
+            f"but its extra_specs declare {sorted(expected)}: make them agree"
+        )
+    for what, wanted in expected.items():
+        _check(name, what, acted.extras[what], wanted)
     _check_state(name, state, acted.state)
 
 
@@ -178,64 +156,45 @@ def _zero_inputs(
     observation_space: ObservationSpace, actions: ActionDistribution, rows: int
 ) -> ModelInputs:
     """Returns inputs of zeros, [rows, 3, ...]."""
-
-    def zeros(spec: ArraySpec) -> Tensor:
-        return torch.zeros((rows, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
-
     return ModelInputs(
-        observation=map_leaves(zeros, observation_space),
+        observation=_zeros(observation_space, rows),
         reward=torch.zeros(rows, 3),
         done=torch.zeros(rows, 3, dtype=torch.bool),
         last_action=actions.zero_action((rows, 3)),
     )
 
 
-def _check_acted(name: str, model: Actor, acted: Acted) -> None:
-    """Raises SpecError unless action and extras have the declared names, shapes and dtypes."""
-    if sorted(acted.extras) != sorted(model.extra_specs):
-        raise SpecError(
-            f"model {name} returns the extras {sorted(acted.extras)}, "
-            f"but its extra_specs declare {sorted(model.extra_specs)}: make them agree"
-        )
-    expected = {
-        key: torch.empty((1, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
-        for key, spec in model.extra_specs.items()
-    }
+def _zeros(specs: Any, rows: int) -> Any:
+    def zeros(spec: ArraySpec) -> Tensor:
+        return torch.zeros((rows, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
+
+    return map_leaves(zeros, specs)
+
+
+def _check(name: str, what: str, found: Any, wanted: Any) -> None:
+    """Raises SpecError unless both are nests of tensors of the same shapes and dtypes."""
 
     def check(found: Tensor, wanted: Tensor) -> None:
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise ValueError(
-                f"{found.dtype} {list(found.shape)} for 1 step of 3 environments, "
-                f"expected {wanted.dtype} {list(wanted.shape)}"
+                f"{found.dtype} {list(found.shape)} for 3 environments, expected "
+                f"{wanted.dtype} {list(wanted.shape)}"
             )
 
     try:
-        what = "action"
-        map_leaves2(check, acted.action, model.distribution.zero_action((1, 3)))
-        for what, wanted in expected.items():
-            check(acted.extras[what], wanted)
+        map_leaves2(check, found, wanted)
     except ValueError as error:
         raise SpecError(f"model {name}: {what} does not fit: {error}") from error
 
 
-def _check_shape(name: str, what: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != expected:
-        raise SpecError(
-            f"model {name}: {what} has shape {list(tensor.shape)} for 2 steps of 3 environments, "
-            f"expected {list(expected)}"
-        )
-
-
 def _check_state(name: str, initial: Any, after: Any) -> None:
-    def check(a: Tensor, b: Tensor) -> None:
-        if a.shape != b.shape or a.dim() < 2 or a.shape[1] != 3:
-            shapes = f"{list(a.shape)} before, {list(b.shape)} after"
-            raise ValueError(f"{shapes}, expected [layers, 3, ...]")
-
-    try:
-        map_leaves2(check, initial, after)
-    except ValueError as error:
-        raise SpecError(f"model {name}: the recurrent state does not fit: {error}") from error
+    _check(name, "the recurrent state", after, initial)
+    for leaf in flatten(initial):
+        if leaf.dim() < 2 or leaf.shape[1] != 3:
+            raise SpecError(
+                f"model {name}: the recurrent state does not fit: {list(leaf.shape)} for 3 "
+                "environments, expected [layers, 3, ...]"
+            )
 
 
 class Agent(NamedTuple):
@@ -385,12 +344,9 @@ class OnPolicyActorCritic:
         recurrent: whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a GRU.
         restart_model: file of weights to begin with: a checkpoint, or a state_dict.
         """
-        network = feature_extractor_network
-        if network == "auto":
-            network = default_model(obs_space, for_images="shallow")
         return ActorFactory(
             owner=cls.__name__,
-            spec=_spec(network, feature_extractor_kwargs, recurrent),
+            spec=_spec(obs_space, feature_extractor_network, feature_extractor_kwargs, recurrent),
             observation_space=obs_space,
             action_space=action_space,
             kind=ActorCritic,
@@ -424,22 +380,25 @@ class OffPolicyActorCritic:
         """
         from torchbeast.core.actors.off_policy import OffPolicyActor
 
-        network = feature_extractor_network
-        if network == "auto":
-            network = default_model(obs_space, for_images="shallow")
-        return ActorFactory(
-            owner=cls.__name__,
-            spec=_spec(network, feature_extractor_kwargs, recurrent=False),
-            observation_space=obs_space,
-            action_space=action_space,
-            kind=OffPolicyActor,  # type: ignore[type-abstract]
-            family="sac",
-            restart_model=None if restart_model is None else Path(restart_model),
+        of_policy = OnPolicyActorCritic.create_factory(
+            obs_space,
+            action_space,
+            feature_extractor_network,
+            feature_extractor_kwargs,
+            restart_model=restart_model,
         )
+        kind: Any = OffPolicyActor
+        return dataclasses.replace(of_policy, owner=cls.__name__, kind=kind, family="sac")
 
 
-def _spec(network: ModelFactory | str, kwargs: Mapping[str, Any], recurrent: bool) -> ActorSpec:
+def _spec(
+    space: ObservationSpace,
+    network: ModelFactory | str,
+    kwargs: Mapping[str, Any],
+    recurrent: bool,
+) -> ActorSpec:
     """Returns the spec of a network; a built-in one has its name."""
     built_in = [name for name, made in ACTOR_CRITICS.items() if made is network]
     source = built_in[0] if built_in else network
+    source = default_model(space, for_images="shallow") if source == "auto" else source
     return ActorSpec.of(source, kwargs, use_lstm=recurrent)

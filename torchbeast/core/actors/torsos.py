@@ -55,7 +55,8 @@ class BlockConv2d(nn.Conv2d):
         if input.device.type != "cpu":
             return super().forward(input)
         stride = self.stride[0]
-        blocks = blocks_of(_whole_blocks(input, stride), stride)
+        height, width = (side - side % stride for side in input.shape[2:])  # no filter covers more
+        blocks = blocks_of(input[:, :, :height, :width], stride)
         return F.conv2d(blocks, blocks_of(self.weight, stride), self.bias)
 
 
@@ -69,12 +70,6 @@ def blocks_of(images: Tensor, size: int) -> Tensor:
     pixels = images.permute(0, 2, 3, 1).reshape(n, rows, size, columns, size, channels)
     blocks = pixels.transpose(2, 3).reshape(n, rows, columns, size * size * channels)
     return blocks.permute(0, 3, 1, 2)
-
-
-def _whole_blocks(images: Tensor, size: int) -> Tensor:
-    """Cuts off the last rows and columns, which no filter covers."""
-    height, width = (side - side % size for side in images.shape[2:])
-    return images[:, :, :height, :width]
 
 
 # Images smaller than this vanish under the strides of ShallowTorso.
@@ -96,18 +91,6 @@ class Torso(nn.Module):
         """Adds frames [N, *shape] to the running statistics; a no-op for torsos without any."""
 
 
-class VectorTorso(Torso):
-    """One linear layer with ReLU over the flattened leaf."""
-
-    def __init__(self, shape: tuple[int, ...], size: int) -> None:
-        super().__init__()
-        self.num_features = size
-        self.linear = nn.Linear(math.prod(shape), size)
-
-    def forward(self, frames: Tensor) -> Tensor:
-        return F.relu(self.linear(as_float(frames).reshape(len(frames), -1)))
-
-
 class FlatTorso(Torso):
     """The flattened leaf itself."""
 
@@ -117,6 +100,18 @@ class FlatTorso(Torso):
 
     def forward(self, frames: Tensor) -> Tensor:
         return as_float(frames).reshape(len(frames), -1)
+
+
+class VectorTorso(FlatTorso):
+    """One linear layer with ReLU over the flattened leaf."""
+
+    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+        super().__init__(shape)
+        self.linear = nn.Linear(self.num_features, size)
+        self.num_features = size
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return F.relu(self.linear(super().forward(frames)))
 
 
 class ShallowTorso(Torso):
