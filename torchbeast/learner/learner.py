@@ -51,7 +51,7 @@ from torchbeast.learner.callbacks import (
     states_of,
 )
 from torchbeast.learner.collection import env_spec, make_source, make_weights, making_agent
-from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
+from torchbeast.learner.settings import run_settings
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import precision
 from torchbeast.learning.config import CheckpointConfig
@@ -331,7 +331,7 @@ class Learner:
         self._run = LearnerRun(settings, played, self._session, resumed)
         weights = functools.partial(make_weights, scheme)
         self._made, self._progress = self._run.assemble(making_agent(scheme), weights)
-        of_actors = precision(hardware_of(scheme), is_reproducible(scheme))
+        of_actors = precision(settings.learner.hardware, settings.learner.reproducible)
         saved: SavedReplay | None = None
         if scheme.gradients is None:
             source = functools.partial(make_source, scheme, precision=of_actors, ending=ending)

@@ -22,24 +22,6 @@ from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.scheme import Scheme
 
 
-def hardware_of(scheme: Scheme) -> HardwareConfig:
-    """Returns the use of this machine. The thread that calls `step` is the only one that learns;
-    several would mostly wait for each other in operations on a batch of a single slice.
-    """
-    rows = 2 if scheme.learns_from_transitions else scheme.rollouts.unroll_length + 1
-    size = num_bytes(scheme.train_envs_factory.observation_space) * rows
-    return HardwareConfig(
-        num_learner_threads=1,
-        torch_threads=1 if scheme.rollouts.batch_size * size <= CPU_BYTES_AT_ONCE else None,
-        disable_cuda=scheme.local_device == "cpu",
-    )
-
-
-def is_reproducible(scheme: Scheme) -> bool:
-    """Returns whether the run is the same on all machines of one kind, as with --fixed_lag."""
-    return scheme.col_remote_workers > 0 and scheme.is_synchronous
-
-
 def run_settings(
     scheme: Scheme, env: EnvSpec, run: RunConfig, total_steps: int, loggers: Sequence[Logger]
 ) -> RunSettings:
@@ -72,12 +54,25 @@ def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerCo
         step=algo.step,
         total_steps=total_steps,
         rollouts=scheme.rollouts,
-        hardware=hardware_of(scheme),
+        hardware=_hardware(scheme),
         replay=scheme.replay,
         transitions=scheme.transitions,
         synchronous_rollouts=scheme.synchronous_rollouts,
-        reproducible=is_reproducible(scheme),
+        reproducible=scheme.col_remote_workers > 0 and scheme.is_synchronous,
     ).in_environment(env.name)
+
+
+def _hardware(scheme: Scheme) -> HardwareConfig:
+    """Returns the use of this machine. The thread that calls `step` is the only one that learns;
+    several would mostly wait for each other in operations on a batch of a single slice.
+    """
+    rows = 2 if scheme.learns_from_transitions else scheme.rollouts.unroll_length + 1
+    size = num_bytes(scheme.train_envs_factory.observation_space) * rows
+    return HardwareConfig(
+        num_learner_threads=1,
+        torch_threads=1 if scheme.rollouts.batch_size * size <= CPU_BYTES_AT_ONCE else None,
+        disable_cuda=scheme.local_device == "cpu",
+    )
 
 
 def _recorded(scheme: Scheme, run: RunConfig, learner: LearnerConfig) -> dict[str, Any]:
