@@ -121,7 +121,7 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
     if spec.options.mask_actions:
         if ours:
             raise EnvError(
-                f"{spec.name} returns a VecEnv, which has no info for --mask_actions: put an "
+                f"{spec.name} returns a VecEnv, which has no info for mask_actions: put an "
                 "action_mask into its observations, and leave out the flag"
             )
         factory = masked_from_info(factory)

@@ -277,7 +277,7 @@ class BuiltInNet(TorsoActorCritic):
         if not use_lstm and core != "lstm":
             raise SpecError(
                 f"the model's keyword argument core, {json.dumps(core)}, is the kind of its "
-                "memory, but it has none: add --use_lstm, or leave core out"
+                "memory, but it has none: add use_lstm, or leave core out"
             )
         self._add_heads(self._make_core(core) if use_lstm else None)
 
