@@ -22,8 +22,8 @@ from torchbeast.sources.processes.fleet import Place, WorkerLost
 
 GONE = ConnectionError("the Ray client has already been disconnected")
 LOST = (
-    f"the connection to Ray was lost ({GONE}): any checkpoint of the run is kept; the same --xpid "
-    "resumes it once the cluster can be reached"
+    f"the connection to Ray was lost ({GONE}): any checkpoint of the run is kept, and resumes "
+    "it once the cluster can be reached"
 )
 SAID = ENDED.format("raybeast", RESUME)
 MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.client", "ray.util.placement_group")
