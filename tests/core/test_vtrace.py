@@ -175,11 +175,52 @@ def test_a_shape_mismatch_is_an_error_with_both_sides(name: str) -> None:
         vtrace.from_importance_weights(**case)
 
 
+def logits_case() -> dict[str, torch.Tensor]:
+    case = tensors(random_case(4))
+    del case["log_rhos"]
+    return {
+        **case,
+        "behavior_policy_logits": torch.randn(T, B, ACTIONS),
+        "target_policy_logits": torch.randn(T, B, ACTIONS),
+        "actions": torch.randint(ACTIONS, (T, B)),
+    }
+
+
+def test_from_logits_is_from_importance_weights_of_its_log_ratios() -> None:
+    case = logits_case()
+    result = vtrace.from_logits(**case)
+    behavior = vtrace.action_log_probs(case["behavior_policy_logits"], case["actions"])
+    target = vtrace.action_log_probs(case["target_policy_logits"], case["actions"])
+    assert torch.equal(result.behavior_action_log_probs, behavior)
+    assert torch.equal(result.target_action_log_probs, target)
+    assert torch.equal(result.log_rhos, target - behavior)
+    rest = {name: case[name] for name in ("discounts", "rewards", "values", "bootstrap_value")}
+    expected = vtrace.from_importance_weights(log_rhos=target - behavior, **rest)
+    assert torch.equal(result.vs, expected.vs)
+    assert torch.equal(result.pg_advantages, expected.pg_advantages)
+
+
+def test_a_constant_added_to_logits_changes_nothing() -> None:
+    case = logits_case()
+    shifted = {**case, "target_policy_logits": case["target_policy_logits"] + 5.0}
+    for a, b in zip(vtrace.from_logits(**case), vtrace.from_logits(**shifted), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_action_log_probs_are_those_of_the_softmax() -> None:
+    logits, actions = torch.randn(T, B, ACTIONS), torch.randint(ACTIONS, (T, B))
+    result = vtrace.action_log_probs(logits, actions)
+    for t in range(T):
+        for b in range(B):
+            expected = logits[t, b].softmax(-1)[actions[t, b]].log()
+            torch.testing.assert_close(result[t, b], expected)
+
+
 def test_results_are_float32_without_a_graph_whatever_the_networks_are() -> None:
-    case = tensors(random_case(0))
-    for name in ("values", "log_rhos"):
-        case[name] = case[name].bfloat16().requires_grad_()
-    for tensor in vtrace.from_importance_weights(**case):
+    case = logits_case()
+    case["values"] = case["values"].bfloat16().requires_grad_()
+    case["target_policy_logits"] = case["target_policy_logits"].bfloat16().requires_grad_()
+    for tensor in vtrace.from_logits(**case):
         assert tensor.dtype == torch.float32
         assert not tensor.requires_grad
 

@@ -31,6 +31,61 @@ class VTraceReturns(NamedTuple):
     pg_advantages: Tensor  # [T, B] advantages of the actions taken
 
 
+class VTraceFromLogitsReturns(NamedTuple):
+    """V-trace's results and the log-probabilities they were computed from."""
+
+    vs: Tensor  # [T, B]
+    pg_advantages: Tensor  # [T, B]
+    log_rhos: Tensor  # [T, B] log(pi(a) / mu(a)), not clipped
+    behavior_action_log_probs: Tensor  # [T, B] log mu(a)
+    target_action_log_probs: Tensor  # [T, B] log pi(a)
+
+
+def action_log_probs(policy_logits: Tensor, actions: Tensor) -> Tensor:
+    """Returns log pi(a) [T, B] of a categorical policy.
+
+    policy_logits: [T, B, num_actions] float.
+    actions: [T, B] integers in 0, ..., num_actions - 1.
+    """
+    log_probs = torch.log_softmax(policy_logits, dim=-1)
+    return log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+
+@torch.no_grad()
+def from_logits(
+    behavior_policy_logits: Tensor,
+    target_policy_logits: Tensor,
+    actions: Tensor,
+    discounts: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    clip_rho_threshold: Threshold = 1.0,
+    clip_pg_rho_threshold: Threshold = 1.0,
+) -> VTraceFromLogitsReturns:
+    """Computes V-trace for categorical policies; see `from_importance_weights`.
+
+    behavior_policy_logits, target_policy_logits: [T, B, num_actions] logits of mu and of pi.
+    actions: [T, B] integers.
+    The other arguments, results and errors are those of `from_importance_weights`.
+    """
+    target_log_probs = action_log_probs(target_policy_logits.float(), actions)
+    behavior_log_probs = action_log_probs(behavior_policy_logits.float(), actions)
+    log_rhos = target_log_probs - behavior_log_probs
+    vs, pg_advantages = from_importance_weights(
+        log_rhos,
+        discounts,
+        rewards,
+        values,
+        bootstrap_value,
+        clip_rho_threshold,
+        clip_pg_rho_threshold,
+    )
+    return VTraceFromLogitsReturns(
+        vs, pg_advantages, log_rhos, behavior_log_probs, target_log_probs
+    )
+
+
 @torch.no_grad()
 def from_importance_weights(
     log_rhos: Tensor,
