@@ -111,13 +111,7 @@ class ByHand:
 
     def run(self) -> None:
         """Runs the dispatcher until it has nothing to do."""
-        while True:
-            try:
-                event = self.source._events.get_nowait()
-            except queue.Empty:
-                return
-            if event is not None:  # else the source was closed
-                event()
+        self.source._run_events()
 
     def start(self, index: int, node: str = "b", reads_weights: bool = False) -> FakeWorker:
         worker = self.fleet.workers[index]
@@ -208,7 +202,7 @@ def test_nothing_is_stored_while_all_workers_read_weights_by_themselves(run: ByH
     for index in range(2):
         run.start(index, reads_weights=True)
     run.weights.publish(run.agent.model, 8)
-    assert run.source._events.empty(), "the dispatcher is left alone"
+    assert not run.source._events, "the dispatcher is left alone"
     run.run()
     assert len(run.fleet.stored) == 1, "only what they started with"
 
@@ -363,15 +357,27 @@ def test_a_slower_answer_of_another_lane_takes_nothing_back(run: ByHand) -> None
     assert run.source.status()["collected_steps"] == 12
 
 
+def test_over_child_processes_an_event_runs_where_it_happens_but_never_inside_another(
+    run: ByHand,
+) -> None:
+    run.fleet.shares_memory = True
+    ran: list[str] = []
+
+    def first() -> None:
+        run.source._do(lambda: ran.append("second"))
+        ran.append("first")
+
+    run.source._do(first)
+    assert ran == ["first", "second"]
+
+
 def test_nothing_is_done_any_more_once_it_is_closed(run: ByHand) -> None:
     worker = run.start(0)
     run.source._places._any_works = True
     run.source.close()
     for call in list(worker.calls):
         call.then(WorkerLost("killed"))
-    events = [run.source._events.get_nowait() for _ in range(run.source._events.qsize())]
-    for event in filter(None, events):
-        event()
+    run.run()
     assert len(run.fleet.workers) == 2
     assert list(run.source.batches()) == []
 

@@ -90,11 +90,11 @@ Event = Callable[[], None]
 class FleetSource:
     """Yields batches of rollouts from the workers of a fleet.
 
-    Threads: `start` adds two to the supervisor, the dispatcher, which alone talks to workers, and
-    the collector. When the run ends, the supervisor closes the source, which wakes every waiting
-    thread; the fleet ends the workers. `batches` may be iterated from
-    several threads, each with its own iterator. A batch shares memory with the source and is valid
-    until its iterator advances or ends.
+    Threads: `start` adds two to the supervisor, the dispatcher and the collector. Only events talk
+    to workers, and one thread at a time runs them, see `_do`. When the run ends, the supervisor
+    closes the source, which wakes every waiting thread; the fleet ends the workers. `batches` may
+    be iterated from several threads, each with its own iterator. A batch shares memory with the
+    source and is valid until its iterator advances or ends.
     """
 
     yields = Rollout
@@ -128,7 +128,9 @@ class FleetSource:
         self._asked = 0  # batches, on demand
         self._asked_version = _NEVER  # of the weights for the last one
         self._is_asked = False  # for a batch that was not taken yet
-        self._events: queue.Queue[Event | None] = queue.Queue()
+        self._events: collections.deque[Event] = collections.deque()
+        self._wake = threading.Semaphore(0)  # of the dispatcher
+        self._running = threading.Lock()  # held by the thread that runs events
         self._played: queue.Queue[tuple[_Actor, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
         self._is_told = threading.Event()  # that there are newer weights
@@ -198,13 +200,13 @@ class FleetSource:
         """Has a rollout of every worker played, unless one was asked for in vain."""
         if not self._is_asked:
             self._is_asked = True
-            self._events.put(functools.partial(self._begin_batch, self._weights.version))
+            self._do(functools.partial(self._begin_batch, self._weights.version))
 
     def close(self) -> None:
         """Wakes every waiting thread, and grants nothing more. May be called again."""
         self._places.close()
         self._collector.close()
-        self._events.put(None)
+        self._wake.release()
         self._played.put(None)
 
     def status(self) -> dict[str, int]:
@@ -275,31 +277,47 @@ class FleetSource:
             return
         if not self._is_told.is_set():
             self._is_told.set()
-            self._events.put(self._has_newer_weights)
+            self._do(self._has_newer_weights)
 
     # --- the thread that starts or replaces a worker
 
     def start_worker(self, actor: _Actor) -> None:
-        """Asks for a worker, which the dispatcher then lets start."""
+        """Asks for a worker, which an event then lets start."""
         shared = [] if actor.slots is None else [actor.slots.descriptor, self._weights.descriptor]
         worker = self._fleet.worker(actor.full_name, shared)
-        self._events.put(functools.partial(self._begin, actor, worker))
+        self._do(functools.partial(self._begin, actor, worker))
 
-    # --- the dispatcher thread: everything below
+    # --- events: everything below
 
     def _dispatch(self) -> None:
         polled = time.monotonic()
         while not self._places.closed.is_set():
             left = polled + _POLL_S - time.monotonic()
             if left <= 0:
-                self._poll()
+                self._do(self._poll)
                 polled, left = time.monotonic(), _POLL_S
+            self._wake.acquire(timeout=left)
+            self._run_events()
+
+    def _do(self, event: Event) -> None:
+        """Runs an event in the dispatcher; over child processes in this thread, or in the one that
+        is running events, because every change of threads would delay a rollout.
+        """
+        self._events.append(event)
+        if self._fleet.shares_memory:
+            self._run_events()
+        else:
+            self._wake.release()
+
+    def _run_events(self) -> None:
+        while self._events and self._running.acquire(blocking=False):
             try:
-                event = self._events.get(timeout=left)
-            except queue.Empty:
-                continue
-            if event is not None:
-                event()
+                while self._events:
+                    self._events.popleft()()
+            except Exception as error:
+                self._supervisor.fail("dispatcher", error)
+            finally:
+                self._running.release()
 
     def _begin(self, actor: _Actor, worker: Worker) -> None:
         """Lets a new worker start in an actor's place."""
@@ -315,7 +333,7 @@ class FleetSource:
         method: str,
         *arguments: Any,
     ) -> None:
-        """Calls a method of the actor's worker; `then` gets the result in this thread.
+        """Calls a method of the actor's worker; `then` gets the result, in an event.
 
         A worker that is lost, or a failure, is dealt with here; the results of replaced workers are
         dropped.
@@ -338,7 +356,7 @@ class FleetSource:
 
         assert actor.worker is not None
         actor.worker.call(
-            lambda result: self._events.put(functools.partial(answered, result)),
+            lambda result: self._do(functools.partial(answered, result)),
             method,
             *arguments,
         )
@@ -393,7 +411,7 @@ class FleetSource:
         actor.report(played.activity)
         for slot, arrays in actor.in_order(rollout, played.arrays):
             free = functools.partial(self._free, actor, slot)
-            release = functools.partial(self._events.put, free)
+            release = functools.partial(self._do, free)
             self._played.put((actor, Written(arrays, actor.num_envs, release)))
 
     def _free(self, actor: _Actor, slot: int) -> None:
@@ -475,7 +493,7 @@ class FleetSource:
 
 
 class _Actor:
-    """A place for one worker after the other. The dispatcher writes, other threads read."""
+    """A place for one worker after the other. Events write, any thread reads."""
 
     def __init__(
         self,
