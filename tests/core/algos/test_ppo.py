@@ -386,7 +386,7 @@ def test_minibatches_of_a_single_step_are_refused(
 ) -> None:
     net = mlp(use_lstm)
     step = ppo(net, num_mini_batch=parts, num_epochs=2, **settings)
-    refusal = pytest.raises(UsageError, match="--num_mini_batch . leaves a single step")
+    refusal = pytest.raises(UsageError, match="num_mini_batch . leaves a single step")
     with refusal if refused else contextlib.nullcontext():
         step.update(make_rollout(length, B, state=net.initial_state(B)))
 
