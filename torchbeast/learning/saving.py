@@ -89,9 +89,7 @@ class Saving:
             checkpoints.write_newest(self._path, data, self.keep)
         if self.replay is None or self.replay.inserted == self._inserted:
             return
-        inserted = (
-            self.replay.inserted
-        )  # before: where more is inserted meanwhile, it is saved again
+        inserted = self.replay.inserted  # what is inserted meanwhile is saved again
         what = f"the checkpoint {self._path} is new, but no replay was written to"
         with (
             self._failing(what, self._replay_path),
