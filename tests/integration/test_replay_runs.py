@@ -124,7 +124,7 @@ def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> No
         (["--replay_size", "30"], ["--replay_size 30 has no room for 4 rollouts"]),
         (
             ["--replay_size", "2000000000"],
-            ["--replay_size 2000000000 needs", "259 bytes a step", "are free", "at most"],
+            ["--replay_size 2000000000 needs", "243 bytes a step", "are free", "at most"],
         ),
         ([*REPLAY, "--algo", "impala"], ["--algo impala does not learn from a replay"]),
         ([*REPLAY, "--env", "Pendulum-v1"], ["continuous", "--replay_kl_threshold inf"]),

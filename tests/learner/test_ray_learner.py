@@ -22,7 +22,7 @@ from callers_ray import callers_ray
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
-from torchbeast.learner import watching
+from torchbeast.learner import learner as of_learner
 from torchbeast.reporting import waiting
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes.gradients import workers
@@ -195,8 +195,8 @@ def test_a_step_that_waits_for_room_says_so_and_goes_on_when_there_is_some(
     for module in (waiting, source, workers):
         monkeypatch.setattr(module, "WAIT_S", 0.0)
     monkeypatch.setattr(waiting, "STALL_S", 0.0)
-    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
-    monkeypatch.setattr(watching, "warn", warn)
+    monkeypatch.setattr(of_learner, "_LOOK_S", 0.01)
+    monkeypatch.setattr(of_learner, "warn", warn)
     with Learner(scheme(), 10**6, tmp_path / "run") as learner:
         learner.step()
     assert len(said) == 1

@@ -67,7 +67,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
                 storage=OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400),
                 grad_remote_workers=1,
             ),
-            "the storage has a replay .*grad_remote_workers",
+            "storage_factory has a replay .*grad_remote_workers",
         ),
         (
             lambda: scheme_of(update_execution="decentralised"),

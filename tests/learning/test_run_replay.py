@@ -33,7 +33,7 @@ T, B = 10, 4
 NEEDS = ("policy_logits",)
 # An 8-byte observation; reward 4, done, truncated, episode_end 1 each, episode_step 4,
 # episode_return 4, action 8, policy_logits 4 * 3, policy_version 8, the list of episodes 16.
-STACKED, EACH = 4, 8 + 4 + 3 + 4 + 4 + 8 + 12 + 8 + 16
+STACKED, EACH = 4, 8 + 4 + 3 + 4 + 4 + 8 + 12 + 8
 BUFFERS = 12_345_678  # bytes
 
 
@@ -59,7 +59,7 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     replay = made(10**7, free=2 * 10**9)
     assert replay.capacity == 10**7 and replay.frame_stack == STACKED
     assert capsys.readouterr().out == (
-        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.7 GB when it is full (8 bytes "
+        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.5 GB when it is full (8 bytes "
         "more for each truncated episode), and 12.3 MB of other buffers, of 2.0 GB that are free "
         "on this machine.\n"
     )

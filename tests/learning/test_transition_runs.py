@@ -68,10 +68,10 @@ def test_wrong_combinations_are_sentences_at_the_start() -> None:
 
 
 def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    """8 bytes of observation; reward 4, three flags, counter 4, return 4, action 8, version 8, and
-    16 for the list of episodes; with priorities a tree of 2 * 1024 sums for 1000 steps.
+    """8 bytes of observation; reward 4, three flags, counter 4, return 4, action 8, version 8;
+    with priorities a tree of 2 * 1024 sums for 1000 steps.
     """
-    each = 8 + 4 + 3 + 4 + 4 + 8 + 8 + 16
+    each = 8 + 4 + 3 + 4 + 4 + 8 + 8
     replay_of(1000)
     assert f"The replay holds 1,000 steps of {each} bytes:" in capsys.readouterr().out
     replay_of(1000, "--priority_exponent", "0.6")

@@ -135,11 +135,6 @@ class TestRayReplay:
             with pytest.raises(UsageError, match="2000, this agent --replay_size 3000"):
                 with joined(shared, "c", capacity=3000):
                     pass
-            wrong = play(Envs(3, T, K), 0)
-            wrong["observation"]["image"][2] += 1
-            with pytest.raises(ValueError, match="is no stack that continues the row before"):
-                b.insert(wrong, slice(0, B))
-            assert b.fill(batch, SPARE, 0) is not None
 
     def test_who_joins_again_walks_anew_and_the_older_one_ends(self, shared: Served) -> None:
         with joined(shared, "d") as old, joined(shared, "e") as other:

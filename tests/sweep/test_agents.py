@@ -97,10 +97,10 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
 @pytest.mark.parametrize(
     ("set_", "words", "sentence"),
     [
-        (["seed=1,2"], [], "^--replay_service is of a replay: give its --replay_size"),
-        (["replay_ratio=1,0"], SHARED, "^--replay_service is of a replay: .* no --replay_ratio 0"),
+        (["seed=1,2"], [], "^--replay_service needs a replay: give its --replay_size too"),
+        (["replay_ratio=1,0"], SHARED, "^with --replay_ratio 0 nothing is replayed"),
         (["seed=1,2"], [*SHARED, "--checkpoint_replay"], "belongs to several: leave out one"),
-        (["seed=1,2"], ["--algo", "dqn"], "shares rollouts among agents of --algo laser"),
+        (["seed=1,2"], ["--algo", "dqn"], "shares rollouts among agents of laser"),
         (["replay_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
         (["env=Catch,Memory"], SHARED[:2], "have the same env, so --set cannot vary it"),
         (["seed=1"], [*SHARED, "--replay_service", "x"], "give --shared_replay instead"),

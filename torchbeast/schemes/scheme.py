@@ -94,8 +94,8 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
     ),
     (
         lambda s: s.grad_remote_workers and s.replay.is_used,
-        "the storage has a replay in the learner's process, but with grad_remote_workers others "
-        "learn: leave out one of them",
+        "storage_factory has a replay in the learner's process, but with grad_remote_workers "
+        "others learn: leave out one of them",
     ),
     (
         lambda s: s.sync_col_specs and not s.grad_remote_workers,
