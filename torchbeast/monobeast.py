@@ -7,23 +7,20 @@ python -m torchbeast.monobeast --preset pong
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-
-from torch import nn
 
 from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.selection import names
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
 from torchbeast.learning.assemble import precision
-from torchbeast.learning.collection import process_source
 from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.processes.supervisor import end_program
@@ -31,7 +28,7 @@ from torchbeast.processes.system import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.contract import Learner
-from torchbeast.sources.processes.source import FleetSource
+from torchbeast.sources.processes.source import FleetSource, process_source
 from torchbeast.sources.processes.weights import SharedWeights, ring_size
 
 PROGRAM = "monobeast"
@@ -65,12 +62,6 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
     with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
-    def agent(spec: ActorSpec) -> Agent:
-        return make_agent(spec, *spaces, MODEL_FOR_IMAGES)
-
-    def weights(model: nn.Module, version: int) -> SharedWeights:
-        return SharedWeights(model, version, ring_size(flags.processes.fixed_lag))
-
     def source(learner: Learner[SharedWeights]) -> FleetSource:
         acting = precision(flags.hardware, flags.is_reproducible)
         on_demand = flags.synchronous_rollouts > 0
@@ -78,7 +69,9 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
 
     settings = run_settings(flags, spec.name, _collection(flags), flags.is_reproducible)
     played = Played(env=spec, seen_keys=names(spaces[0]))
-    LearnerRun(settings, played, opened).train(agent, weights, source)
+    weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
+    run = LearnerRun(settings, played, opened)
+    run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), weights, source)
 
 
 def _collection(flags: MonoBeastFlags) -> Collection:

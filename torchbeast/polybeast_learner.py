@@ -18,18 +18,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import Discrete
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
-from torchbeast.learning.collection import served_source
 from torchbeast.learning.config import UNKNOWN
 from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.session import Session, session
@@ -39,7 +37,6 @@ from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.system import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
-from torchbeast.sources.contract import Learner
 from torchbeast.sources.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.sources.servers.config import ServedEnvConfig
 from torchbeast.sources.servers.security import credentials, flags_of_others, silence_grpc
@@ -48,7 +45,6 @@ if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
     from torchbeast.sources.servers.discovery import Fleet
     from torchbeast.sources.servers.door import HostDoor
-    from torchbeast.sources.servers.source import PolySource
 
 PROGRAM = "polybeast_learner"
 _SERVERS = "the servers"  # what rank 0 tells the others
@@ -241,14 +237,8 @@ def train(
     if replica is not None:
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
         pipeline = pipeline.share(replica.size, *(streams if door is None else (1, replica.size)))
-    action_space = fleet.action_space
-    assert action_space is not None  # `_described` has added what old servers do not send
-
-    def agent(spec: ActorSpec) -> Agent:
-        return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
-
-    def source(learner: Learner[PublishedWeights]) -> PolySource:
-        return served_source(learner, own, pipeline, door=door)
+    spaces: Any = fleet.observation_space, fleet.action_space, fleet.frame_stack
+    from torchbeast.sources.servers.source import PolySource  # compiled
 
     started = flags.fleet.servers() if isinstance(flags, PolyBeastFlags) else None
     collection = Collection(
@@ -259,7 +249,11 @@ def train(
     )
     settings = dataclasses.replace(run_settings(flags, env.name, collection), of_command=of_command)
     played = Played(env=env, seen_keys=names(fleet.observation_space), others_serve=started is None)
-    LearnerRun(settings, played, opened, replica=replica).train(agent, PublishedWeights, source)
+    LearnerRun(settings, played, opened, replica=replica).train(
+        lambda spec: make_agent(spec, *spaces),
+        PublishedWeights,
+        lambda learner: PolySource(learner, own, pipeline, door=door),
+    )
 
 
 def _sentence(fleet: Fleet) -> str:

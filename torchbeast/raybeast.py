@@ -15,9 +15,8 @@ from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.selection import names
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
@@ -68,9 +67,6 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     flags = dataclasses.replace(flags, ray=ray)  # recorded: a resumed run has as many anywhere
     say(f"{fleet}; {workers} actors of {num_actors} environments.")
 
-    def agent(spec: ActorSpec) -> Agent:
-        return make_agent(spec, *spaces, MODEL_FOR_IMAGES)
-
     def source(learner: Learner[SharedWeights]) -> FleetSource:
         length, weights = learner.rollouts.unroll_length, learner.weights
         rollout = slot_bytes(RolloutSpec(learner.agent, learner.extras, length), num_envs=1)
@@ -81,7 +77,8 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
 
     settings = run_settings(flags, spec.name, _collection(flags, workers, room))
     played = Played(env=spec, seen_keys=names(spaces[0]))
-    LearnerRun(settings, played, opened).train(agent, SharedWeights, source)
+    run = LearnerRun(settings, played, opened)
+    run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), SharedWeights, source)
 
 
 def _is_own_code(flags: RayBeastFlags) -> bool:

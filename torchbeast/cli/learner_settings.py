@@ -15,7 +15,6 @@ from torchbeast.core.specs import ModelConfig
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.checkpoint import Found, actor_spec
-from torchbeast.learning.collection import replay_of
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.reporting.diagnosis import Collection
@@ -35,7 +34,6 @@ def run_settings(
         recorded={**flatten(flags), **flatten(learner.algorithm)},
         loggers=flags.logs.loggers(),
         metrics=flags.metrics,
-        replay=replay_of(flags.replay),
     )
 
 

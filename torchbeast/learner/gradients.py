@@ -1,26 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the parts of gradient workers: in each a learner with a collection of its own."""
+"""Makes the workers of a scheme: gradient workers, in each a learner with a collection of its own,
+and actors of Ray that collect.
+
+Ray is the caller's, if it is initialised; else the cluster of $RAY_ADDRESS; else one that is
+started for the run. In a gradient worker on Ray it is the cluster of that worker.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 import torch
 
 from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.specs import Precision
-from torchbeast.learner.collection import make_source, make_weights, making_agent
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.learner.parts import make_source, making_agent, making_weights
 from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
-from torchbeast.processes.system import keep_freed_memory
+from torchbeast.processes.system import environment_of_share, keep_freed_memory
+from torchbeast.schemes.config import RayConfig
+from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.worker import Made
+from torchbeast.schemes.gradients.workers import WORKER
+from torchbeast.schemes.ray_fleet import RayFleet, User, gradient_actors
+from torchbeast.schemes.room import Group, check_room
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Learner
+from torchbeast.sources.processes.fleet import Fleet, LocalFleet
+
+_USER = User(
+    "Learner",
+    "The last checkpoint of the run is kept, if there was one; a Learner with the same log_dir "
+    "resumes it.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +56,8 @@ class WorkerParts:
         seed = seed_of(self.seed, "gradient worker", index)
         scheme, ending = self.scheme, ExitStack()
         torch.manual_seed(seed_of(seed, "actions"))
-        weights = functools.partial(make_weights, scheme)
         config = dataclasses.replace(self.config, hardware=self._hardware)
-        made = assemble(config, making_agent(scheme), weights, ranks=ranks)
+        made = assemble(config, making_agent(scheme), making_weights(scheme), ranks=ranks)
         keep_freed_memory(made.compute.device.type)
         learner = Learner(
             agent=made.agent,
@@ -70,3 +87,50 @@ class WorkerParts:
             torch_threads=gradients.cores,
             disable_cuda=not gradients.gpus,
         )
+
+
+def collecting_fleet(scheme: Scheme, spec: EnvSpec) -> RayFleet:
+    """Returns the fleet of the actors that collect; spec: of their environments."""
+    fleet = RayFleet(scheme.ray, _name(), spec.is_factory, _USER)
+    return _with_room(fleet, scheme)
+
+
+def gradient_fleet(
+    scheme: Scheme, gradients: GradientConfig, spec: EnvSpec
+) -> AbstractContextManager[Fleet]:
+    """Returns the fleet of the gradient workers."""
+    if scheme.grad_backend == "processes":
+        return LocalFleet(WORKER, environment_of_share(gradients.cores))
+    actors = gradient_actors(scheme.grad_cpus, gradients.gpus)
+    fleet = RayFleet(RayConfig(), _name(), spec.is_factory, _USER, actors)
+    return _with_room(fleet, scheme)
+
+
+def _with_room(fleet: RayFleet, scheme: Scheme) -> RayFleet:
+    """Returns the fleet; raises UsageError, and ends it, if the workers find no room."""
+    try:
+        check_room(fleet.room(), _groups(scheme))
+    except BaseException:
+        fleet.end()
+        raise
+    return fleet
+
+
+def _groups(scheme: Scheme) -> list[Group]:
+    """Returns all workers of the scheme that are actors of Ray."""
+    groups = []
+    if scheme.grad_backend == "ray":
+        gpus = scheme.grad_worker_resources.get("num_gpus", 0.0)
+        count = scheme.grad_remote_workers
+        groups.append(Group("gradient workers", count, scheme.grad_cpus, gpus))
+    if scheme.col_backend == "ray":
+        count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
+        groups.append(Group("workers that collect", count, scheme.col_cpus))
+    return groups
+
+
+def _name() -> str:
+    """Returns a name that begins those of a fleet's actors, of which no two on a cluster are the
+    same.
+    """
+    return f"learner-{secrets.token_hex(4)}"

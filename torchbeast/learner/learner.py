@@ -50,8 +50,13 @@ from torchbeast.learner.callbacks import (
     load_states,
     states_of,
 )
-from torchbeast.learner.collection import env_spec, make_source, make_weights, making_agent
-from torchbeast.learner.settings import run_settings
+from torchbeast.learner.parts import (
+    env_spec,
+    make_source,
+    making_agent,
+    making_weights,
+    run_settings,
+)
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import precision
 from torchbeast.learning.config import CheckpointConfig
@@ -329,8 +334,8 @@ class Learner:
         envs = scheme.train_envs_factory
         played = Played(env=spec, seen_keys=names(envs.sent_space), make=envs.make)
         self._run = LearnerRun(settings, played, self._session, resumed)
-        weights = functools.partial(make_weights, scheme)
-        self._made, self._progress = self._run.assemble(making_agent(scheme), weights)
+        made = self._run.assemble(making_agent(scheme), making_weights(scheme))
+        self._made, self._progress = made
         of_actors = precision(settings.learner.hardware, settings.learner.reproducible)
         saved: SavedReplay | None = None
         if scheme.gradients is None:
@@ -339,8 +344,7 @@ class Learner:
                 self._run.source(self._made, self._progress, source)
             )
         else:
-            from torchbeast.learner.fleets import gradient_fleet
-            from torchbeast.learner.gradients import WorkerParts
+            from torchbeast.learner.gradients import WorkerParts, gradient_fleet
             from torchbeast.schemes.gradients.workers import gradient_workers
 
             parts = WorkerParts(

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning import collection
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.system import limit_kept
@@ -45,10 +44,7 @@ def served_source(
         EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
     )
     fleet = _fleet(scheme.train_envs_factory, env, plans, addresses)
-    kind = _InterruptibleSource
-    return collection.served_source(
-        learner, fleet, PipelineConfig(), start_servers=servers, kind=kind
-    )
+    return _InterruptibleSource(learner, fleet, PipelineConfig(), start_servers=servers)
 
 
 class _InterruptibleSource(PolySource):

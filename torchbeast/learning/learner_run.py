@@ -10,7 +10,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -90,15 +90,6 @@ class RunSettings:
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
     of_command: Sequence[str] = ()  # words that are not recorded, for the command that resumes it
     becomes_latest: bool = True  # the link `latest` beside its folder then points to it
-    replay: WithReplay | None = None  # None: the run has no replay
-
-
-WithReplay = Callable[
-    ["LearnerRun", Source, Learner[Any], int | None],
-    AbstractContextManager[tuple[Source, SavedReplay | None]],
-]
-"""Puts a replay in front of the source of a run: (run, source, its learner, bytes of memory that
-were free before the source was made) give the source to learn from, and what is saved of it."""
 
 
 class LearnerRun:
@@ -207,14 +198,16 @@ class LearnerRun:
         free = free_memory()  # before the source takes some
         source = make_source(learner)
         check_buffers(source.num_bytes, free)
-        with_replay = self.settings.replay
+        has_replay = config.replay.is_used
         if config.learns_from_transitions and not issubclass(source.yields, Rollout):
-            with_replay = None  # the source yields single steps already
-        if with_replay is None or not config.learns_from_transitions:
+            has_replay = False  # the source yields single steps already
+        if not has_replay or not config.learns_from_transitions:
             check_batches(source.yields, type(made.algo))
-        if with_replay is None:
+        if not has_replay:
             yield source, None
             return
+        from torchbeast.learning.replay import with_replay
+
         with with_replay(self, source, learner, free) as replayed:
             yield replayed
 

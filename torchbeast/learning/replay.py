@@ -47,11 +47,23 @@ from torchbeast.sources.transitions import (
 )
 
 
+def with_replay(
+    run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
+) -> AbstractContextManager[tuple[Source, SavedReplay | None]]:
+    """Puts a replay in front of the source of a run; yields the source to learn from, and what is
+    saved of it.
+
+    free: bytes of memory that were free before the source was made.
+    """
+    is_own = run.settings.learner.replay.replay_service is None
+    return (own_replay if is_own else shared_replay)(run, online, learner, free)
+
+
 @contextmanager
 def own_replay(
     run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
 ) -> Iterator[tuple[Source, SavedReplay | None]]:
-    """Puts a replay that belongs to this run alone in front of its source; see WithReplay."""
+    """Puts a replay that belongs to this run alone in front of its source; see with_replay."""
     config, folder = run.settings.learner, run.session.folder.path
     is_saved = config.replay.checkpoint_replay
     of_replay = config, learner.agent, learner.extras, learner.seed, online.num_bytes, free
@@ -244,7 +256,7 @@ def mixed_source(
 def shared_replay(
     run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
 ) -> Iterator[tuple[Source, None]]:
-    """Puts a replay that several agents share in front of the run's source; see WithReplay."""
+    """Puts a replay that several agents share in front of the run's source; see with_replay."""
     config, agent, xpid = run.settings.learner, learner.agent, run.settings.run.xpid
     with joined_replay(config, agent, learner.extras, learner.seed, xpid) as replay:
         run.session.supervisor.on_close(replay.close)

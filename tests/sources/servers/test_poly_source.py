@@ -34,6 +34,7 @@ from torchbeast.errors import RunError
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.contract import Learner
 from torchbeast.sources.servers import server_main as env_process
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Asking, Fleet, fleet_of
@@ -334,18 +335,18 @@ def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Ru
     spaces = fleet.observation_space, fleet.action_space
     agent = make_agent(setup.actor(), *spaces, fleet.frame_stack)
     weights = PublishedWeights(agent.model, setup.version)
-    source = PolySource(
-        fleet,
-        agent,
-        weights,
-        torch.device("cpu"),
-        RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),
-        PipelineConfig(num_inference_threads=setup.num_groups),
+    learner = Learner(
+        agent=agent,
+        weights=weights,
+        device=torch.device("cpu"),
         extras=setup.extras,
         mode=setup.mode,
+        rollouts=RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),
         seed=setup.seed,
         spare_columns=spare_columns,
+        batches_at_once=1,
     )
+    source = PolySource(learner, fleet, PipelineConfig(num_inference_threads=setup.num_groups))
     supervisor = Supervisor()
     source.start(supervisor)
     try:

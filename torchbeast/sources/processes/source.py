@@ -35,6 +35,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from torchbeast.core.checks import require
@@ -49,11 +50,12 @@ from torchbeast.seeds import seed_of
 from torchbeast.sources.config import split_evenly
 from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away, Learner
 from torchbeast.sources.processes.collector import Collector, Written
-from torchbeast.sources.processes.config import BufferedActorsConfig
+from torchbeast.sources.processes.config import BufferedActorsConfig, ProcessesConfig
 from torchbeast.sources.processes.fleet import (
     ActivityReport,
     Failed,
     Fleet,
+    LocalFleet,
     Place,
     Played,
     Started,
@@ -597,3 +599,21 @@ class _Actor:
         """Returns the last report of each worker that has been in this place."""
         last = self._report
         return [*self._before, *([] if last is None else [last[1]])]
+
+
+def process_source(
+    learner: Learner[SharedWeights],
+    env: EnvSpec,
+    precision: Precision,
+    processes: ProcessesConfig,
+    on_demand: bool,
+    ending: ExitStack,
+) -> FleetSource:
+    """Returns the source of worker processes of this machine, which `ending` ends.
+
+    on_demand: collect nothing before a batch is asked for.
+    """
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # there is a process per core
+    fleet = ending.enter_context(LocalFleet(WORKER, one_thread))
+    count, lag = processes.processes(), processes.fixed_lag
+    return FleetSource(learner, env, precision, fleet, processes, count, lag, on_demand)

@@ -29,7 +29,6 @@ from torch import Tensor
 
 import libtorchbeast
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_extras
-from torchbeast.core.actors.registry import Agent
 from torchbeast.core.ambient import use_threads
 from torchbeast.core.device import CudaStream
 from torchbeast.core.nest_py import map_leaves, map_leaves2
@@ -41,6 +40,7 @@ from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import (
     WAIT_S,
     Away,
+    Learner,
     Shortage,
     Weights,
     describe_away,
@@ -68,27 +68,15 @@ class PolySource:
 
     def __init__(
         self,
+        learner: Learner[Any],
         fleet: Fleet,
-        agent: Agent,
-        weights: Weights,
-        device: torch.device,
-        rollouts: RolloutConfig,
         pipeline: PipelineConfig,
         *,
-        extras: tuple[str, ...],
-        mode: Mode = "sample",
-        seed: int,
-        spare_columns: int = 0,
-        num_batches: int = 2,
         start_servers: Callable[[Supervisor], EnvServers] | None = None,
         door: HostDoor | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
-        agent: its model is on `device`; copies of it act with the published weights.
-        extras: names of the outputs of acting to put into rollouts.
-        spare_columns: number of columns for other data after the first batch_size of every batch.
-        num_batches: that are in memory at once, one of them in preparation; for num_bytes.
         start_servers: called by `start`; `end` then ends them. None: they run already.
         door: where the hosts of the fleet dial in, and others may. None: the pool connects.
 
@@ -98,20 +86,24 @@ class PolySource:
         check_streams(len(fleet.stream_addresses))
         if door is None:
             pipeline.check_enough(len(fleet.stream_addresses))
+        agent, extras, rollouts = learner.agent, learner.extras, learner.rollouts
         specs_of_extras(agent.model, extras)
         self._actor = agent.model
-        self._extras, self._mode = extras, mode
-        self._weights = weights
-        self._device = device
+        self._extras, self._mode = extras, learner.mode
+        self._weights: Weights = learner.weights
+        self._device = learner.device
         self._start_servers = start_servers
         self._door = door
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
-        self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
+        self._num_inference_threads = inference_threads(
+            pipeline.num_inference_threads, learner.device
+        )
         self._torch_threads = torch.get_num_threads()  # of each of them
         columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
-        self._batch_size, self._spare_columns = rollouts.batch_size, spare_columns
-        self._queue = learner_queue(rollouts, pipeline, columns, spare_columns)
+        spare = self._spare_columns = learner.spare_columns
+        self._batch_size = rollouts.batch_size
+        self._queue = learner_queue(rollouts, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
         self._pool = libtorchbeast.ActorPool(
@@ -121,12 +113,12 @@ class PolySource:
             [] if door is not None else fleet.stream_addresses,
             map_leaves(lambda leaf: leaf.cpu(), state),
             rollout_columns=columns,
-            seed=seed,
+            seed=learner.seed,
             min_streams=pipeline.min_streams or 0,
             credentials=fleet.credentials,
         )
         written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
-        joined = num_batches * (self._batch_size + spare_columns)
+        joined = (1 + learner.batches_at_once) * (self._batch_size + spare)
         keywords = fleet.env.options.info_keywords
         spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
         self._num_bytes = spec.num_bytes(written + queued + joined)

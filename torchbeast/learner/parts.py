@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the parts of a run from a scheme: its settings, which a program with the same flags would
+have, the agent, the weights that act, and the source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.algos.base import recorded
+from torchbeast.core.algos.registry import name_of
+from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.core.specs import ActorSpec, ModelConfig, Precision
+from torchbeast.envs.families import spec_of
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.learning.assemble import CPU_BYTES_AT_ONCE, LearnerConfig, MakeAgent
+from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.learning.learner_run import RunSettings
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.loggers import DisplayConfig
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.schemes.scheme import Scheme
+from torchbeast.sources.contract import Learner, Publisher, Source
+
+
+def run_settings(
+    scheme: Scheme, env: EnvSpec, run: RunConfig, total_steps: int, loggers: Sequence[Logger]
+) -> RunSettings:
+    """Returns the settings of a run of total_steps."""
+    learner = _learner_config(scheme, env, total_steps)
+    return RunSettings(
+        run=run,
+        checkpoints=CheckpointConfig(),
+        display=DisplayConfig(),
+        learner=learner,
+        collection=Collection(
+            program="polybeast" if scheme.inference == "central" else "monobeast",
+            num_actors=scheme.num_envs,
+            processes=max(1, scheme.col_remote_workers),
+            fixed_lag=0 if scheme.is_synchronous else None,
+        ),
+        recorded=_recorded(scheme, run, learner),
+        loggers=loggers,
+        becomes_latest=False,  # its folder is the user's, who may keep other things beside it
+    )
+
+
+def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerConfig:
+    algo = scheme.algo
+    return LearnerConfig(
+        actor=scheme.actor_factory.spec,
+        algo=algo.algo,
+        algorithm=algo.config,
+        step=algo.step,
+        total_steps=total_steps,
+        rollouts=scheme.rollouts,
+        hardware=_hardware(scheme),
+        replay=scheme.replay,
+        transitions=scheme.transitions,
+        synchronous_rollouts=scheme.synchronous_rollouts,
+        reproducible=scheme.col_remote_workers > 0 and scheme.is_synchronous,
+    ).in_environment(env.name)
+
+
+def _hardware(scheme: Scheme) -> HardwareConfig:
+    """Returns the use of this machine. The thread that calls `step` is the only one that learns;
+    several would mostly wait for each other in operations on a batch of a single slice.
+    """
+    rows = 2 if scheme.learns_from_transitions else scheme.rollouts.unroll_length + 1
+    size = num_bytes(scheme.train_envs_factory.observation_space) * rows
+    return HardwareConfig(
+        num_learner_threads=1,
+        torch_threads=1 if scheme.rollouts.batch_size * size <= CPU_BYTES_AT_ONCE else None,
+        disable_cuda=scheme.local_device == "cpu",
+    )
+
+
+def _recorded(scheme: Scheme, run: RunConfig, learner: LearnerConfig) -> dict[str, Any]:
+    """Returns the settings by the names of a program's flags."""
+    network = learner.actor
+    parts = [
+        run,
+        learner.algorithm,
+        learner.step,
+        learner.rollouts,
+        learner.hardware,
+        learner.replay,
+        learner.transitions,
+        TrainingConfig(total_steps=learner.total_steps),
+        ModelConfig(
+            model=network.name, model_kwargs=dict(network.kwargs), use_lstm=network.use_lstm
+        ),
+        scheme.collecting,
+    ]
+    flags = {name: value for part in parts for name, value in recorded(part).items()}
+    return {**flags, "algo": name_of(learner.algo)}
+
+
+def env_spec(scheme: Scheme) -> EnvSpec:
+    """Returns the spec of the environments; raises SpecError where workers cannot be sent it."""
+    envs = scheme.train_envs_factory
+    spec = spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
+    if not envs.info_keywords:
+        return spec
+    options = dataclasses.replace(spec.options, info_keywords=envs.info_keywords)
+    return dataclasses.replace(spec, options=options)
+
+
+def making_agent(scheme: Scheme) -> MakeAgent:
+    """Returns a function that makes the agent of the scheme for a spec of its network."""
+    envs = scheme.train_envs_factory
+
+    def make(spec: ActorSpec) -> Agent:
+        agent = make_agent(spec, envs.sent_space, envs.action_space, envs.frame_stack)
+        scheme.actor_factory.restart(agent.model)
+        return agent
+
+    return make
+
+
+def making_weights(scheme: Scheme) -> Callable[[nn.Module, int], Publisher]:
+    """Returns a function that publishes the first weights."""
+    if scheme.col_remote_workers and scheme.inference == "worker":
+        from torchbeast.sources.processes.weights import SharedWeights, ring_size
+
+        return functools.partial(SharedWeights, size=ring_size(scheme.processes.fixed_lag))
+    return PublishedWeights
+
+
+def make_source(
+    scheme: Scheme,
+    learner: Learner[Any],
+    precision: Precision,
+    ending: ExitStack,
+    stops_early: Callable[[float], bool] | None = None,
+) -> Source:
+    """Returns the source; `ending` closes its environments or ends its workers.
+
+    precision: of the features of actors. stops_early: see LocalSource, which alone asks for it.
+    """
+    env, on_demand = env_spec(scheme), scheme.synchronous_rollouts > 0
+    if scheme.inference == "central":
+        from torchbeast.learner.served import served_source  # compiled
+
+        served = served_source(scheme, env, learner, ending)
+        ending.callback(served.end)
+        return served
+    if scheme.col_backend == "ray":
+        from torchbeast.learner.gradients import collecting_fleet
+        from torchbeast.sources.processes.source import FleetSource
+
+        fleet = ending.enter_context(collecting_fleet(scheme, env))
+        workers, lag = scheme.col_remote_workers, scheme.processes.fixed_lag
+        return FleetSource(learner, env, precision, fleet, scheme.ray, workers, lag, on_demand)
+    if scheme.col_remote_workers:
+        from torchbeast.sources.processes.source import process_source
+
+        return process_source(learner, env, precision, scheme.processes, on_demand, ending)
+    from torchbeast.sources.local.source import LocalSource
+
+    keywords, make = env.options.info_keywords, scheme.train_envs_factory.make
+    played = LocalSource(learner, keywords, precision, make, scheme.num_envs, stops_early)
+    ending.callback(played.end)
+    return played
