@@ -21,10 +21,7 @@ from torchbeast.errors import UsageError
 from torchbeast.learning import replay as learning_replay
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.learner_run import check_learns_from_replay
-from torchbeast.learning.replay import (
-    make_replay,
-    resume_replay,
-)
+from torchbeast.learning.replay import make_replay, resume_replay
 from torchbeast.learning.saving import REPLAY as FILE
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
 from torchbeast.processes.system import in_bytes
@@ -49,7 +46,9 @@ def config(*words: str) -> LearnerConfig:
 
 
 def made(size: int = 1000, free: int | None = None) -> RolloutReplay:
-    return make_replay(config("--replay_size", str(size)), agent(), NEEDS, 1, BUFFERS, free)
+    settings = config("--replay_size", str(size))
+    replay: RolloutReplay = make_replay(settings, agent(), NEEDS, 1, BUFFERS, free)
+    return replay
 
 
 # --- memory
@@ -126,7 +125,7 @@ def test_a_resumed_run_begins_with_the_saved_replay(
     said = capsys.readouterr().out
     assert said == f"The replay goes on with the 0 steps in {tmp_path / FILE}.\n"
     called = [name for name, _, _ in replay.method_calls]
-    assert called == ["load", "new_source", "forget_walks"]
+    assert called == ["load", "new_source"]
 
 
 def test_no_part_of_a_run_repeats_the_draws_of_another(

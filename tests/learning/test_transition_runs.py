@@ -22,7 +22,7 @@ from torchbeast.envs.env_process import outcome_of
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import LearnerConfig, assemble
-from torchbeast.learning.replay import make_transition_replay
+from torchbeast.learning.replay import make_replay
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.monobeast import main
 from torchbeast.processes.supervisor import Supervisor
@@ -44,7 +44,8 @@ def replay_of(size: int, *words: str, free: int | None = None) -> TransitionRepl
     settings = config("--algo", "dqn", "--replay_size", str(size), *words)
     outcome = functools.partial(outcome_of, EnvSpec("Catch"), Supervisor())
     made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, outcome
-    return make_transition_replay(settings, *made)
+    replay: TransitionReplay = make_replay(settings, *made)
+    return replay
 
 
 @pytest.mark.parametrize(("algo", "name"), [("dqn", "q-mlp"), ("sac", "sac-mlp")])

@@ -64,20 +64,16 @@ def own_replay(
     run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
 ) -> Iterator[tuple[Source, SavedReplay | None]]:
     """Puts a replay that belongs to this run alone in front of its source; see with_replay."""
-    config, folder = run.settings.learner, run.session.folder.path
-    is_saved = config.replay.checkpoint_replay
+    config, is_saved = run.settings.learner, run.settings.learner.replay.checkpoint_replay
     of_replay = config, learner.agent, learner.extras, learner.seed, online.num_bytes, free
+    store = make_replay(*of_replay, functools.partial(_outcome, run))
+    if run.is_resumed:
+        resume_replay(store, run.session.folder.path, is_saved)
     if config.learns_from_transitions:
-        steps = make_transition_replay(*of_replay, functools.partial(_outcome, run))
-        if run.is_resumed:
-            resume_store(steps, folder, is_saved)
-        transitions = transition_source(online, steps, config, learner.first_step)
+        transitions = transition_source(online, store, config, learner.first_step)
         yield transitions, transitions if is_saved else None
         return
-    rollouts = make_replay(*of_replay)
-    if run.is_resumed:
-        resume_replay(rollouts, folder, is_saved)
-    replay = OwnReplay(rollouts)
+    replay = OwnReplay(store)
     mixed = mixed_source(online, replay, config, learner.agent, learner.batches_at_once)
     yield mixed, replay if is_saved else None
 
@@ -100,47 +96,63 @@ def make_replay(
     seed: int,
     buffers: int,
     free: int | None,
-) -> RolloutReplay:
-    """Makes an empty replay and prints how much memory it needs.
+    outcome: Callable[[], Outcome] | None = None,
+) -> Any:
+    """Makes an empty replay, of rollouts or of single steps, and prints how much memory it needs.
 
     extras: of acting, that travel in the rollouts. seed: of this part of the run. buffers: bytes
     that the online source takes. free: bytes of memory that the program may use for both; None:
-    unknown.
+    unknown. outcome: returns what says what other goals would have brought, for hindsight.
 
     Raises UsageError when it needs more.
     """
-    with _room(config, agent, extras, buffers, free) as room:
-        return RolloutReplay(*room, seed_of(seed, "replay"))
+    size, frame_stack = config.replay.replay_size, agent.frame_stack
+    sampling = _sampling(config, agent, outcome) if config.learns_from_transitions else None
+    specs, each, of_truncation = _sizes(config, agent, extras)
+    each += 0 if sampling is None else sampling.extra_bytes(size)
+    check_memory(size, each, buffers, free)
+    has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
+    print(
+        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
+        f"full ({of_truncation:,} bytes more for each truncated episode), and {in_bytes(buffers)} "
+        f"of other buffers{has}.",
+        flush=True,
+    )
+    made = specs, size, frame_stack, seed_of(seed, "replay")
+    try:
+        return RolloutReplay(*made) if sampling is None else TransitionReplay(*made, sampling)
+    except (MemoryError, ValueError) as error:
+        raise UsageError(f"{error}: give a smaller replay_size") from error
 
 
-def make_transition_replay(
-    config: LearnerConfig,
-    agent: Agent,
-    extras: Sequence[str],
-    seed: int,
-    buffers: int,
-    free: int | None,
-    outcome: Callable[[], Outcome],
-) -> TransitionReplay:
-    """Makes an empty replay of single steps; see make_replay.
-
-    outcome: returns what says what other goals would have brought.
-    """
+def _sampling(
+    config: LearnerConfig, agent: Agent, outcome: Callable[[], Outcome] | None
+) -> Sampling:
+    """Returns how single steps are sampled; raises UsageError where there are no goals."""
     how, hindsight = config.transitions, None
-    if how.hindsight_share:
+    if how.hindsight_share and outcome is not None:
         with as_usage_error():
             check_goals(agent.observation_space, agent.frame_stack)
-        hindsight = outcome()
+        hindsight = outcome()  # code of the user's environment
     with as_usage_error():
-        sampling = Sampling(
+        return Sampling(
             n_step=how.n_step,
             priority_exponent=how.priority_exponent,
             hindsight=hindsight,
             hindsight_share=how.hindsight_share,
         )
-    more = sampling.extra_bytes(config.replay.replay_size)
-    with _room(config, agent, extras, buffers, free, more) as room:
-        return TransitionReplay(*room, seed_of(seed, "replay"), sampling)
+
+
+def _sizes(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str]
+) -> tuple[dict[str, Any], int, int]:
+    """Returns the fields of a rollout of one environment, and the bytes of a step and of a
+    truncated episode.
+    """
+    specs = RolloutSpec(agent, extras, config.rollouts.unroll_length).fields()
+    with as_usage_error():
+        each = bytes_per_transition(specs, agent.frame_stack)
+        return specs, each, bytes_per_truncation(specs, agent.frame_stack)
 
 
 def transition_source(
@@ -165,54 +177,8 @@ def transition_source(
     return kind(online, replay, schedule)
 
 
-def specs_of(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a rollout of one environment."""
-    return RolloutSpec(agent, extras, config.rollouts.unroll_length).fields()
-
-
-@contextmanager
-def _room(
-    config: LearnerConfig,
-    agent: Agent,
-    extras: Sequence[str],
-    buffers: int,
-    free: int | None,
-    more: int = 0,
-) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Prints what a replay takes; yields the fields of a rollout, the number of steps, and the
-    number of frames of a stack, to make it of.
-
-    more: bytes of a step beside its row. Raises UsageError when it does not fit, also for what the
-    block raises.
-    """
-    size, frame_stack = config.replay.replay_size, agent.frame_stack
-    specs = specs_of(config, agent, extras)
-    with as_usage_error():
-        each = bytes_per_transition(specs, frame_stack) + more
-        of_truncation = bytes_per_truncation(specs, frame_stack)
-    check_memory(size, each, buffers, free)
-    has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
-    print(
-        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
-        f"full ({of_truncation:,} bytes more for each truncated episode), and {in_bytes(buffers)} "
-        f"of other buffers{has}.",
-        flush=True,
-    )
-    try:
-        yield specs, size, frame_stack
-    except (MemoryError, ValueError) as error:
-        raise UsageError(f"{error}: give a smaller replay_size") from error
-
-
-def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
-    """Loads what an earlier part of the run saved, see resume_store; walks begin anew."""
-    if resume_store(replay, folder, is_saved):
-        replay.forget_walks(AGENT)  # the states that belong to them are not saved
-
-
-def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
-    """Loads what an earlier part of the run saved, and prints how the replay begins; returns
-    whether there was something to load.
+def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
+    """Loads what an earlier part of the run saved, and prints how the replay begins.
 
     is_saved: whether this run saves its replay.
 
@@ -222,7 +188,7 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
     if not is_saved or not path.exists():
         why = f"there is no {path} yet" if is_saved else "checkpoint_replay would save it"
         print(f"The replay starts empty: {why}.", flush=True)
-        return False
+        return
     try:
         with open(path, "rb") as file:
             replay.load(file)
@@ -233,7 +199,6 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
         ) from error
     replay.new_source(AGENT)
     print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
-    return True
 
 
 def mixed_source(
@@ -274,10 +239,8 @@ def joined_replay(
     Raises UsageError when there is none, and when it does not take this run's rollouts.
     """
     settings, rollouts = config.replay, config.rollouts
-    specs = specs_of(config, agent, extras)
+    specs, each, more = _sizes(config, agent, extras)
     with as_usage_error():
-        each = bytes_per_transition(specs, agent.frame_stack)
-        more = bytes_per_truncation(specs, agent.frame_stack)
         joining = Joining(
             name=name,
             row=row_specs(specs, 1),
@@ -288,10 +251,16 @@ def joined_replay(
             spare_columns=config.spare_columns,
             seed=seed_of(seed, "replay"),
         )
-    size = settings.replay_size
+    size, address = settings.replay_size, str(settings.replay_service)
     with ExitStack() as joined:
-        with waiting_for(f"the shared replay {settings.replay_service}"):
-            replay = joined.enter_context(_client(str(settings.replay_service), joining))
+        with waiting_for(f"the shared replay {address}"):
+            is_on_ray = address.startswith(ON_RAY)
+            client: AbstractContextManager[Replay] = (
+                joined_on_ray(address, joining)
+                if is_on_ray
+                else closing(SharedReplayClient(address, joining))
+            )
+            replay = joined.enter_context(client)
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
             f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "
@@ -299,10 +268,3 @@ def joined_replay(
             flush=True,
         )
         yield replay
-
-
-def _client(address: str, joining: Joining) -> AbstractContextManager[Replay]:
-    """Returns what joins the replay at an address."""
-    if address.startswith(ON_RAY):
-        return joined_on_ray(address, joining)
-    return closing(SharedReplayClient(address, joining))
