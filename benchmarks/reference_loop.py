@@ -115,7 +115,7 @@ def loop_of(
 
 def _learner(
     arguments: argparse.Namespace, size: tuple[Precision, float], env: VecEnv
-) -> Assembled[PublishedWeights]:
+) -> Assembled:
     """Learns from one rollout of every environment."""
     precision, megabytes = size
     spaces = env.observation_space, env.action_space, env.frame_stack

@@ -67,20 +67,17 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
         on_demand = flags.synchronous_rollouts > 0
         return process_source(learner, spec, acting, flags.processes, on_demand, ending)
 
-    settings = run_settings(flags, spec.name, _collection(flags), flags.is_reproducible)
-    played = Played(env=spec, seen_keys=names(spaces[0]))
-    weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
-    run = LearnerRun(settings, played, opened)
-    run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), weights, source)
-
-
-def _collection(flags: MonoBeastFlags) -> Collection:
-    return Collection(
+    collection = Collection(
         program=PROGRAM,
         num_actors=flags.processes.environments(),
         processes=flags.processes.processes(),
         fixed_lag=flags.processes.fixed_lag,
     )
+    settings = run_settings(flags, spec.name, collection, flags.is_reproducible)
+    played = Played(env=spec, seen_keys=names(spaces[0]))
+    weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
+    run = LearnerRun(settings, played, opened)
+    run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), weights, source)
 
 
 if __name__ == "__main__":

@@ -91,11 +91,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         _door(flags, opened.supervisor, replica) as door,
     ):
         fleet = _described(_found(flags, door, replica, opened.supervisor), flags.environment)
-        wanted = None if door is None else flags.fleet.num_actors  # the run records what it gets
-        of_command = [] if wanted is None else ["--num_actors", str(wanted)]
-        served = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
-        flags = dataclasses.replace(flags, fleet=served)
-        train(flags, fleet, opened, replica=replica, door=door, of_command=of_command)
+        train(flags, fleet, opened, replica, door)
     return EXIT_DONE
 
 
@@ -218,16 +214,14 @@ def train(
     flags: PolyBeastFlags | PolyBeastLearnerFlags,
     fleet: Fleet,
     opened: Session,
-    *,
     replica: Replica | None = None,
     door: HostDoor | None = None,
-    of_command: Sequence[str] = (),
 ) -> None:
     """Learns from the fleet until the run ends.
 
     replica: this process among several learners, each of which gets a share of the fleet's streams;
     None: it is the only one. door: where hosts dial in; they have dialled in to this learner, so
-    its fleet is not shared out. of_command: see `RunSettings`.
+    its fleet is not shared out.
     """
     say(_sentence(fleet))
     own, pipeline, env = fleet, flags.pipeline, fleet.env
@@ -247,7 +241,12 @@ def train(
         processes=started,
         fixed_lag=None,
     )
-    settings = dataclasses.replace(run_settings(flags, env.name, collection), of_command=of_command)
+    wanted = None if door is None else flags.fleet.num_actors
+    served: Any = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
+    settings = dataclasses.replace(  # the run records the number that it gets
+        run_settings(dataclasses.replace(flags, fleet=served), env.name, collection),
+        of_command=[] if wanted is None else ["--num_actors", str(wanted)],
+    )
     played = Played(env=env, seen_keys=names(fleet.observation_space), others_serve=started is None)
     LearnerRun(settings, played, opened, replica=replica).train(
         lambda spec: make_agent(spec, *spaces),

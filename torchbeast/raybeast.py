@@ -58,7 +58,8 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     spec = flags.environment.spec
     with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
-    fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, _is_own_code(flags)))
+    is_own_code = ":" in spec.name or ":" in flags.model.spec.name  # which workers must import
+    fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, is_own_code))
     room = fleet.room()
     workers = num_workers(flags.ray, room)
     fleet.reserve_for_learner()
@@ -79,11 +80,6 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     played = Played(env=spec, seen_keys=names(spaces[0]))
     run = LearnerRun(settings, played, opened)
     run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), SharedWeights, source)
-
-
-def _is_own_code(flags: RayBeastFlags) -> bool:
-    """Whether workers must import a module of the user's."""
-    return ":" in flags.environment.spec.name or ":" in flags.model.spec.name
 
 
 def _collection(flags: RayBeastFlags, workers: int, room: Room) -> Collection:

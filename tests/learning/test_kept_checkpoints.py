@@ -21,7 +21,6 @@ from test_training import B, T
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import CheckpointConfig
-from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
 from torchbeast.reporting.log_files import read_logs
 
@@ -149,11 +148,11 @@ def test_a_checkpoint_that_is_asked_for_by_name_is_read_alone(tmp_path: Path) ->
     for path in snapshots:
         shutil.copyfile(own, path)
     with pytest.raises(UsageError, match="there is no checkpoint at .*ckpt.tar"):
-        EarlierRun.at(tmp_path / "ckpt.tar")
+        train(tmp_path, GOOD, resumed=tmp_path / "ckpt.tar")
     snapshots[0].write_bytes(b"cut off")
     with pytest.raises(checkpoints.Damaged):
-        EarlierRun.at(snapshots[0])
-    EarlierRun.at(snapshots[1]).go_on()
+        train(tmp_path, GOOD, resumed=snapshots[0])
+    train(tmp_path, GOOD, resumed=snapshots[1])
     assert [path.exists() for path in snapshots] == [True, True]
 
 

@@ -76,10 +76,11 @@ def train(
     *rewards: float,
     groups: dict[str, Any] | None = None,
     make: Callable[[ActorSpec], Agent] = agent,
+    resumed: Path | None = None,
 ) -> None:
-    """Learns one batch for each reward; resumes the run in the folder."""
-    run = RunConfig(savedir=str(folder), xpid="run", seed=1)
-    train_with(MonoBeastFlags(run=run, **(groups or {})), "Catch", *rewards, make=make)
+    """Learns one batch for each reward; resumes the run in the folder, or another checkpoint."""
+    flags = MonoBeastFlags(run=RunConfig(savedir=str(folder), xpid="run", seed=1), **(groups or {}))
+    train_with(flags, "Catch", *rewards, make=make, resumed=resumed)
 
 
 def train_with(
@@ -87,9 +88,14 @@ def train_with(
     env_id: str,
     *rewards: float,
     make: Callable[[ActorSpec], Agent] = agent,
+    resumed: Path | None = None,
 ) -> None:
     """Learns one batch for each reward, with these settings."""
-    train_from(lambda: EndingSource([rollout(reward) for reward in rewards]), flags, env_id, make)
+
+    def source() -> EndingSource:
+        return EndingSource([rollout(reward) for reward in rewards])
+
+    train_from(source, flags, env_id, make, resumed)
 
 
 def train_from(
@@ -97,6 +103,7 @@ def train_from(
     flags: LearnerFlags,
     env_id: str = "Catch",
     make: Callable[[ActorSpec], Agent] = agent,
+    resumed: Path | None = None,
 ) -> None:
     """Learns from the source until it ends the run."""
     here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
@@ -107,7 +114,7 @@ def train_from(
         return make_source()
 
     with session(flags.run.folder, flatten(flags)) as opened:
-        run = LearnerRun(settings, Played(env=EnvSpec(env_id)), opened)
+        run = LearnerRun(settings, Played(env=EnvSpec(env_id)), opened, resumed)
         run.train(make, PublishedWeights, source)
 
 

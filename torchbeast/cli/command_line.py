@@ -208,7 +208,7 @@ def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
     """Returns whether the size of a replay is decided, or it or a ratio is typed that is not 0."""
     typed = [resuming.given(words, f"--{name}") for name in _OF_REPLAY]
     size = decided.get("replay_size", 0) if typed[0] is None else 0
-    return bool(size) or any(text is not None and not _is_zero(text) for text in typed)
+    return bool(size) or any(text and text.strip("0.") for text in typed)
 
 
 def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
@@ -221,14 +221,6 @@ def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
         typed = resuming.given(words, f"--{name}")
         if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
             raise UsageError(f"--{name} needs a replay: give its --replay_size too. See --help.")
-
-
-def _is_zero(text: str) -> bool:
-    """Returns whether a word is the number 0; tyro refuses words that are no numbers later."""
-    try:
-        return float(text) == 0
-    except ValueError:
-        return False
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:

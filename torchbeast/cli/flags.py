@@ -36,7 +36,8 @@ class ServedLearnerFlags(LearnerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.pipeline.queue_size(self.collected_at_once)
+        at_once = 1 if self.learns_from_transitions else self.rollouts.batch_size
+        self.pipeline.queue_size(at_once)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,11 +111,6 @@ class LearnerFlags:
         return trains and registry.learns_from_transitions(self.defaults.algo)
 
     @property
-    def collected_at_once(self) -> int:
-        """Rollouts that are taken from the environments at once."""
-        return 1 if self.learns_from_transitions else self.rollouts.batch_size
-
-    @property
     def synchronous_rollouts(self) -> int:
         """Rollouts that are collected between updates from single steps; 0: meanwhile."""
         return 0

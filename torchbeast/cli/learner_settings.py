@@ -67,7 +67,7 @@ def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
         check = functools.partial(_check_typed, flags)
         return follow(folder, config, asked, seed=seed or 0, check=check)
     path = folder / config.checkpoint
-    earlier = EarlierRun(path, needed=NEEDED)
+    earlier = EarlierRun.newest(path, NEEDED)
     earlier.check_same_algorithm(flags.defaults.algo)
     earlier.check_same_model(earlier.actor(flags.model.spec))
     film = flags.command.mode == "test_render"
@@ -76,15 +76,10 @@ def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
 
 def _check_typed(flags: LearnerFlags, saved: dict[str, Any], path: Path) -> None:
     """Raises UsageError as `test_run`; settings with their defaults stand for the run's own."""
-    earlier, known = EarlierRun.of(Found(saved, path)), actor_spec(saved)
+    earlier, known = EarlierRun(Found(saved, path)), actor_spec(saved)
     if flags.defaults.algo != DEFAULT:
         earlier.check_same_algorithm(flags.defaults.algo)
     typed, usual = flags.model.spec, ModelConfig().spec
-    earlier.check_same_model(
-        dataclasses.replace(
-            known,
-            name=known.name if typed.name == usual.name else typed.name,
-            kwargs=known.kwargs if typed.kwargs == usual.kwargs else typed.kwargs,
-            use_lstm=known.use_lstm if typed.use_lstm == usual.use_lstm else typed.use_lstm,
-        )
-    )
+    wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
+    changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}
+    earlier.check_same_model(dataclasses.replace(known, **changed))

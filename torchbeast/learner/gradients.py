@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 
 from torchbeast.core.algos.ranks import Ranks
-from torchbeast.core.specs import Precision
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learner.parts import make_source, making_agent, making_weights
 from torchbeast.learning.assemble import LearnerConfig, assemble
@@ -47,7 +46,6 @@ class WorkerParts:
 
     scheme: Scheme
     config: LearnerConfig
-    precision: Precision  # of the features of actors
     seed: int  # of the environments and actions of all workers
 
     def __call__(
@@ -71,7 +69,7 @@ class WorkerParts:
             batches_at_once=1,
         )
         return Made(
-            source=make_source(scheme, learner, self.precision, ending, stops_early),
+            source=make_source(scheme, learner, self.config, ending, stops_early),
             optimiser_step=made.optimiser_step,
             publish=made.weights.publish,
             end=ending.close,

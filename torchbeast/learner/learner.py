@@ -58,7 +58,6 @@ from torchbeast.learner.parts import (
     run_settings,
 )
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.assemble import precision
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.saving import CheckpointNotWritten, SavedReplay
@@ -336,10 +335,10 @@ class Learner:
         self._run = LearnerRun(settings, played, self._session, resumed)
         made = self._run.assemble(making_agent(scheme), making_weights(scheme))
         self._made, self._progress = made
-        of_actors = precision(settings.learner.hardware, settings.learner.reproducible)
         saved: SavedReplay | None = None
         if scheme.gradients is None:
-            source = functools.partial(make_source, scheme, precision=of_actors, ending=ending)
+            config = settings.learner
+            source = functools.partial(make_source, scheme, config=config, ending=ending)
             self._source, saved = ending.enter_context(
                 self._run.source(self._made, self._progress, source)
             )
@@ -350,7 +349,6 @@ class Learner:
             parts = WorkerParts(
                 scheme=scheme,
                 config=settings.learner,
-                precision=of_actors,
                 seed=self._run.environment_seed(self._progress),
             )
             fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
@@ -373,7 +371,7 @@ class Learner:
         self._watching = _Watching(self._training, self._source, at_once)
         self._cuda_stream = CudaStream(self._made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
-        load_states(self._callbacks, self._run.recorded_callbacks)
+        load_states(self._callbacks, self._run.earlier.callbacks)
 
     def _learn_from(self, batch: Batch) -> None:
         try:

@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
-
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.envs.spaces import num_bytes
-from torchbeast.core.specs import ActorSpec, ModelConfig, Precision
+from torchbeast.core.specs import ActorSpec, ModelConfig
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning.assemble import CPU_BYTES_AT_ONCE, LearnerConfig, MakeAgent
+from torchbeast.learning.assemble import (
+    CPU_BYTES_AT_ONCE,
+    LearnerConfig,
+    MakeAgent,
+    MakeWeights,
+    precision,
+)
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.weights import PublishedWeights
@@ -29,7 +33,7 @@ from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.scheme import Scheme
-from torchbeast.sources.contract import Learner, Publisher, Source
+from torchbeast.sources.contract import Learner, Source
 
 
 def run_settings(
@@ -127,7 +131,7 @@ def making_agent(scheme: Scheme) -> MakeAgent:
     return make
 
 
-def making_weights(scheme: Scheme) -> Callable[[nn.Module, int], Publisher]:
+def making_weights(scheme: Scheme) -> MakeWeights:
     """Returns a function that publishes the first weights."""
     if scheme.col_remote_workers and scheme.inference == "worker":
         from torchbeast.sources.processes.weights import SharedWeights, ring_size
@@ -139,15 +143,16 @@ def making_weights(scheme: Scheme) -> Callable[[nn.Module, int], Publisher]:
 def make_source(
     scheme: Scheme,
     learner: Learner[Any],
-    precision: Precision,
+    config: LearnerConfig,
     ending: ExitStack,
     stops_early: Callable[[float], bool] | None = None,
 ) -> Source:
     """Returns the source; `ending` closes its environments or ends its workers.
 
-    precision: of the features of actors. stops_early: see LocalSource, which alone asks for it.
+    config: of the run's learner. stops_early: see LocalSource, which alone asks for it.
     """
     env, on_demand = env_spec(scheme), scheme.synchronous_rollouts > 0
+    acting = precision(config.hardware, config.reproducible)
     if scheme.inference == "central":
         from torchbeast.learner.served import served_source  # compiled
 
@@ -160,14 +165,14 @@ def make_source(
 
         fleet = ending.enter_context(collecting_fleet(scheme, env))
         workers, lag = scheme.col_remote_workers, scheme.processes.fixed_lag
-        return FleetSource(learner, env, precision, fleet, scheme.ray, workers, lag, on_demand)
+        return FleetSource(learner, env, acting, fleet, scheme.ray, workers, lag, on_demand)
     if scheme.col_remote_workers:
         from torchbeast.sources.processes.source import process_source
 
-        return process_source(learner, env, precision, scheme.processes, on_demand, ending)
+        return process_source(learner, env, acting, scheme.processes, on_demand, ending)
     from torchbeast.sources.local.source import LocalSource
 
     keywords, make = env.options.info_keywords, scheme.train_envs_factory.make
-    played = LocalSource(learner, keywords, precision, make, scheme.num_envs, stops_early)
+    played = LocalSource(learner, keywords, acting, make, scheme.num_envs, stops_early)
     ending.callback(played.end)
     return played

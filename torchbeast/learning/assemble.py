@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,14 +55,14 @@ class Compute:
         slices = "whole batches at once"
         if self.bytes_at_once is not None:
             slices = f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
-        return f"Computing {where} in {self._numbers(model)}, {slices}, with {threads}."
-
-    def _numbers(self, model: Actor) -> str:
         name = str(model.compute_dtype).removeprefix("torch.")
         has = has_bfloat16(self.device)
         leaves_out = self.precision == "auto" and has and model.compute_dtype == torch.float32
         small = ", which this network does not gain from" if leaves_out else ""
-        return f"{name} (this hardware {'has' if has else 'does not have'} bfloat16{small})"
+        return (
+            f"Computing {where} in {name} (this hardware {'has' if has else 'does not have'} "
+            f"bfloat16{small}), {slices}, with {threads}."
+        )
 
 
 def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
@@ -127,9 +127,11 @@ def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:
     return int(megabytes * 1e6) or None
 
 
-Weights = TypeVar("Weights", bound=Publisher)
 MakeAgent = Callable[[ActorSpec], Agent]
 """Makes an agent with the network of a spec for the run's environment, or raises UsageError."""
+
+MakeWeights = Callable[[nn.Module, int], Publisher]
+"""Publishes the first weights, of this version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +180,13 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembled(Generic[Weights]):
+class Assembled:
     """An assembled learner."""
 
     compute: Compute
     agent: Agent
     optimiser_step: OptimiserStep[Any]
-    weights: Weights
+    weights: Any  # a Publisher
 
     @property
     def algo(self) -> Algorithm[Any]:
@@ -195,11 +197,11 @@ class Assembled(Generic[Weights]):
 def assemble(
     config: LearnerConfig,
     make_agent: MakeAgent,
-    make_weights: Callable[[nn.Module, int], Weights],
+    make_weights: MakeWeights,
     earlier: EarlierRun | None = None,
     say: Callable[[Compute, Agent], None] | None = None,
     ranks: Ranks | None = None,
-) -> Assembled[Weights]:
+) -> Assembled:
     """Assembles a learner on this machine, and restores the state of an earlier run, if any.
 
     say: called once the network is on its device, before it is compiled or learns, to report

@@ -25,35 +25,27 @@ _log = logging.getLogger("torchbeast.earlier_run")
 class EarlierRun:
     """The run that is resumed. Without a checkpoint it answers as a new run."""
 
-    def __init__(self, path: Path | None = None, needed: Sequence[str] = checkpoints.KEYS) -> None:
-        """Reads the checkpoint at `path`, which need not exist; needed: keys that it must have."""
-        self._path = Path() if path is None else path
-        self._found = None
-        if path is not None and checkpoints.existing(path):
-            self._found = checkpoints.load_newest(path, needed)
-        self._saved = None if self._found is None else self._found.checkpoint
+    def __init__(self, found: checkpoints.Found | None = None) -> None:
+        """Takes the checkpoint that was read."""
+        self._found = found
+        self._saved = None if found is None else found.checkpoint
+        self._path = Path() if found is None else found.path
 
-    def go_on(self) -> None:
+    @classmethod
+    def newest(cls, path: Path, needed: Sequence[str] = checkpoints.KEYS) -> EarlierRun:
+        """Reads the newest checkpoint of a run, which need not exist; needed: keys that it must
+        have.
+        """
+        return cls(checkpoints.load_newest(path, needed) if checkpoints.existing(path) else None)
+
+    def go_on(self, newest: Path) -> None:
         """Puts the checkpoint in the place of newer ones that are damaged, and warns of them.
 
         For the process that goes on with the run, before it writes a checkpoint.
         """
-        if self._found is None or not (said := checkpoints.sentence(self._found, self._path)):
-            return
-        _log.warning("%s%s", said, checkpoints.put_in_place(self._found, self._path))
-
-    @classmethod
-    def at(cls, path: Path) -> EarlierRun:
-        """Reads this checkpoint and no other, whosever it is; raises UsageError if it is not
-        there."""
-        return cls.of(checkpoints.Found(checkpoints.load(path), path))
-
-    @classmethod
-    def of(cls, found: checkpoints.Found) -> EarlierRun:
-        """Takes a checkpoint that was read."""
-        run = cls()
-        run._path, run._found, run._saved = found.path, found, found.checkpoint
-        return run
+        if self._found is not None and (said := checkpoints.sentence(self._found, newest)):
+            _log.warning("%s%s", said, checkpoints.put_in_place(self._found, newest))
+            self._path = newest
 
     @property
     def recorded(self) -> Mapping[str, Any] | None:

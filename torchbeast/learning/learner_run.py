@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
@@ -27,7 +26,14 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.assemble import Assembled, Compute, LearnerConfig, MakeAgent, assemble
+from torchbeast.learning.assemble import (
+    Assembled,
+    Compute,
+    LearnerConfig,
+    MakeAgent,
+    MakeWeights,
+    assemble,
+)
 from torchbeast.learning.config import CheckpointConfig, sentence
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.recorded import changes, naming_flags, reaching_flags, recorded_env
@@ -48,7 +54,7 @@ from torchbeast.reporting.loggers import FILES, DisplayConfig
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.waiting import say
-from torchbeast.sources.contract import Learner, Publisher, Source
+from torchbeast.sources.contract import Learner, Source
 
 if TYPE_CHECKING:  # a program that has several learners brings their code along
     from torchbeast.learning.replicas import Replica
@@ -56,8 +62,6 @@ if TYPE_CHECKING:  # a program that has several learners brings their code along
 _log = logging.getLogger("torchbeast.learner")
 
 _JOIN_S = 15.0
-
-Weights = TypeVar("Weights", bound=Publisher)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +119,12 @@ class LearnerRun:
         self.played = played
         self.session = session
         own = session.folder.checkpoint
-        self._earlier = EarlierRun(own) if resumed in (None, own) else EarlierRun.at(resumed)
-        self._earlier.go_on()
-        seed = self._earlier.seed(settings.run.seed)
+        if resumed in (None, own):
+            self.earlier = EarlierRun.newest(own)
+            self.earlier.go_on(own)
+        else:  # this checkpoint and no other, whosever it is
+            self.earlier = EarlierRun(checkpoints.Found(checkpoints.load(resumed), resumed))
+        seed = self.earlier.seed(settings.run.seed)
         self._recorded = {**settings.recorded, **played.recorded(), "seed": seed}
         session.folder.update(args=self._recorded)
         torch.manual_seed(seed)
@@ -125,8 +132,8 @@ class LearnerRun:
     def train(
         self,
         make_agent: MakeAgent,
-        make_weights: Callable[[nn.Module, int], Weights],
-        make_source: Callable[[Learner[Weights]], Source],
+        make_weights: MakeWeights,
+        make_source: Callable[[Learner[Any]], Source],
     ) -> None:
         """Trains until the run ends, for whatever reason, and prints a summary."""
         made, progress = self.assemble(make_agent, make_weights)
@@ -145,36 +152,36 @@ class LearnerRun:
             self._learn(made, source, progress, saved)
 
     def assemble(
-        self, make_agent: MakeAgent, make_weights: Callable[[nn.Module, int], Weights]
-    ) -> tuple[Assembled[Weights], Progress]:
+        self, make_agent: MakeAgent, make_weights: MakeWeights
+    ) -> tuple[Assembled, Progress]:
         """Assembles the learner, with the state and the progress of an earlier run, if any."""
         played = self.played
-        self._earlier.check_same_environment(played.env.name, played.others_serve)
-        self._earlier.check_same_algorithm(self._recorded["algo"])
-        config, earlier = self.settings.learner, self._earlier
+        self.earlier.check_same_environment(played.env.name, played.others_serve)
+        self.earlier.check_same_algorithm(self._recorded["algo"])
+        config, earlier = self.settings.learner, self.earlier
         check_learns_from_replay(config, self._recorded["algo"])
         replica = self._replica
         ranks = None if replica is None else replica.ranks
         made = assemble(config, make_agent, make_weights, earlier, self._say_start, ranks)
-        progress = self._earlier.progress()
+        progress = self.earlier.progress()
         if replica is not None:
             replica.equalise(made.optimiser_step)
             made.weights.publish(made.agent.model, made.optimiser_step.version)
             if not replica.leads:  # other actions than those of rank 0
                 torch.manual_seed(self.environment_seed(progress))
         progress.keep_last(self.settings.display.episodes_for_avg)
-        if self._earlier.recorded is not None:
+        if self.earlier.recorded is not None:
             say(f"Resuming {self.session.folder.path} at step {progress.step:,}.")
-            for line in changes(self._earlier.recorded, self._recorded):
+            for line in changes(self.earlier.recorded, self._recorded):
                 say(line)
         return made, progress
 
     @contextmanager
     def source(
         self,
-        made: Assembled[Weights],
+        made: Assembled,
         progress: Progress,
-        make_source: Callable[[Learner[Weights]], Source],
+        make_source: Callable[[Learner[Any]], Source],
     ) -> Iterator[tuple[Source, SavedReplay | None]]:
         """Makes the source, with a replay in front of it if there is one, and what is saved of it
         with checkpoints.
@@ -211,16 +218,6 @@ class LearnerRun:
         with with_replay(self, source, learner, free) as replayed:
             yield replayed
 
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the run has a checkpoint of an earlier part."""
-        return self._earlier.recorded is not None
-
-    @property
-    def recorded_callbacks(self) -> Mapping[str, Any]:
-        """The states of callbacks, by name, in the checkpoint of the earlier run."""
-        return self._earlier.callbacks
-
     def environment_seed(self, progress: Progress) -> int:
         """Returns a seed for environments and replay that no earlier part of the run has used."""
         root = np.random.SeedSequence((self._recorded["seed"], progress.step))
@@ -229,7 +226,7 @@ class LearnerRun:
 
     def _learn(
         self,
-        made: Assembled[Any],
+        made: Assembled,
         source: Source,
         progress: Progress,
         saved: SavedReplay | None,
@@ -267,7 +264,7 @@ class LearnerRun:
     @contextmanager
     def training(
         self,
-        made: Assembled[Any],
+        made: Assembled,
         source: Source,
         progress: Progress,
         saved: SavedReplay | None,

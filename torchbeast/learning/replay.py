@@ -67,7 +67,7 @@ def own_replay(
     config, is_saved = run.settings.learner, run.settings.learner.replay.checkpoint_replay
     of_replay = config, learner.agent, learner.extras, learner.seed, online.num_bytes, free
     store = make_replay(*of_replay, functools.partial(_outcome, run))
-    if run.is_resumed:
+    if run.earlier.recorded is not None:
         resume_replay(store, run.session.folder.path, is_saved)
     if config.learns_from_transitions:
         transitions = transition_source(online, store, config, learner.first_step)

@@ -65,17 +65,12 @@ class ActorsConfig:
         return self.num_actors or self.usual_environments(processes)
 
     def usual_environments(self, processes: int) -> int:
-        """Returns the default number of environments if this number of processes steps them."""
-        return usual_environments(processes)
+        """Returns the default number of environments if this number of processes steps them.
 
-
-def usual_environments(processes: int) -> int:
-    """Returns the default number of environments if this number of processes steps them.
-
-    Each process has the same power of two, because such numbers divide most batches evenly.
-    """
-    share = min(_ENVS_PER_PROCESS, max(1, _USUAL_ENVS // processes))
-    return processes << (share.bit_length() - 1)
+        Each process has the same power of two, because such numbers divide most batches evenly.
+        """
+        share = min(_ENVS_PER_PROCESS, max(1, _USUAL_ENVS // processes))
+        return processes << (share.bit_length() - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torchbeast.core.wording import counted
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.processes.system import allowed_descriptors, available_cores
-from torchbeast.sources.config import ActorsConfig, usual_environments
+from torchbeast.sources.config import ActorsConfig
 from torchbeast.sources.servers.addresses import host_and_port
 
 _FILES_OF_A_STREAM = 4  # its connection, and what gRPC wakes its threads with: 3.25 were counted
@@ -181,7 +181,7 @@ class ServersConfig:
 
     def environments(self) -> int:
         """Returns the number of environments."""
-        return self.num_actors or self.num_servers or usual_environments(available_cores())
+        return self.num_actors or self.num_servers or ActorsConfig().environments()
 
 
 @dataclass(frozen=True, kw_only=True)
