@@ -16,7 +16,6 @@ from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.envs.selection import names
 from torchbeast.core.wording import counted
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
@@ -74,7 +73,7 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
         fixed_lag=flags.processes.fixed_lag,
     )
     settings = run_settings(flags, spec.name, collection, flags.is_reproducible)
-    played = Played(env=spec, seen_keys=names(spaces[0]))
+    played = Played(env=spec, observation_space=spaces[0])
     weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
     run = LearnerRun(settings, played, opened)
     run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), weights, source)

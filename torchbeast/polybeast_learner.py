@@ -24,7 +24,6 @@ from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
@@ -58,17 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(argv: Sequence[str]) -> int:
     """Runs alone, or as one of the learners that torchrun has started."""
-    launch = launched()
+    launch, of = launched(), (PolyBeastLearnerFlags, PROGRAM)
     if launch is None:
-        return run_with(_parse(argv), run)
+        return run_with(parse(*of, argv), run)
     from torchbeast.learning.replicas import replica
 
-    with replica(launch) as among, among.words(argv, lambda words: _parse(words).run) as words:
-        return run_with(_parse(words), functools.partial(run, replica=among))
-
-
-def _parse(argv: Sequence[str]) -> PolyBeastLearnerFlags:
-    return parse(PolyBeastLearnerFlags, PROGRAM, argv)
+    with replica(launch) as among, among.words(argv, lambda words: parse(*of, words).run) as words:
+        return run_with(parse(*of, words), functools.partial(run, replica=among))
 
 
 def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
@@ -247,7 +242,8 @@ def train(
         run_settings(dataclasses.replace(flags, fleet=served), env.name, collection),
         of_command=[] if wanted is None else ["--num_actors", str(wanted)],
     )
-    played = Played(env=env, seen_keys=names(fleet.observation_space), others_serve=started is None)
+    others_serve = started is None
+    played = Played(env=env, observation_space=spaces[0], others_serve=others_serve)
     LearnerRun(settings, played, opened, replica=replica).train(
         lambda spec: make_agent(spec, *spaces),
         PublishedWeights,

@@ -16,7 +16,6 @@ from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.envs.selection import names
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
@@ -77,7 +76,7 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
         return FleetSource(learner, spec, acting, fleet, flags.ray, workers)
 
     settings = run_settings(flags, spec.name, _collection(flags, workers, room))
-    played = Played(env=spec, seen_keys=names(spaces[0]))
+    played = Played(env=spec, observation_space=spaces[0])
     run = LearnerRun(settings, played, opened)
     run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), SharedWeights, source)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from bench.flags import BenchFlags
 
-from torchbeast.cli.algorithm import with_algorithm
+from torchbeast.cli.command_line import with_algorithm
 from torchbeast.cli.flags import (
     PolyBeastEnvFlags,
     PolyBeastFlags,

@@ -14,21 +14,30 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from difflib import get_close_matches
+from itertools import dropwhile, takewhile
 from typing import Any, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from torchbeast.cli import presets, resuming
-from torchbeast.cli.algorithm import check_recorded, with_algorithm
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
-from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
+from torchbeast.core.specs import SpecError
+from torchbeast.errors import (
+    EXIT_DONE,
+    RunError,
+    UsageError,
+    exit_code_of,
+    refusing_paths,
+    what_it_raised,
+)
 from torchbeast.reporting.output import lossy_output
 
 KWARGS = Mapping[str, Any]
@@ -183,6 +192,70 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     return made, _replaced(made(), values) if values else None
 
 
+def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
+    """Returns the program's flags with those of the algorithm.
+
+    Raises UsageError if there is no such algorithm, or its settings cannot be flags.
+    """
+    config = _config(name)
+    if not issubclass(flags_type, LearnerFlags) or config is _default_config(flags_type):
+        return flags_type
+    _check_names(flags_type, name, config)
+    made: type[Flags] = dataclasses.make_dataclass(
+        flags_type.__name__,
+        [("algorithm", config, dataclasses.field(default_factory=config))],
+        bases=(flags_type,),
+        frozen=True,
+        kw_only=True,
+        namespace={"__doc__": flags_type.__doc__},
+    )
+    return made
+
+
+def _config(name: str) -> type:
+    """Returns the Config of the algorithm.
+
+    Raises UsageError if there is none, and RunError, with the traceback, when its code fails.
+    """
+    try:
+        config = config_of(name)
+        config()  # its defaults pass its checks
+    except SpecError as error:
+        raise UsageError(f"--algo {name} cannot be used: {error}") from error
+    except Exception as error:
+        raise RunError(f"the algorithm {name} failed: {what_it_raised(error)}") from error
+    return config
+
+
+def _default_config(flags_type: type) -> Any:
+    """Returns the class of the algorithm's Config that the flags have without --algo."""
+    return type(getattr(flags_type(), "algorithm", None))
+
+
+def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> None:
+    """Raises UsageError when a setting has the name of another setting or of another flag."""
+    settings = Counter(setting for setting, _ in kinds(config))
+    flags = {flag for flag, _ in kinds(flags_type)}
+    flags -= {flag for flag, _ in kinds(_default_config(flags_type))}
+    if taken := sorted(n for n, count in settings.items() if count > 1 or n in flags):
+        raise UsageError(
+            f"--algo {name} has settings with the names of other settings or flags, "
+            f"{', '.join(taken)}: give them other names"
+        )
+
+
+def check_recorded(settings: Mapping[str, Any]) -> None:
+    """Raises UsageError for a setting that a checkpoint cannot record."""
+    for name, value in settings.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise UsageError(
+                f"--{name} has a value that JSON cannot hold, {value!r}: make it a number, string "
+                "or boolean, or None, or a list, tuple or mapping of these"
+            ) from error
+
+
 def _without_served(
     flags_type: type[LearnerFlags], settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -286,16 +359,10 @@ def _first_sentence(box: str) -> str:
 
     On a terminal that cannot draw a box, lines of dashes separate the sections.
     """
-    lines: list[str] = []
-    for line in box.splitlines()[1:]:
-        text = line.strip(_BOX)
-        is_rule = not text.strip("-")
-        if is_rule and lines:
-            break
-        if not is_rule:
-            lines.append(text)
-    sentence = " ".join(lines).removesuffix(".").rstrip()
-    return f"{sentence}."
+    texts = [line.strip(_BOX) for line in box.splitlines()[1:]]
+    section = dropwhile(lambda text: not text.strip("-"), texts)
+    sentence = " ".join(takewhile(lambda text: text.strip("-"), section))
+    return f"{sentence.removesuffix('.').rstrip()}."
 
 
 def names(flags_type: type) -> list[str]:

@@ -52,7 +52,7 @@ class DefaultsFlags:
 class LearnerFlags:
     """The groups of flags that every learner has.
 
-    `algorithm` is replaced by the Config of the algorithm that --algo names, see cli/algorithm.py.
+    `algorithm` is replaced by the Config of the algorithm that --algo names, see `with_algorithm`.
     """
 
     decided_by_servers: ClassVar[tuple[str, ...]] = ()

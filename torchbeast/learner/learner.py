@@ -34,7 +34,6 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.ambient import OwnProcess, one_thread, own_settings
 from torchbeast.core.checks import at_least, names_checked, require
 from torchbeast.core.device import CudaStream
-from torchbeast.core.envs.selection import names
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.wording import counted
 from torchbeast.errors import UsageError, expanded
@@ -331,7 +330,7 @@ class Learner:
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         self._session = Session(supervisor, folder)
         envs = scheme.train_envs_factory
-        played = Played(env=spec, seen_keys=names(envs.sent_space), make=envs.make)
+        played = Played(env=spec, observation_space=envs.sent_space, make=envs.make)
         self._run = LearnerRun(settings, played, self._session, resumed)
         made = self._run.assemble(making_agent(scheme), making_weights(scheme))
         self._made, self._progress = made

@@ -21,6 +21,7 @@ import torch
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
+from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
@@ -69,13 +70,13 @@ class Played:
     """The environment of a run, as the environments themselves describe it."""
 
     env: EnvSpec
-    seen_keys: Sequence[str] = ()  # names of the leaves of its observation
+    observation_space: Any = ()  # of one, before frames are stacked
     others_serve: bool = False  # by servers that the program did not start
     make: Callable[[int], VecEnv] | None = None  # so many of it; None: by its spec
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""
-        keys = {"observation_keys": list(self.seen_keys)}
+        keys = {"observation_keys": names(self.observation_space)}
         options = self.env.options.as_json() | keys
         return {**recorded_env(self.env, self.others_serve), **options}
 
@@ -358,21 +359,18 @@ class LearnerRun:
         folder, program = self.session.folder, self.settings.collection.program
         say(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
-        to_test, to_resume = naming_flags(self._recorded), self._to_resume(progress)
-        replica = self._replica
-        here = replica.size if replica is not None and replica.on_one_machine else 1
-        commands = next_commands(program, folder.path, exists, to_test, to_resume, here)
-        print(commands, flush=True)
-
-    def _to_resume(self, progress: Progress) -> list[str]:
-        """Returns the flags with which the run goes on; a complete one needs more steps."""
-        more = ["--total_steps", str(2 * self._total_steps)]
-        return [
-            *([] if self.played.others_serve else naming_flags(self._recorded)),
+        naming = naming_flags(self._recorded)
+        more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete
+        to_resume = [
+            *([] if self.played.others_serve else naming),
             *reaching_flags(self.settings.recorded),
             *self.settings.of_command,
             *(more if progress.step >= self._total_steps else []),
         ]
+        replica = self._replica
+        here = replica.size if replica is not None and replica.on_one_machine else 1
+        commands = next_commands(program, folder.path, exists, naming, to_resume, here)
+        print(commands, flush=True)
 
 
 def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:

@@ -84,8 +84,6 @@ class PolySource:
         """
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
-        if door is None:
-            pipeline.check_enough(len(fleet.stream_addresses))
         agent, extras, rollouts = learner.agent, learner.extras, learner.rollouts
         specs_of_extras(agent.model, extras)
         self._actor = agent.model
