@@ -424,8 +424,7 @@ class Product(Joint):
         self._space = space
 
     def _pack(self, leaves: list[Any]) -> Nest[Tensor]:
-        packed: Nest[Tensor] = pack_as(self._space, leaves)
-        return packed
+        return pack_as(self._space, leaves)
 
     def _leaves(self, action: Nest[Tensor]) -> Sequence[Tensor]:
         leaves = flatten(action)
@@ -484,8 +483,7 @@ def _log_slope_of_tanh(u: Tensor) -> Tensor:
 
 def _bounded(values: Tensor, low: float, high: float) -> Tensor:
     """values.clamp(low, high), with a gradient outside of the bounds where it leads back inside."""
-    bounded: Tensor = _Bounded.apply(values, low, high)  # type: ignore[no-untyped-call]
-    return bounded
+    return _Bounded.apply(values, low, high)  # type: ignore[no-untyped-call]
 
 
 class _Bounded(torch.autograd.Function):

@@ -117,8 +117,7 @@ class Spec:
         if not self.pickled:
             return find(self.name)
         _cloudpickle(self.name)
-        unpickled: Callable[..., Any] = pickle.loads(base64.b64decode(self.pickled))
-        return unpickled
+        return pickle.loads(base64.b64decode(self.pickled))
 
 
 @dataclass(frozen=True)
@@ -144,8 +143,7 @@ def find(name: str) -> Callable[..., Any]:
         raise SpecError(f"{name}: the module {module_name} has no {attribute!r}{hint}") from None
     if not callable(found):
         raise SpecError(f"{name}: {attribute} is {found!r}, expected a function or class")
-    made: Callable[..., Any] = found
-    return made
+    return found
 
 
 def import_module(module_name: str, wanted: str) -> ModuleType:

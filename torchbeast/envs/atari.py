@@ -114,8 +114,7 @@ def _game_start(info: dict[str, np.ndarray]) -> np.ndarray:
     A restart changes it and a lost life does not, which tells the two apart even in games without
     lives.
     """
-    start: np.ndarray = info["frame_number"] - info["episode_frame_number"]
-    return start
+    return info["frame_number"] - info["episode_frame_number"]
 
 
 def is_atari(env_id: str) -> bool:

@@ -91,18 +91,15 @@ class EnvProcess:
         self.frame_stack: int = described["frame_stack"]
 
     def reset(self, seed: int) -> ArrayNest:
-        observation: ArrayNest = self._call("a reset", "reset", seed)
-        return observation
+        return self._call("a reset", "reset", seed)
 
     def step(self, action: ArrayNest) -> VecStep:
         """Executes the actions. The environments' info does not leave their process."""
-        step: VecStep = self._call("a step", "step", action)
-        return step
+        return self._call("a step", "step", action)
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
-        picture: np.ndarray | None = self._call("a picture", "render")
-        return picture
+        return self._call("a picture", "render")
 
     def check_goals(self) -> None:
         """Raises EnvError unless the environment has goals, see outcome_of."""
@@ -111,8 +108,7 @@ class EnvProcess:
     def outcome(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns what other goals would have brought, see outcome_of."""
         what = "the rewards of other goals"
-        outcome: tuple[np.ndarray, np.ndarray] = self._call(what, "outcome", achieved, desired)
-        return outcome
+        return self._call(what, "outcome", achieved, desired)
 
     def close(self) -> None:
         """Closes the environments and waits for the end of their process, which is killed if it

@@ -227,8 +227,7 @@ class BitFlip(_Toy):
         self, achieved: np.ndarray, desired: np.ndarray, info: object
     ) -> np.ndarray:
         """Returns which goals [N, bits] are reached, bool [N]."""
-        reached: np.ndarray = (achieved == desired).all(axis=1)
-        return reached
+        return (achieved == desired).all(axis=1)
 
     def _begin(self, envs: np.ndarray) -> None:
         self._steps[envs] = 0

@@ -92,8 +92,7 @@ class RandomStarts:
             mask = torch.from_numpy(starting).view(1, -1, *[1] * (leaf.ndim - 2))
             return torch.where(mask, torch.as_tensor(random, dtype=leaf.dtype)[None], leaf)
 
-        replaced: Nest[Tensor] = map_leaves2(mixed, action, drawn)
-        return replaced
+        return map_leaves2(mixed, action, drawn)
 
     def count(self, episode_end: np.ndarray) -> None:
         """Draws a new number of random actions where an episode ended; episode_end: bool [E]."""

@@ -76,13 +76,11 @@ def _visible(image: np.ndarray) -> np.ndarray:
     """Converts an image [C, H, W] to uint8 [1 or 3, H, W]."""
     if image.dtype == np.bool_:
         grays = np.linspace(255, 80, len(image)).astype(np.uint8)
-        shown: np.ndarray = (image * grays[:, None, None]).max(0, keepdims=True)
-        return shown
+        return (image * grays[:, None, None]).max(0, keepdims=True)
     newest = image if len(image) == 3 else image[-1:]
     if newest.dtype == np.uint8:
         return newest
-    scaled: np.ndarray = (np.clip(newest, 0, 1) * 255).astype(np.uint8)
-    return scaled
+    return (np.clip(newest, 0, 1) * 255).astype(np.uint8)
 
 
 def _enlarged(frame: np.ndarray) -> np.ndarray:

@@ -101,8 +101,7 @@ class TorchBeastActor(_OnRay, RolloutWorker):
         """
         import ray
 
-        found: Packed = ray.get(weights[0])
-        return found
+        return ray.get(weights[0])
 
 
 class TorchBeastGradientWorker(_OnRay, GradientWorker):
@@ -416,8 +415,7 @@ class RayFleet:
         task = self._ray.remote(_visible_gpus).options(
             num_cpus=0, num_gpus=self._config.learner_gpus, scheduling_strategy=strategy
         )
-        found: list[str] = self._ray.get(task.remote())
-        return found
+        return self._ray.get(task.remote())
 
     def _last_lines(self, place: Place) -> list[str]:
         """Returns what a dead worker of this machine printed at last; [] elsewhere."""

@@ -152,8 +152,7 @@ class RayReplayClient(SharingAgent):
 
     def _insert(self, finals: list[np.ndarray]) -> Figures:
         batch = {**self._inserted, "final_observation": tuple(finals)}
-        figures: Figures = self._ask("insert", self._ticket, batch)
-        return figures
+        return self._ask("insert", self._ticket, batch)
 
     def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
         filled, batch, figures = self._ask("fill", self._ticket, first_walk)
@@ -308,7 +307,4 @@ def checked_name(name: str) -> str:
 
 def _batch(joining: Joining, columns: int) -> dict[str, Any]:
     """Returns the memory of a batch [T+1, columns, ...]."""
-    batch: dict[str, Any] = map_leaves(
-        lambda spec: np.zeros(spec.shape, spec.dtype), joining.batch(columns)
-    )
-    return batch
+    return map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), joining.batch(columns))

@@ -246,5 +246,4 @@ def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:
         return rollout.final_observation
     own, more = flatten(rollout.final_observation), map(torch.from_numpy, finals)
     joined = [torch.cat(pair) for pair in zip(own, more, strict=True)]
-    packed: Nest[Tensor] = pack_as(rollout.final_observation, joined)
-    return packed
+    return pack_as(rollout.final_observation, joined)

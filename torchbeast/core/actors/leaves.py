@@ -341,8 +341,7 @@ class PreparedTorso(Torso):
         self.num_features = torso.num_features
 
     def forward(self, frames: Tensor) -> Tensor:
-        features: Tensor = self.torso(self.scale(frames))
-        return features
+        return self.torso(self.scale(frames))
 
     def observe(self, frames: Tensor) -> None:
         if isinstance(self.scale, RunningNorm):

@@ -281,8 +281,7 @@ class BuiltIn(OffPolicyActor):
 
     def forward(self, observation: Nest[Tensor]) -> Tensor:
         features = self.features(observation, self.compute_dtype)
-        outputs: Tensor = self.get_submodule(self.head)(features)
-        return outputs
+        return self.get_submodule(self.head)(features)
 
     def feature_weights(self) -> Iterable[nn.Parameter]:
         return self.features.torsos.parameters()

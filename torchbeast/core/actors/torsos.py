@@ -218,8 +218,7 @@ class _FixupBlock(nn.Module):
         first, second, third, last = self.biases
         branch = self.conv1(F.relu(x) + first)
         branch = self.conv2(F.relu(branch + second) + third)
-        out: Tensor = x + self.scale * branch + last
-        return out
+        return x + self.scale * branch + last
 
 
 def as_float(frames: Tensor) -> Tensor:

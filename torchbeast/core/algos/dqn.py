@@ -68,8 +68,7 @@ class DQN(OffPolicy):
         """Returns what the target network says of the best actions [B]."""
         rated = self.target.network(observation).float()
         chosen = self.actor(observation) if self.config.double_dqn else rated
-        best: Tensor = rated.gather(-1, chosen.argmax(-1, keepdim=True)).squeeze(-1)
-        return best
+        return rated.gather(-1, chosen.argmax(-1, keepdim=True)).squeeze(-1)
 
     def after_step(self) -> None:
         """Copies the network to the target network, when it is time."""

@@ -100,8 +100,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients_of(parameters)]
     if not norms:
         return torch.zeros((), device=parameters[0].device)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return norm
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: float) -> None:

@@ -43,8 +43,7 @@ class OffPolicy(Algorithm[Transitions]):
         powers = config.discounting ** torch.arange(rewards.shape[1], device=rewards.device)
         num_joined = 1 if batch.num_joined is None else batch.num_joined
         discounts = config.discounting**num_joined * (1.0 - batch.terminated.float())
-        targets: Tensor = (rewards * powers).sum(-1) + discounts * next_values
-        return targets
+        return (rewards * powers).sum(-1) + discounts * next_values
 
 
 class Target(nn.Module):

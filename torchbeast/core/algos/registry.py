@@ -106,8 +106,7 @@ def config_of(name: str) -> type:
     """
     if name not in ALGOS:
         return find(name).Config
-    config: type = _import(name, f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
-    return config
+    return _import(name, f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
 
 
 def _import(name: str, path: str) -> Any:

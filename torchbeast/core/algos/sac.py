@@ -146,8 +146,7 @@ class _OverBox:
     def values_of(
         self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
     ) -> Tensor:
-        values: Tensor = critics(observation, self._distribution.features(action))
-        return values
+        return critics(observation, self._distribution.features(action))
 
 
 class _OverChoices:
@@ -174,8 +173,7 @@ class _OverChoices:
         self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
     ) -> Tensor:
         chosen = self._distribution.features(action)  # one-hot
-        values: Tensor = (critics(observation) * chosen).sum(-1)
-        return values
+        return (critics(observation) * chosen).sum(-1)
 
 
 def _policies_over(actor: Actor) -> _OverBox | _OverChoices:

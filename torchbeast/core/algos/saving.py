@@ -80,8 +80,7 @@ def _further(algo: Algorithm[Any]) -> dict[str, dict[str, Any]]:
 
 
 def _further_state(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    found: Mapping[str, Mapping[str, Any]] = state.get(ALGORITHM, {"models": {}, "optimisers": {}})
-    return found
+    return state.get(ALGORITHM, {"models": {}, "optimisers": {}})
 
 
 def _check_names(algo: Algorithm[Any], kind: str, own: set[str], saved: set[str]) -> None:

@@ -77,8 +77,7 @@ class TD3(OffPolicy):
         units = self.target_actor.network(minibatch.next_observation).tanh()
         limit = self.config.target_noise_clip
         noise = (self.config.target_noise * torch.randn_like(units)).clamp(-limit, limit)
-        noisy: Tensor = (units + noise).clamp(-1.0, 1.0)
-        return noisy
+        return (units + noise).clamp(-1.0, 1.0)
 
     def after_step(self) -> None:
         """Lets the targets follow, when it is time."""

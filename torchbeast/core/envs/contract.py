@@ -179,8 +179,7 @@ def final_info_of(env: Any) -> FinalInfo:
     """Returns what the environments gave with the games that ended in the step before; a VecEnv
     need not have it.
     """
-    given: FinalInfo = getattr(env, "final_info", {})
-    return given
+    return getattr(env, "final_info", {})
 
 
 def write_numbers(row: np.ndarray, info: FinalInfo, keyword: str) -> None:

@@ -56,15 +56,13 @@ class FrameStacker:
         final_observation: leaves [K, C, ...]. truncated: bool [E] with K entries that are true.
         """
         rows = map_leaves(lambda stack: stack[truncated], self._stack)
-        stacks: ArrayNest = map_leaves2(self._shifted, rows, final_observation)
-        return stacks
+        return map_leaves2(self._shifted, rows, final_observation)
 
     def _restarted(self, stacks: ArrayNest, firsts: ArrayNest, done: np.ndarray) -> ArrayNest:
         def choose(stack: np.ndarray, first: np.ndarray) -> np.ndarray:
             return np.where(done.reshape(-1, *[1] * (stack.ndim - 1)), first, stack)
 
-        restarted: ArrayNest = map_leaves2(choose, stacks, map_leaves(self._repeated, firsts))
-        return restarted
+        return map_leaves2(choose, stacks, map_leaves(self._repeated, firsts))
 
     def _repeated(self, frames: np.ndarray) -> np.ndarray:
         if self._num_frames == 1:
@@ -87,8 +85,7 @@ def stacked_space(space: ObservationSpace, num_frames: int) -> ObservationSpace:
 
     Raises ValueError when num_frames > 1 and a leaf is a scalar.
     """
-    stacked: ObservationSpace = map_leaves(lambda spec: _stacked_spec(spec, num_frames), space)
-    return stacked
+    return map_leaves(lambda spec: _stacked_spec(spec, num_frames), space)
 
 
 def _stacked_spec(spec: ArraySpec, num_frames: int) -> ArraySpec:
@@ -131,8 +128,7 @@ def newest(stacks: np.ndarray, num_frames: int) -> np.ndarray:
     """Returns the newest frames [R, C, ...] of stacks [R, k * C, ...], as a view."""
     if num_frames == 1:
         return stacks
-    frames: np.ndarray = stacks[:, stacks.shape[1] // num_frames * (num_frames - 1) :]
-    return frames
+    return stacks[:, stacks.shape[1] // num_frames * (num_frames - 1) :]
 
 
 def stack_positions(positions: np.ndarray, starts: np.ndarray, num_frames: int) -> np.ndarray:
@@ -141,8 +137,7 @@ def stack_positions(positions: np.ndarray, starts: np.ndarray, num_frames: int) 
     positions: [R] of the rows. starts: [R] of the first rows of their episodes.
     """
     ages = np.arange(num_frames - 1, -1, -1)
-    frames: np.ndarray = np.maximum(positions[:, None] - ages, starts[:, None])
-    return frames
+    return np.maximum(positions[:, None] - ages, starts[:, None])
 
 
 def store_row(frames: np.ndarray, t: int, stacks: np.ndarray, num_frames: int) -> None:

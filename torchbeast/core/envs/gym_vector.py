@@ -120,8 +120,7 @@ class GymVectorEnv:
         """Returns the observations in arrays of their own: the environment may use its again."""
         path = f"{self.env_id}: observation"
         leaves = [np.array(leaf) for leaf in matching_leaves(self._batch, observation, path)]
-        packed: ArrayNest = pack_as(self.observation_space, leaves)
-        return packed
+        return pack_as(self.observation_space, leaves)
 
     def _final(self, infos: Mapping[str, Any], truncated: np.ndarray) -> ArrayNest:
         """Returns the last observations [K, ...] of the truncated episodes, from the infos."""
@@ -130,10 +129,9 @@ class GymVectorEnv:
             list(matching_leaves(self.observation_space, infos["final_obs"][index], path))
             for index in np.flatnonzero(truncated)
         ]
-        packed: ArrayNest = pack_as(
+        return pack_as(
             self.observation_space, [np.stack(leaf) for leaf in zip(*finals, strict=True)]
         )
-        return packed
 
     def _actions(self, action: ArrayNest) -> Any:
         spaces = flatten(self.action_space)

@@ -87,8 +87,7 @@ class SelectedVecEnv:
         return getattr(self.__dict__["_env"], name)
 
     def reset(self, seed: int) -> ArrayNest:
-        selected: ArrayNest = select(self._env.reset(seed), self._keys)
-        return selected
+        return select(self._env.reset(seed), self._keys)
 
     def step(self, action: ArrayNest) -> VecStep:
         step = self._env.step(action)

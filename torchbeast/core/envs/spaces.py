@@ -215,8 +215,7 @@ def _space_from_json(data: dict[str, Any]) -> ActionSpace:
         case {"type": "Dict", "spaces": parts}:
             return {key: _space_from_json(entry) for key, entry in sorted(parts.items())}
     values = {name: value for name, value in data.items() if name != "type"}
-    space: ActionSpace = _LEAVES[data["type"]](**values)
-    return space
+    return _LEAVES[data["type"]](**values)
 
 
 def observation_space_to_json(space: ObservationSpace) -> dict[str, Any]:
@@ -316,8 +315,7 @@ def _multi_discrete(space: Any) -> MultiDiscrete:
 
 def without_values(space: ObservationSpace) -> ObservationSpace:
     """Returns the observation space with dtypes and shapes only, without bounds and categories."""
-    plain: ObservationSpace = map_leaves(lambda spec: ArraySpec(spec.shape, spec.dtype), space)
-    return plain
+    return map_leaves(lambda spec: ArraySpec(spec.shape, spec.dtype), space)
 
 
 def observation_spec(space: Any) -> ObservationSpace:
@@ -325,8 +323,7 @@ def observation_spec(space: Any) -> ObservationSpace:
 
     Raises ValueError for a kind of space that is not supported.
     """
-    converted: ObservationSpace = map_leaves(_leaf_spec, declared(space))
-    return converted
+    return map_leaves(_leaf_spec, declared(space))
 
 
 def declared(space: Any) -> Any:
@@ -374,8 +371,7 @@ def observation_space_of(observation: Any, space: Any, path: str) -> Observation
     """
     spaces = declared(space)
     leaves = [_leaf_space(*place) for place in places(spaces, observation, path)]
-    packed: ObservationSpace = pack_as(spaces, leaves)
-    return packed
+    return pack_as(spaces, leaves)
 
 
 def _leaf_space(space: Any, leaf: Any, path: str) -> ObservationSpace:

@@ -447,8 +447,7 @@ class SyncVecEnv:
         return final
 
     def _pack(self, rows: list[np.ndarray]) -> ArrayNest:
-        packed: ArrayNest = pack_as(self.observation_space, rows)
-        return packed
+        return pack_as(self.observation_space, rows)
 
     # --- actions and outcomes
 
@@ -523,8 +522,7 @@ def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
     if not isinstance(space, Box):
         return rows
     low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
-    clipped: np.ndarray = np.clip(rows, low, high).astype(space.dtype)
-    return clipped
+    return np.clip(rows, low, high).astype(space.dtype)
 
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)

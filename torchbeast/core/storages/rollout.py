@@ -104,8 +104,7 @@ class Rollout:
         def new(leaf: Tensor) -> Tensor:
             return leaf[1:] if mask is None else leaf[1:][mask].unsqueeze(0)
 
-        observation: Nest[Tensor] = map_leaves(new, self.observation)
-        return observation
+        return map_leaves(new, self.observation)
 
     def lags(self, version: int) -> dict[str, float]:
         """Returns mean_lag and max_lag of the valid online steps, and replay_age, the mean lag of

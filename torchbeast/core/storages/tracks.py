@@ -194,8 +194,7 @@ class TrackRing:
         first, last = int(nth.min()), int(nth.max())
         stored = range(first - track.overwritten, last - track.overwritten + 1)
         starts = [track.chunks[n] % self.num_chunks * self.unroll_length for n in stored]
-        rows: np.ndarray = np.array(starts)[nth - first] + places
-        return rows
+        return np.array(starts)[nth - first] + places
 
     def tracks(self, others: Iterable[Track]) -> list[Track]:
         """Returns every track that has stored chunks, and others."""
@@ -220,12 +219,11 @@ class TrackRing:
         length = self.unroll_length
         chunks, places = rows // length, rows % length + step
         others = (self._before if step < 0 else self._after)[chunks % self.num_chunks]
-        found: np.ndarray = np.where(
+        return np.where(
             (places >= 0) & (places < length),
             rows + step,
             np.where(others < self.chunks.start, -1, others * length + places % length),
         )
-        return found
 
     def rows_ahead(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Returns the numbers of the rows that many steps after these in their tracks, which must
@@ -236,15 +234,13 @@ class TrackRing:
         while (beyond := places >= self.unroll_length).any():
             chunks = np.where(beyond, self._after[chunks % self.num_chunks], chunks)
             places = np.where(beyond, places - self.unroll_length, places)
-        ahead: np.ndarray = chunks * self.unroll_length + places
-        return ahead
+        return chunks * self.unroll_length + places
 
     def begin_tracks(self, rows: np.ndarray) -> np.ndarray:
         """Returns which of these stored rows are in a chunk that holds the row 0 of a track only;
         bool [N].
         """
-        begin: np.ndarray = self._nth[rows // self.unroll_length % self.num_chunks] == 0
-        return begin
+        return self._nth[rows // self.unroll_length % self.num_chunks] == 0
 
     def final(self, row: int) -> list[np.ndarray]:
         """Returns the newest frames [C, ...] of the final observation of a truncated row."""

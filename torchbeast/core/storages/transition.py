@@ -66,8 +66,7 @@ class Transitions:
 
     def new_observations(self) -> Nest[Tensor]:
         """Leaves [1, B, *shape]: what is sampled again counts again, as often as it is learnt."""
-        observation: Nest[Tensor] = map_leaves(lambda leaf: leaf.unsqueeze(0), self.observation)
-        return observation
+        return map_leaves(lambda leaf: leaf.unsqueeze(0), self.observation)
 
     def lags(self, version: int) -> dict[str, float]:
         """Returns mean_lag and max_lag of the steps that were collected, and replay_age, the mean

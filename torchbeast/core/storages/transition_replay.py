@@ -47,8 +47,7 @@ class SumTree:
 
     def priorities(self, entries: np.ndarray) -> np.ndarray:
         """Returns the priorities of entries; float64 of their shape."""
-        found: np.ndarray = self._sums[self._leaves + entries]
-        return found
+        return self._sums[self._leaves + entries]
 
     def set(self, entries: np.ndarray, priorities: np.ndarray | float) -> None:
         """Sets the priorities of entries; the last one counts of an entry that is given twice.
@@ -76,8 +75,7 @@ class SumTree:
             goes_right = (targets >= left) & (self._sums[2 * nodes + 1] > 0)
             targets = np.where(goes_right, targets - left, targets)
             nodes = 2 * nodes + goes_right
-        entries: np.ndarray = nodes - self._leaves
-        return entries
+        return nodes - self._leaves
 
 
 GOAL, ACHIEVED = "desired_goal", "achieved_goal"  # leaves of a goal environment's observation
@@ -212,12 +210,10 @@ class TransitionReplay(RolloutStore):
         """Returns rows [count] of any stored chunks."""
         stored = self._ring.rows
         if not self._alpha:
-            drawn: np.ndarray = self._generator.integers(stored.start, stored.stop, count)
-            return drawn
+            return self._generator.integers(stored.start, stored.stop, count)
         places = np.arange(count) + self._generator.random(count)  # stratified
         ring_rows = self._tree.find(places / count * self._tree.total)
-        numbers: np.ndarray = stored.start + self._ring_rows(ring_rows - stored.start)
-        return numbers
+        return stored.start + self._ring_rows(ring_rows - stored.start)
 
     def _is_whole(self, names: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """Returns whether everything that belongs to transitions is stored."""
@@ -233,8 +229,7 @@ class TransitionReplay(RolloutStore):
     # --- reading
 
     def _ring_rows(self, rows: np.ndarray) -> np.ndarray:
-        ring_rows: np.ndarray = rows % self._ring.num_rows
-        return ring_rows
+        return rows % self._ring.num_rows
 
     def _rows_of(self, name: str, rows: np.ndarray) -> Any:
         """Returns a field of rows, leaves [N, ...]."""
@@ -407,8 +402,7 @@ def importance_weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
     3.4, divided by the largest of the batch.
     """
     weights = (probabilities / probabilities.min()) ** -beta
-    rounded: np.ndarray = weights.astype(np.float32)
-    return rounded
+    return weights.astype(np.float32)
 
 
 def _bytes_per_entry(size: int) -> int:

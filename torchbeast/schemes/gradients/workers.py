@@ -360,8 +360,7 @@ class Decentralised(GradientWorkers):
         self._workers[0].call(answer.put, "state")
         try:
             with waiting_for(self._names[0]):
-                state: bytes = answer.get(timeout=_ANSWER_S)
-                return state
+                return answer.get(timeout=_ANSWER_S)
         except queue.Empty:
             raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
 
@@ -396,5 +395,4 @@ def _dumped(make: Make) -> bytes:
         import cloudpickle
     except ModuleNotFoundError:
         return pickle.dumps(make)
-    dumped: bytes = cloudpickle.dumps(make)
-    return dumped
+    return cloudpickle.dumps(make)

@@ -123,8 +123,7 @@ class SharedReplayClient(SharingAgent):
         return answer
 
     def _insert(self, finals: list[np.ndarray]) -> Figures:
-        figures: Figures = self._ask("insert", finals)
-        return figures
+        return self._ask("insert", finals)
 
     def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
         filled, figures = self._ask("fill", first_walk)

@@ -49,10 +49,7 @@ class Joining:
         """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
         leading = self.unroll_length + 1, columns
         rows = {**self.row, **{name: ArraySpec((), "int64") for name in _NUMBERS}}
-        batch: dict[str, Any] = map_leaves(
-            lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows
-        )
-        return batch
+        return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
 
     def check_same(self, other: Joining) -> None:
         """Raises ValueError, naming the difference, unless another agent's rollouts go into the
