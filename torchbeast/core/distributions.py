@@ -468,7 +468,7 @@ def _of_both_sides(params: Tensor) -> Tensor:
 
 def _mean_and_log_std(params: Tensor) -> tuple[Tensor, Tensor]:
     mean, log_std = params.chunk(2, -1)
-    return mean, _bounded(log_std, *_LOG_STD_RANGE)
+    return mean, _Bounded.apply(log_std, *_LOG_STD_RANGE)  # type: ignore[no-untyped-call]
 
 
 def _normal(mean: Tensor, log_std: Tensor) -> Tensor:
@@ -479,11 +479,6 @@ def _normal(mean: Tensor, log_std: Tensor) -> Tensor:
 def _log_slope_of_tanh(u: Tensor) -> Tensor:
     """log(1 - tanh(u)^2), also where that rounds to 0."""
     return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
-
-
-def _bounded(values: Tensor, low: float, high: float) -> Tensor:
-    """values.clamp(low, high), with a gradient outside of the bounds where it leads back inside."""
-    return _Bounded.apply(values, low, high)  # type: ignore[no-untyped-call]
 
 
 class _Bounded(torch.autograd.Function):

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import json
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
 from torchbeast import errors
@@ -83,22 +81,6 @@ def take_stdout() -> Report:
             pipe.flush()
 
     return report
-
-
-def read_messages() -> Iterator[dict[str, Any]]:
-    """Yields the parent's messages, one line of JSON each, until stdin is closed; those that were
-    not taken by then are dropped. The process exits a few seconds after the end of stdin.
-    """
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    ended = threading.Event()
-
-    def end() -> None:
-        ended.set()
-        lines.put(b"")
-
-    follow_stdin(lines.put, end)
-    until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))
-    return map(json.loads, until_ended)
 
 
 def follow_stdin(

@@ -186,23 +186,14 @@ class TorsoActorCritic(ActorCritic):
         super().__init__()
         check_hidden(fc_size)
         self.distribution = distribution_for(action_space)
-        self._torsos = self._adopt(torsos)
-        self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
-        self.last_action = LastAction(self.distribution) if sees_last_action else None
-
-    def _adopt(self, torsos: Sequence[Torso]) -> tuple[Torso, ...]:
-        """Registers the layers of a single torso as this module's own; several torsos as a list."""
-        if len(torsos) == 1:
+        if len(torsos) == 1:  # its layers become this module's own
             for name, layer in torsos[0].named_children():
                 self.add_module(name, layer)
         else:
             self.torsos = nn.ModuleList(torsos)
-        return tuple(torsos)
-
-    @property
-    def leaf_torsos(self) -> tuple[Torso, ...]:
-        """The torsos, one for each leaf of the observation, in order."""
-        return self._torsos
+        self.leaf_torsos = tuple(torsos)
+        self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
+        self.last_action = LastAction(self.distribution) if sees_last_action else None
 
     @property
     def _core_input_size(self) -> int:
@@ -229,7 +220,7 @@ class TorsoActorCritic(ActorCritic):
         return run_core(self.core, features, inputs.done.bool(), state)
 
     def observe(self, observation: Nest[Tensor]) -> None:
-        for torso, leaf in zip(self._torsos, flatten(observation), strict=True):
+        for torso, leaf in zip(self.leaf_torsos, flatten(observation), strict=True):
             torso.observe(leaf.flatten(0, 1))
 
     def _features(self, inputs: ModelInputs) -> Tensor:
@@ -237,7 +228,7 @@ class TorsoActorCritic(ActorCritic):
         steps, batch = inputs.reward.shape
         leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
         with computing_in(self.compute_dtype, inputs.reward.device):
-            seen = [torso(leaf) for torso, leaf in zip(self._torsos, leaves, strict=True)]
+            seen = [torso(leaf) for torso, leaf in zip(self.leaf_torsos, leaves, strict=True)]
             features = F.relu(self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1)))
         parts = [
             features.float().view(steps, batch, -1),
@@ -288,17 +279,15 @@ class BuiltInNet(TorsoActorCritic):
 class DeepNet(BuiltInNet):
     """IMPALA's ResNet, with an optional LSTM of 256 units, one layer."""
 
-    over_images = DeepTorso
+    over_images: ClassVar[type[Torso] | None] = DeepTorso
     width = 256
     with_last_action = False
 
 
-class FixupNet(BuiltInNet):
+class FixupNet(DeepNet):
     """DeepNet with Fixup's residual blocks."""
 
     over_images = FixupTorso
-    width = 256
-    with_last_action = False
 
 
 class AtariNet(BuiltInNet):
@@ -311,28 +300,24 @@ class AtariNet(BuiltInNet):
     over_images = ShallowTorso
     smallest = SHALLOW_MINIMUM
     width = 512
+    usual_lstm: ClassVar[bool] = True  # PyTorch's initialisation, see make_core
 
     def _make_core(self, kind: str) -> Core:
         size = self._core_input_size
-        return make_core(kind, size, size, num_layers=2, usual=True)
+        return make_core(kind, size, size, num_layers=2, usual=self.usual_lstm)
 
 
-class NormedAtariNet(BuiltInNet):
+class NormedAtariNet(AtariNet):
     """AtariNet with standardised images, orthogonally initialised: learns Pong in fewer steps."""
 
     over_images = NormedShallowTorso
-    smallest = SHALLOW_MINIMUM
-    width = 512
+    usual_lstm = False
 
     def _add_heads(self, core: Core | None) -> None:
         super()._add_heads(core)
         orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
         orthogonal_([self.policy], POLICY_GAIN)
         orthogonal_([self.baseline], BASELINE_GAIN)
-
-    def _make_core(self, kind: str) -> Core:
-        size = self._core_input_size
-        return make_core(kind, size, size, num_layers=2)
 
 
 class SmallNet(BuiltInNet):

@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import (
-    KEY,
-    Actor,
-    ActorCritic,
-    ModelInputs,
-    has_mask,
-    mask_for,
-)
+from torchbeast.core.actors.contract import KEY, Actor, ActorCritic, ModelInputs, has_mask, mask_for
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.ambient import own_settings

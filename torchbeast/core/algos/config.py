@@ -88,10 +88,7 @@ class OptimiserConfig:
 
     def make(self, parameters: Iterable[nn.Parameter]) -> Foreach:
         """Returns an optimiser of these parameters."""
-        from torchbeast.core.algos.optimisers import (
-            Adam,  # these import torch
-            RMSprop,
-        )
+        from torchbeast.core.algos.optimisers import Adam, RMSprop  # these import torch
 
         rates = {"lr": self.learning_rate, "eps": self.epsilon}
         if self.optimiser == "rmsprop":

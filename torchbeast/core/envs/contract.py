@@ -14,12 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.spaces import (
-    ActionLeaf,
-    ArraySpec,
-    ObservationSpace,
-    places,
-)
+from torchbeast.core.envs.spaces import ActionLeaf, ArraySpec, ObservationSpace, places
 from torchbeast.core.nest_py import flatten
 from torchbeast.errors import UsageError
 

@@ -46,8 +46,13 @@ class FrameStacker:
 
         done: bool [E]; where true, an episode begins and its frame fills the whole stack.
         """
-        pushed = map_leaves2(self._shifted, self._stack, observation)
-        self._stack = self._restarted(pushed, observation, done) if done.any() else pushed
+
+        def pushed(stack: np.ndarray, frames: np.ndarray) -> np.ndarray:
+            stacks = self._shifted(stack, frames)
+            begins = done.reshape(-1, *[1] * (stacks.ndim - 1))
+            return np.where(begins, self._repeated(frames), stacks) if done.any() else stacks
+
+        self._stack = map_leaves2(pushed, self._stack, observation)
         return self._stack
 
     def final(self, final_observation: ArrayNest, truncated: np.ndarray) -> ArrayNest:
@@ -57,12 +62,6 @@ class FrameStacker:
         """
         rows = map_leaves(lambda stack: stack[truncated], self._stack)
         return map_leaves2(self._shifted, rows, final_observation)
-
-    def _restarted(self, stacks: ArrayNest, firsts: ArrayNest, done: np.ndarray) -> ArrayNest:
-        def choose(stack: np.ndarray, first: np.ndarray) -> np.ndarray:
-            return np.where(done.reshape(-1, *[1] * (stack.ndim - 1)), first, stack)
-
-        return map_leaves2(choose, stacks, map_leaves(self._repeated, firsts))
 
     def _repeated(self, frames: np.ndarray) -> np.ndarray:
         if self._num_frames == 1:

@@ -119,13 +119,8 @@ class PolySource:
         joined = (1 + learner.batches_at_once) * (self._batch_size + spare)
         keywords = fleet.env.options.info_keywords
         spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
-        self._num_bytes = spec.num_bytes(written + queued + joined)
+        self.num_bytes = spec.num_bytes(written + queued + joined)  # they wait, or are in batches
         self._env_bytes = spec.num_bytes()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of rollouts that are written, wait or were joined to batches."""
-        return self._num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts inference and the pool, and the servers that belong to the source."""
