@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 
 from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
@@ -67,11 +67,9 @@ def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterat
     with nullcontext(None) if basename else run_folder() as folder:
         own = basename if folder is None else folder_basename(folder)
         addresses = server_addresses(own, len(plans))
-        servers = EnvServers(supervisor, flags.environment.spec, plans, addresses, folder)
-        try:
+        env = flags.environment.spec
+        with closing(EnvServers(supervisor, env, plans, addresses, folder)) as servers:
             yield servers
-        finally:
-            servers.close()
 
 
 if __name__ == "__main__":

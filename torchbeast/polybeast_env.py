@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Sequence
+from contextlib import closing
 
 from torchbeast.cli import command_line
 from torchbeast.cli.flags import PolyBeastEnvFlags
@@ -68,14 +69,12 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
             learners=learners,
             say=_Said(),
         )
-        try:
+        with closing(servers):
             if servers.wait_ready():
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)
                 servers.dial()
             while not supervisor.wait(_POLL_S):
                 metrics.show(_metrics(servers, plans))
-        finally:
-            servers.close()
     return supervisor.failure
 
 
@@ -110,8 +109,7 @@ def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) 
 
 def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     """Returns the metrics of all servers; docs/operations.md lists them."""
-    activity = servers.activity()
-    plan_of = dict(zip(servers.addresses, plans, strict=True))
+    activity, streams = servers.activity(), (float(plan.num_streams) for plan in plans)
 
     def total(name: str) -> dict[str, float]:
         return {address: float(said.get(name, 0)) for address, said in activity.items()}
@@ -133,7 +131,7 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
         Metric(
             name="served_streams",
             help="Streams that a learner opens to a server.",
-            values={address: float(plan.num_streams) for address, plan in plan_of.items()},
+            values=dict(zip(servers.addresses, streams, strict=True)),
             label="server",
         ),
         Metric(

@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(argv: Sequence[str]) -> int:
     """Runs alone, or as one of the learners that torchrun has started."""
-    launch, of = launched(), (PolyBeastLearnerFlags, PROGRAM)
+    launch, flags_of = launched(), functools.partial(parse, PolyBeastLearnerFlags, PROGRAM)
     if launch is None:
-        return run_with(parse(*of, argv), run)
+        return run_with(flags_of(argv), run)
     from torchbeast.learning.replicas import replica
 
-    with replica(launch) as among, among.words(argv, lambda words: parse(*of, words).run) as words:
-        return run_with(parse(*of, words), functools.partial(run, replica=among))
+    with replica(launch) as among, among.words(argv, lambda words: flags_of(words).run) as words:
+        return run_with(flags_of(words), functools.partial(run, replica=among))
 
 
 def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:

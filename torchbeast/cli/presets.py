@@ -248,7 +248,8 @@ PRESETS: dict[str, Preset] = {
 
 
 def settings(args: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the flags of the preset that `args` names, by name on the command line.
+    """Returns the flags of the preset that `args` names, by name on the command line; raises
+    UsageError if there is none of that name.
 
     `--preset help` prints the presets and exits. Only programs that learn have presets.
     """
@@ -258,15 +259,10 @@ def settings(args: Sequence[str]) -> Mapping[str, Any]:
     if name == "help":
         print(listing())
         raise SystemExit(0)
-    return find(name).flags
-
-
-def find(name: str) -> Preset:
-    """Returns the preset of that name; raises UsageError if there is none."""
     if name not in PRESETS:
         known, hint = ", ".join(PRESETS), did_you_mean(name, PRESETS)
         raise UsageError(f"there is no preset {name!r}: use {known}, or help for a list{hint}")
-    return PRESETS[name]
+    return PRESETS[name].flags
 
 
 def listing() -> str:

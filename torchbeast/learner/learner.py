@@ -422,8 +422,7 @@ class Learner:
             try:
                 callback.on_end(self)
             except Exception as error:
-                supervisor = self._session.supervisor
-                supervisor.fail_at_end(f"callback {callback.name}", error)
+                self._session.supervisor.fail_at_end(f"callback {callback.name}", error)
 
     def _next_batch(self) -> Batch:
         if self._batches is None:

@@ -113,8 +113,6 @@ def env_spec(scheme: Scheme) -> EnvSpec:
     """Returns the spec of the environments; raises SpecError where workers cannot be sent it."""
     envs = scheme.train_envs_factory
     spec = spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
-    if not envs.info_keywords:
-        return spec
     options = dataclasses.replace(spec.options, info_keywords=envs.info_keywords)
     return dataclasses.replace(spec, options=options)
 

@@ -76,8 +76,7 @@ class Played:
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""
-        keys = {"observation_keys": names(self.observation_space)}
-        options = self.env.options.as_json() | keys
+        options = {**self.env.options.as_json(), "observation_keys": names(self.observation_space)}
         return {**recorded_env(self.env, self.others_serve), **options}
 
 

@@ -47,35 +47,33 @@ from torchbeast.sources.transitions import (
 )
 
 
+@contextmanager
 def with_replay(
     run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
-) -> AbstractContextManager[tuple[Source, SavedReplay | None]]:
-    """Puts a replay in front of the source of a run; yields the source to learn from, and what is
-    saved of it.
+) -> Iterator[tuple[Source, SavedReplay | None]]:
+    """Puts a replay in front of the source of a run: its own, or one that several agents share.
+    Yields the source to learn from, and what is saved of it.
 
     free: bytes of memory that were free before the source was made.
     """
-    is_own = run.settings.learner.replay.replay_service is None
-    return (own_replay if is_own else shared_replay)(run, online, learner, free)
-
-
-@contextmanager
-def own_replay(
-    run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
-) -> Iterator[tuple[Source, SavedReplay | None]]:
-    """Puts a replay that belongs to this run alone in front of its source; see with_replay."""
-    config, is_saved = run.settings.learner, run.settings.learner.replay.checkpoint_replay
-    of_replay = config, learner.agent, learner.extras, learner.seed, online.num_bytes, free
-    store = make_replay(*of_replay, functools.partial(_outcome, run))
-    if run.earlier.recorded is not None:
-        resume_replay(store, run.session.folder.path, is_saved)
-    if config.learns_from_transitions:
-        transitions = transition_source(online, store, config, learner.first_step)
-        yield transitions, transitions if is_saved else None
+    config, agent = run.settings.learner, learner.agent
+    of_run, at_once = (config, agent, learner.extras, learner.seed), learner.batches_at_once
+    if config.replay.replay_service is not None:
+        with joined_replay(*of_run, run.settings.run.xpid) as shared:
+            run.session.supervisor.on_close(shared.close)
+            yield mixed_source(online, shared, config, agent, at_once), None
         return
-    replay = OwnReplay(store)
-    mixed = mixed_source(online, replay, config, learner.agent, learner.batches_at_once)
-    yield mixed, replay if is_saved else None
+    store = make_replay(*of_run, online.num_bytes, free, functools.partial(_outcome, run))
+    if run.earlier.recorded is not None:
+        resume_replay(store, run.session.folder.path, config.replay.checkpoint_replay)
+    replay: Any
+    source: Source
+    if config.learns_from_transitions:
+        source = replay = transition_source(online, store, config, learner.first_step)
+    else:
+        replay = OwnReplay(store)
+        source = mixed_source(online, replay, config, agent, at_once)
+    yield source, replay if config.replay.checkpoint_replay else None
 
 
 def _outcome(run: LearnerRun) -> Outcome:
@@ -215,17 +213,6 @@ def mixed_source(
         in_flight=in_flight,
         initial_state=state,
     )
-
-
-@contextmanager
-def shared_replay(
-    run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
-) -> Iterator[tuple[Source, None]]:
-    """Puts a replay that several agents share in front of the run's source; see with_replay."""
-    config, agent, xpid = run.settings.learner, learner.agent, run.settings.run.xpid
-    with joined_replay(config, agent, learner.extras, learner.seed, xpid) as replay:
-        run.session.supervisor.on_close(replay.close)
-        yield mixed_source(online, replay, config, agent, learner.batches_at_once), None
 
 
 @contextmanager

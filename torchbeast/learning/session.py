@@ -58,13 +58,11 @@ def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> N
         return
     if isinstance(failure.error, UsageError):
         raise failure.error
+    # the lines of the user's network or algorithm, if it is theirs
+    said = "" if isinstance(failure.error, RunError) else what_users_code_raised(failure.error)
+    if not said:
+        said = without_our_frames(str(failure))
+    elif failure.origin:
+        said = f"{failure.origin}: {said}"
     where = f"\nMore is in {folder.path / 'out.log'}" if folder else ""
-    raise RunError(f"{_told(failure)}{where}") from failure.error
-
-
-def _told(failure: Failure) -> str:
-    """Returns the failure as text, with the lines of the user's network or algorithm in it."""
-    theirs = "" if isinstance(failure.error, RunError) else what_users_code_raised(failure.error)
-    if not theirs:
-        return without_our_frames(str(failure))
-    return f"{failure.origin}: {theirs}" if failure.origin else theirs
+    raise RunError(f"{said}{where}") from failure.error

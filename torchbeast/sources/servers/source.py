@@ -85,18 +85,16 @@ class PolySource:
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
         agent, extras, rollouts = learner.agent, learner.extras, learner.rollouts
+        device = self._device = learner.device
         specs_of_extras(agent.model, extras)
         self._actor = agent.model
         self._extras, self._mode = extras, learner.mode
         self._weights: Weights = learner.weights
-        self._device = learner.device
         self._start_servers = start_servers
         self._door = door
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
-        self._num_inference_threads = inference_threads(
-            pipeline.num_inference_threads, learner.device
-        )
+        self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
         self._torch_threads = torch.get_num_threads()  # of each of them
         columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         spare = self._spare_columns = learner.spare_columns
