@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.networks import TorsoActorCritic, make_lstm
+from torchbeast.core.actors.networks import TorsoActorCritic, make_core
 from torchbeast.core.actors.torsos import BlockConv2d, ShallowTorso, Torso, as_images, image_shape
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import flatten
@@ -38,7 +38,7 @@ class SmallConvNet(TorsoActorCritic):
     ) -> None:
         torsos = [TwoConvolutions(leaf.shape) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=256, sees_last_action=False)
-        self._add_heads(make_lstm(self._core_input_size, 256) if use_lstm else None)
+        self._add_heads(make_core("lstm", self._core_input_size, 256) if use_lstm else None)
 
 
 class ThreeConvNet(TorsoActorCritic):
@@ -49,7 +49,7 @@ class ThreeConvNet(TorsoActorCritic):
     ) -> None:
         torsos = [ShallowTorso(leaf.shape) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=False)
-        self._add_heads(make_lstm(self._core_input_size, 512) if use_lstm else None)
+        self._add_heads(make_core("lstm", self._core_input_size, 512) if use_lstm else None)
 
 
 def _size_after(size: int) -> int:

@@ -71,16 +71,7 @@ class _Served:
         return _arrays(self._env.reset(seed))
 
     def step(self, action: Any) -> VecStep:
-        step = self._env.step(action)
-        final = step.final_observation
-        return VecStep(
-            observation=_arrays(step.observation),
-            reward=np.asarray(step.reward),
-            terminated=np.asarray(step.terminated),
-            truncated=np.asarray(step.truncated),
-            episode_end=np.asarray(step.episode_end),
-            final_observation=None if final is None else _arrays(final),
-        )
+        return VecStep(*_arrays(self._env.step(action)))
 
     def render(self) -> np.ndarray | None:
         return self._env.render() if isinstance(self._env, SyncVecEnv) else None
@@ -92,9 +83,9 @@ class _Served:
         return self._outcome(achieved, desired)
 
 
-def _arrays(observation: Any) -> Any:
+def _arrays(nest: Any) -> Any:
     """Returns plain arrays, so that the parent does not import classes of the environment."""
-    return map_leaves(np.asarray, observation)
+    return map_leaves(lambda leaf: None if leaf is None else np.asarray(leaf), nest)
 
 
 if __name__ == "__main__":

@@ -70,9 +70,7 @@ class Catch(_Toy):
         self.rows, self.columns = rows, columns
         self.observation_space = ArraySpec((rows, columns), "float32")
         self.action_space = Discrete(3)
-        self._row = np.zeros(num_envs, np.int64)
-        self._ball = np.zeros(num_envs, np.int64)
-        self._paddle = np.zeros(num_envs, np.int64)
+        self._row, self._ball, self._paddle = np.zeros((3, num_envs), np.int64)
 
     def step(self, action: ArrayNest) -> VecStep:
         self._paddle = np.clip(
@@ -118,8 +116,7 @@ class Memory(_Toy):
         self.observation_space = ArraySpec((3,), "float32")
         self.action_space = Discrete(2)
         self._episode_length = episode_length
-        self._time = np.zeros(num_envs, np.int64)
-        self._cue = np.zeros(num_envs, np.int64)
+        self._time, self._cue = np.zeros((2, num_envs), np.int64)
 
     def step(self, action: ArrayNest) -> VecStep:
         answer = check_actions(action, self.action_space, self.num_envs)

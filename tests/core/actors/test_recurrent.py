@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchbeast.core.actors.networks import (
     initial_core_state,
     make_core,
-    make_lstm,
     run_core,
 )
 from torchbeast.core.actors.registry import make_model
@@ -89,7 +88,7 @@ def test_the_initial_state_is_zero_and_has_no_graph() -> None:
 
 def test_a_new_lstm_keeps_most_of_its_cell_over_a_step() -> None:
     """All layers; PyTorch's own initialisation keeps half."""
-    lstm = make_lstm(SIZE, HIDDEN * 20, LAYERS)
+    lstm = make_core("lstm", SIZE, HIDDEN * 20, LAYERS)
     cell = torch.ones(LAYERS, B, HIDDEN * 20)
     _, (_, after) = lstm(torch.zeros(1, B, SIZE), (torch.zeros_like(cell), cell))
     kept = torch.sigmoid(torch.tensor(1.0))

@@ -49,33 +49,25 @@ FORGET_BIAS = 1.0
 def make_core(
     kind: str, input_size: int, hidden_size: int, num_layers: int = 1, usual: bool = False
 ) -> Core:
-    """Returns an "lstm" or "gru"; usual: whether an LSTM has PyTorch's initialisation, not
-    make_lstm's. A GRU has PyTorch's. Raises SpecError for another kind.
+    """Returns an "lstm" or "gru"; raises SpecError for another kind.
+
+    The forget gates of an LSTM are biased to remember (Jozefowicz et al. 2015). With PyTorch's
+    initialisation they start near sigmoid(0), so that an input of 8 steps ago, and the gradient
+    back to it, is scaled by 0.5^8. FORGET_BIAS makes that 0.73^8, as in the LSTM of the IMPALA
+    paper's program.
+
+    usual: leave PyTorch's initialisation as it is. A GRU always has it.
     """
-    if kind == "gru":
-        return nn.GRU(input_size, hidden_size, num_layers)
-    if kind != "lstm":
+    if kind not in ("lstm", "gru"):
         raise SpecError(
             f"the model's keyword argument core must be lstm or gru, got {json.dumps(kind)}"
         )
-    if usual:
-        return nn.LSTM(input_size, hidden_size, num_layers)
-    return make_lstm(input_size, hidden_size, num_layers)
-
-
-def make_lstm(input_size: int, hidden_size: int, num_layers: int = 1) -> nn.LSTM:
-    """Returns an LSTM whose forget gates are biased to remember (Jozefowicz et al. 2015).
-
-    With PyTorch's initialisation the forget gates start near sigmoid(0), so that an input of 8
-    steps ago, and the gradient back to it, is scaled by 0.5^8. FORGET_BIAS makes that 0.73^8, as in
-    the LSTM of the IMPALA paper's program.
-    """
-    lstm = nn.LSTM(input_size, hidden_size, num_layers)
-    for name, parameter in lstm.named_parameters():
-        if name.startswith("bias_ih"):
+    core = (nn.GRU if kind == "gru" else nn.LSTM)(input_size, hidden_size, num_layers)
+    for name, parameter in core.named_parameters():
+        if kind == "lstm" and not usual and name.startswith("bias_ih"):
             with torch.no_grad():
                 parameter.chunk(4)[1].add_(FORGET_BIAS)  # of the gates input, forget, cell, output
-    return lstm
+    return core
 
 
 def initial_core_state(core: Core, batch_size: int) -> Nest[Tensor]:

@@ -246,13 +246,11 @@ def default_model(observation_space: ObservationSpace, for_images: str) -> str:
     specs: list[ArraySpec] = flatten(observation_space)
     if any(is_large_image(spec) for spec in specs):
         return for_images
-    return "small" if any(_has_places(spec) for spec in specs) else "mlp"
-
-
-def _has_places(spec: ArraySpec) -> bool:
-    """Returns whether neighbouring entries are related; a 2-d array of floats may be any table."""
-    is_small_image = kind_of(spec) is Kind.IMAGE and len(spec.shape) > 2
-    return is_small_image or kind_of(spec) in (Kind.MAP, Kind.STRINGS)
+    # An image of two dimensions may be any table: its neighbouring entries need not be related.
+    kinds = {
+        kind_of(spec) for spec in specs if kind_of(spec) is not Kind.IMAGE or len(spec.shape) > 2
+    }
+    return "small" if kinds & {Kind.IMAGE, Kind.MAP, Kind.STRINGS} else "mlp"
 
 
 EXTRACTORS = {"MLP": "mlp", "CNN": "shallow", "Fixup": "fixup", "ResNet": "deep"}

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,6 @@ from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
-
-if TYPE_CHECKING:
-    from torchbeast.core.actors.contract import Actor
 
 
 @dataclass
@@ -362,25 +359,20 @@ class AlgoFactory:
 
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
         """Returns this factory with other values of these hyperparameters."""
-        names = _paths(self.config)
-        config = self.config
+        settings, config = _settings(self.config), self.config
         for name, value in hyperparameters.items():
-            config = _replaced(config, names[name], value)
+            config = _replaced(config, settings[name].path, value)
         return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
 
 
 def algo_factory(algo: type[Algorithm[Any]], hyperparameters: Mapping[str, Any]) -> AlgoFactory:
     """Returns the factory of an algorithm with these hyperparameters; see create_factory."""
-    of_step = {field.name: (field.name,) for field in dataclasses.fields(StepConfig)}
-    of_algo = _paths(algo.Config())
-    known = {**of_algo, **of_step}
+    of_step, of_algo = _settings(StepConfig()), _settings(algo.Config())
+    known = {name: setting.type for name, setting in {**of_algo, **of_step}.items()}
     others = {other: name for other, name in OTHER_NAMES.items() if name in known}
-    refuse_unknown(f"{algo.__name__}.create_factory", hyperparameters, [*others, *known])
-    types = {name: _type(algo.Config(), path) for name, path in of_algo.items()}
-    types |= {field.name: field.type for field in dataclasses.fields(StepConfig)}
-    refuse_other_types(
-        hyperparameters, types | {other: types[name] for other, name in others.items()}
-    )
+    types = {**{other: known[name] for other, name in others.items()}, **known}
+    refuse_unknown(f"{algo.__name__}.create_factory", hyperparameters, types)
+    refuse_other_types(hyperparameters, types)
     named = _by_flag(algo.__name__, hyperparameters, others)
     step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
     made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
@@ -403,37 +395,33 @@ def _by_flag(
 
 def recorded(config: Any) -> dict[str, Any]:
     """Returns the values of a Config by the names of flags, as the programs record them."""
-    return {name: _value(config, path) for name, path in _paths(config).items()}
+    return {name: setting.value for name, setting in _settings(config).items()}
 
 
-def _paths(config: Any) -> dict[str, Path]:
-    """Returns the place of every setting by its name."""
-    paths = list(_settings(config))
-    found = {path[-1]: path for path in paths}
+class _Setting(NamedTuple):
+    """A setting of a Config or of a Config within it."""
+
+    path: Path
+    type: Any  # its annotation
+    value: Any
+
+
+def _settings(config: Any) -> dict[str, _Setting]:
+    """Returns every setting by its name."""
+    found = list(_settings_in(config, ()))
+    by_name = {setting.path[-1]: setting for setting in found}
     owner = type(config).__name__
-    require(len(found) == len(paths), f"{owner} has several settings of one name: rename them")
-    return found
+    require(len(by_name) == len(found), f"{owner} has several settings of one name: rename them")
+    return by_name
 
 
-def _settings(config: Any) -> Iterator[Path]:
+def _settings_in(config: Any, place: Path) -> Iterator[_Setting]:
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        path, value = (*place, field.name), getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from ((field.name, *path) for path in _settings(value))
+            yield from _settings_in(value, path)
         else:
-            yield (field.name,)
-
-
-def _value(config: Any, path: Path) -> Any:
-    for name in path:
-        config = getattr(config, name)
-    return config
-
-
-def _type(config: Any, path: Path) -> Any:
-    """Returns the annotation of the setting in this place."""
-    owner = _value(config, path[:-1])
-    return next(field.type for field in dataclasses.fields(owner) if field.name == path[-1])
+            yield _Setting(path, field.type, value)
 
 
 def _replaced(config: Any, path: Path, value: Any) -> Any:

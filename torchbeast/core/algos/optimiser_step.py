@@ -195,7 +195,10 @@ class OptimiserStep(Generic[BatchT]):
         """Counts a learnt batch and sets the learning rates; returns the rates it was learnt
         with.
         """
-        rates = {f"{m.prefix}learning_rate": m.rate for m in self._minimisers}
+        rates = {
+            f"{each.prefix}learning_rate": float(each.optimiser.param_groups[0]["lr"])
+            for each in self._minimisers
+        }
         self.counters.version += 1
         self.counters.env_steps += env_steps
         self._schedule.set(self.counters.env_steps)
@@ -346,10 +349,6 @@ class _Minimiser:
     @property
     def norm_name(self) -> str:
         return f"{self.prefix}grad_norm"
-
-    @property
-    def rate(self) -> float:
-        return float(self.optimiser.param_groups[0]["lr"])
 
 
 def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:

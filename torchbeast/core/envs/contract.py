@@ -190,11 +190,9 @@ def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[i
     """Returns float32 [N, K]: the numbers of K keywords of N games that ended, by the indices of
     their environments; NaN where an info has no such number.
     """
-    rows = np.full((len(games), len(keywords)), math.nan, np.float32)
-    for row, index in zip(rows, games, strict=True):
-        of_game = info.get(index, {})
-        row[...] = [number_in(of_game.get(keyword)) for keyword in keywords]
-    return rows
+    infos = [info.get(index, {}) for index in games]
+    numbers = [[number_in(of_game.get(keyword)) for keyword in keywords] for of_game in infos]
+    return np.array(numbers, np.float32)
 
 
 def number_in(value: Any) -> float:

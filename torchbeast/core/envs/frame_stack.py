@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from torchbeast.core.checks import at_least
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 
@@ -31,8 +32,7 @@ class FrameStacker:
     """
 
     def __init__(self, num_frames: int) -> None:
-        if num_frames < 1:
-            raise ValueError(f"num_frames must be at least 1, got {num_frames}")
+        at_least(1, num_frames=num_frames)
         self._num_frames = num_frames
         self._stack: ArrayNest = ()
 

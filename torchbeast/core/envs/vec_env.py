@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.core.checks import names_checked, refuse_unknown
+from torchbeast.core.checks import at_least, names_checked, refuse_unknown
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
@@ -183,8 +183,7 @@ class VecEnvFactory:
     frame_stack: int
 
     def __post_init__(self) -> None:
-        if self.vec_env_size < 1:
-            raise ValueError(f"vec_env_size must be at least 1, got {self.vec_env_size}")
+        at_least(1, vec_env_size=self.vec_env_size)
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -325,7 +324,7 @@ class SyncVecEnv:
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
             self._write_first(rows, index, env_seed)
         self._check_finite(rows, self._at_step, self._given)
-        return self._pack(rows)
+        return pack_as(self.observation_space, rows)
 
     def step(self, action: ArrayNest) -> VecStep:
         rows = self._empty_rows(self.num_envs)
@@ -347,8 +346,9 @@ class SyncVecEnv:
         self.final_info = infos
         ended = terminated | truncated
         last = [np.concatenate(leaf) for leaf in zip(*finals, strict=True)]
-        final = self._pack(last) if finals else None
-        return VecStep(self._pack(rows), reward, terminated, truncated, ended, final)
+        final = pack_as(self.observation_space, last) if finals else None
+        seen = pack_as(self.observation_space, rows)
+        return VecStep(seen, reward, terminated, truncated, ended, final)
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
@@ -445,9 +445,6 @@ class SyncVecEnv:
         final = [row[index : index + 1].copy() for row in rows]
         self._check_finite(final, lambda _: self._at_step(index), [self._given[index]])
         return final
-
-    def _pack(self, rows: list[np.ndarray]) -> ArrayNest:
-        return pack_as(self.observation_space, rows)
 
     # --- actions and outcomes
 

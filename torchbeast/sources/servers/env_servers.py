@@ -60,11 +60,12 @@ def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[Serv
     same size; one by one when there are too few for that.
     """
     groups, single = divmod(num_actors, num_streams)
-    if groups < num_servers:
-        return [_plan(n, num_streams) for n in split_evenly(num_actors, num_servers)]
-    counts = [num_streams * n for n in split_evenly(groups, num_servers)]
-    counts[-1] += single
-    return [_plan(n, num_streams) for n in counts]
+    counts = split_evenly(num_actors, num_servers)
+    if groups >= num_servers:
+        counts = [num_streams * n for n in split_evenly(groups, num_servers)]
+        counts[-1] += single
+    streams = [1 if n % num_streams else num_streams for n in counts]
+    return [ServerPlan(each, n // each) for each, n in zip(streams, counts, strict=True)]
 
 
 def plans_for_local_servers(fleet: FleetConfig, disable_cuda: bool) -> list[ServerPlan]:
@@ -79,11 +80,6 @@ def plans_for_local_servers(fleet: FleetConfig, disable_cuda: bool) -> list[Serv
 def seems_to_have_a_gpu() -> bool:
     """Returns whether a GPU driver is present; importing torch to ask it would take seconds."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
-
-
-def _plan(num_envs: int, num_streams: int) -> ServerPlan:
-    streams = num_streams if num_envs % num_streams == 0 else 1
-    return ServerPlan(num_streams=streams, envs_per_stream=num_envs // streams)
 
 
 class EnvServers:
