@@ -25,8 +25,6 @@ MAX_FRAMES_PER_EPISODE = 108_000
 _ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
 
 _FRAME_SKIP = 4
-# Machado et al. 2018, arXiv 1709.06009
-_STICKY_ACTIONS = 0.25
 
 
 class AtariEnv:
@@ -150,11 +148,12 @@ def make(spec: EnvSpec, num_envs: int, num_threads: int) -> AtariEnv:
 def usual_sticky_actions(env_id: str) -> float:
     """Returns the probability of sticky actions that Gymnasium registers with the id.
 
-    It is 0.25 for ids like ALE/Pong-v5 and ids with -v0, and 0 for those with -v4.
+    It is 0.25 (Machado et al. 2018, arXiv 1709.06009) for ids like ALE/Pong-v5 and ids with -v0,
+    and 0 for those with -v4.
     """
     match = _ATARI_ID.fullmatch(env_id)
     is_sticky = match is not None and (match[1] is not None or match[4] == "0")
-    return _STICKY_ACTIONS if is_sticky else 0.0
+    return 0.25 if is_sticky else 0.0
 
 
 def rom_name(env_id: str) -> str:

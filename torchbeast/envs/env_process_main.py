@@ -77,10 +77,7 @@ class _Served:
         return self._env.render() if isinstance(self._env, SyncVecEnv) else None
 
     def check_goals(self) -> None:
-        self._outcome: Outcome = outcome_in(self._env, self._name)
-
-    def outcome(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._outcome(achieved, desired)
+        self.outcome: Outcome = outcome_in(self._env, self._name)
 
 
 def _arrays(nest: Any) -> Any:

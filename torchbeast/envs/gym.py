@@ -19,7 +19,6 @@ _PACKAGES = {
     "MiniHack-": "minihack",
     "NetHack": "nle",
 }
-_TAKEN_BY_GYMNASIUM = ("max_episode_steps",)
 
 
 def make(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
@@ -54,7 +53,7 @@ def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
     if isinstance(constructor, str):
         constructor = gymnasium.envs.registration.load_env_creator(constructor)
     given = {**registered.kwargs, **spec.kwargs}
-    check_takes(constructor, given, spec.name, also=_TAKEN_BY_GYMNASIUM)
+    check_takes(constructor, given, spec.name, also=("max_episode_steps",))  # gymnasium.make's own
 
 
 def _import_package_of(env_id: str) -> None:

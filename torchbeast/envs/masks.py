@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.envs.contract import check_environment
-from torchbeast.core.envs.spaces import (
-    ActionSpace,
-    Discrete,
-    MultiDiscrete,
-    declared,
-    from_gymnasium,
-)
+from torchbeast.core.envs.spaces import Discrete, MultiDiscrete, declared, from_gymnasium
 from torchbeast.envs.spec import EnvError
 
 KEY = "action_mask"
@@ -50,7 +44,15 @@ class MaskFromInfo:
     @cached_property
     def _size(self) -> int:
         """The number of choices; raises EnvError unless the actions can be masked."""
-        return _num_choices(from_gymnasium(self._env.action_space), _name(self._env))
+        space = from_gymnasium(self._env.action_space)
+        if isinstance(space, Discrete):
+            return space.n
+        if isinstance(space, MultiDiscrete):
+            return sum(space.nvec)
+        raise EnvError(
+            "mask_actions needs a Discrete or MultiDiscrete action space, but "
+            f"{_name(self._env)} has a {type(space).__name__}: leave it out"
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
@@ -64,15 +66,13 @@ class MaskFromInfo:
                 f"{_name(self._env)} returns none: put an {KEY} into its observations"
             )
         observation, info = result
-        return self._masked(observation, info, is_last=False), info
+        return _with_mask(observation, self._mask(info, is_last=False)), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
         """Executes an action; returns the values of the environment, the observation masked."""
         observation, reward, *ends, info = self._env.step(action)
-        return self._masked(observation, info, is_last=any(ends)), reward, *ends, info
-
-    def _masked(self, observation: Any, info: Mapping[str, Any], is_last: bool) -> Any:
-        return _with_mask(observation, self._mask(info, is_last))
+        masked = _with_mask(observation, self._mask(info, is_last=any(ends)))
+        return masked, reward, *ends, info
 
     def _mask(self, info: Mapping[str, Any], is_last: bool) -> np.ndarray:
         """Returns the mask bool [n]."""
@@ -103,17 +103,6 @@ def _with_mask(observation: Any, mask: Any) -> dict[str, Any]:
     """Adds the mask to a dict observation, or makes a dict of any other; or of their spaces."""
     entries = observation if isinstance(observation, dict) else {"observation": observation}
     return {**entries, KEY: mask}
-
-
-def _num_choices(space: ActionSpace, name: str) -> int:
-    if isinstance(space, Discrete):
-        return space.n
-    if isinstance(space, MultiDiscrete):
-        return sum(space.nvec)
-    raise EnvError(
-        f"mask_actions needs a Discrete or MultiDiscrete action space, but {name} has a "
-        f"{type(space).__name__}: leave it out"
-    )
 
 
 def _name(env: Any) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from torchbeast.core.checks import at_least, require
 from torchbeast.core.envs.contract import check_keywords
@@ -97,9 +97,6 @@ class EnvError(UsageError):
     """An environment that cannot be made."""
 
 
-AnyEnvSpec = TypeVar("AnyEnvSpec", bound="EnvSpec")
-
-
 @dataclass(frozen=True)
 class EnvSpec(Spec):
     """An environment: a name that `envs.make` knows, arguments of its constructor, and options."""
@@ -112,7 +109,7 @@ class EnvSpec(Spec):
         return bool(self.pickled) or (":" in self.name and not re.search(r"-v\d+$", self.name))
 
     @classmethod
-    def from_parent(cls: type[AnyEnvSpec], value: Mapping[str, Any]) -> AnyEnvSpec:
+    def from_parent(cls, value: Mapping[str, Any]) -> EnvSpec:
         """Reads the JSON that the parent process sent; missing options have their defaults."""
         return super().from_parent({**value, "options": EnvOptions.of(value.get("options", {}))})
 

@@ -26,8 +26,8 @@ class _Toy(ABC):
         self.num_envs = num_envs
 
     def reset(self, seed: int) -> ArrayNest:
-        seeds = environment_seeds(seed, self.num_envs)
-        self._generators = [np.random.default_rng(env_seed) for env_seed in seeds]
+        self._seeds = np.array(environment_seeds(seed, self.num_envs))
+        self._generators = [np.random.default_rng(env_seed) for env_seed in self._seeds]
         self._begin(np.arange(self.num_envs))
         return self._observation()
 
@@ -252,6 +252,7 @@ class Mock(_Toy):
     """
 
     env_id = "Mock"
+    _step: int  # of the episodes, which all began together
 
     def __init__(self, num_envs: int, episode_length: int = 200) -> None:
         super().__init__(num_envs)
@@ -259,11 +260,6 @@ class Mock(_Toy):
         self.observation_space = ArraySpec((4, 84, 84), "uint8")
         self.action_space = Discrete(6)
         self._episode_length = episode_length
-
-    def reset(self, seed: int) -> ArrayNest:
-        self._seeds = np.array(environment_seeds(seed, self.num_envs))
-        self._step = 0
-        return self._observation()
 
     def step(self, action: ArrayNest) -> VecStep:
         check_actions(action, self.action_space, self.num_envs)
@@ -273,7 +269,7 @@ class Mock(_Toy):
         return VecStep.of_games(self._observation(), reward, ended)
 
     def _begin(self, envs: np.ndarray) -> None:
-        """Nothing differs from environment to environment."""
+        self._step = 0
 
     def _observation(self) -> np.ndarray:
         """Returns the observations, uint8 [E, 4, 84, 84]."""

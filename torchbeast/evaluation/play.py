@@ -103,9 +103,7 @@ class Endings:
     """Checksums of the last steps of the running episodes."""
 
     def __init__(self, num_envs: int) -> None:
-        self._steps: list[collections.deque[int]] = [
-            collections.deque(maxlen=COMPARED_STEPS) for _ in range(num_envs)
-        ]
+        self._steps = [collections.deque[int](maxlen=COMPARED_STEPS) for _ in range(num_envs)]
 
     def add(self, observation: Any, action: Nest[Tensor], reward: np.ndarray) -> None:
         """Adds a step: observation [E, ...], action [1, E, ...] and reward [E]."""

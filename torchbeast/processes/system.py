@@ -109,9 +109,9 @@ def _number_of(name: str, environ: Mapping[str, str]) -> int:
     return max(1, int(number)) if number.isdecimal() else 1
 
 
-def check_alone(program: str, environ: Mapping[str, str] = os.environ) -> None:
+def check_alone(program: str) -> None:
     """Raises UsageError if torchrun has started a program several times that runs only once."""
-    size = _number_of("WORLD_SIZE", environ)
+    size = _number_of("WORLD_SIZE", os.environ)
     if size > 1:
         raise UsageError(
             f"{program} runs in one process, but was started in {size} (WORLD_SIZE): start it "
@@ -126,13 +126,11 @@ def allow_descriptors(most: int | None = None) -> None:
     most that it grants.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most is None:
-        most = _WHERE_NO_LIMIT_IS if hard == resource.RLIM_INFINITY else hard
-    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
-    if soft == resource.RLIM_INFINITY or (wanted != resource.RLIM_INFINITY and soft >= wanted):
-        return
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    endless = resource.RLIM_INFINITY
+    wanted = (most or _WHERE_NO_LIMIT_IS) if hard == endless else min(hard, most or hard)
+    if soft != endless and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager

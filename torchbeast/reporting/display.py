@@ -6,6 +6,7 @@ at its end: results, files, and the next commands.
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import math
 import shlex
@@ -27,7 +28,8 @@ from torchbeast.core.wording import typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
 from torchbeast.sources.contract import Away, since
 
-_RECENT = 100  # episodes in the means, unless `keep_last` changes it
+# Of 100 episodes in the means, unless `keep_last` changes it.
+_none_yet = functools.partial(collections.deque[Any], maxlen=100)
 
 
 @dataclass
@@ -40,12 +42,8 @@ class Progress:
     mean_lag: float = float("nan")  # of the last batch
     max_lag: float = float("nan")  # of the last batch
     relevant_share: float = float("nan")  # of the last batch's replayed states
-    returns: collections.deque[float] = field(
-        default_factory=lambda: collections.deque(maxlen=_RECENT)
-    )
-    lengths: collections.deque[int] = field(
-        default_factory=lambda: collections.deque(maxlen=_RECENT)
-    )
+    returns: collections.deque[float] = field(default_factory=_none_yet)
+    lengths: collections.deque[int] = field(default_factory=_none_yet)
 
     def keep_last(self, episodes: int) -> None:
         """Changes the number of episodes in the means."""

@@ -409,5 +409,4 @@ def _trained(algo: Algorithm[Any], minimiser: _Minimiser) -> list[nn.Parameter]:
 def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:
     """Yields all parameters with their names; those of other models than the actor get a prefix."""
     for model_name, model in algo.models.items():
-        prefix = "" if model is algo.actor else f"{model_name}."
-        yield from model.named_parameters(prefix.removesuffix("."))
+        yield from model.named_parameters("" if model is algo.actor else model_name)

@@ -288,7 +288,9 @@ def learner_queue(
 def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
     (env, (action, extras)), (state, last_action) = nest
     observation, reward, done, episode_step, episode_return = env
-    _write_first(action, last_action)
+    # The last action that the policy saw. In an environment's first rollout row 0 holds zeros,
+    # which are not a valid action of every space; in later rollouts nothing changes.
+    map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
     return Rollout(
         observation=observation,
         reward=reward,
@@ -308,15 +310,6 @@ def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
         rollout_index=_in_all_rows(info["rollout"], reward, spare_columns),
         info=info.get("info", {}),
     )
-
-
-def _write_first(action: Any, last_action: Any) -> None:
-    """Writes the last action that the policy saw in row 0.
-
-    In an environment's first rollout row 0 holds zeros, which are not a valid action of every
-    space. In later rollouts nothing changes.
-    """
-    map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
 
 
 def _in_all_rows(numbers: Tensor, reward: Tensor, spare_columns: int) -> Tensor:
