@@ -11,11 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torchbeast.core.actors.registry import (
-    ActorFactory,
-    OffPolicyActorCritic,
-    OnPolicyActorCritic,
-)
+from torchbeast.core.actors.registry import ActorFactory, OffPolicyActorCritic, OnPolicyActorCritic
 from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.impala import Impala

@@ -26,14 +26,7 @@ from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import ActorFactory
 from torchbeast.core.algos.base import AlgoFactory
-from torchbeast.core.checks import (
-    above,
-    at_least,
-    names_checked,
-    one_of,
-    refuse_unknown,
-    require,
-)
+from torchbeast.core.checks import above, at_least, names_checked, one_of, refuse_unknown, require
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions

@@ -39,11 +39,7 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.core.storages.transition_replay import (
-    Sample,
-    TransitionReplay,
-    importance_weights,
-)
+from torchbeast.core.storages.transition_replay import Sample, TransitionReplay, importance_weights
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Source

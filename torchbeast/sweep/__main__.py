@@ -16,13 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from torchbeast.cli.command_line import parse_known
-from torchbeast.errors import (
-    EXIT_DONE,
-    EXIT_FAILURE,
-    UsageError,
-    exit_code_of,
-    refusing_paths,
-)
+from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
 from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import runtime_folder

@@ -106,8 +106,7 @@ def _effective(observation: Nest[Tensor]) -> Tensor:
 def _allowed(observation: Nest[Tensor]) -> Tensor:
     """Returns which actions are allowed, bool [..., n]."""
     assert has_mask(observation)
-    mask: Tensor = observation[KEY]
-    return mask != 0
+    return observation[KEY] != 0
 
 
 Mode = Literal["sample", "greedy", "explore"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,5 +89,5 @@ class Statistics:
     def _others(self) -> dict[str, Tensor]:
         """Returns copies of the actor's buffers that belong to no RunningNorm."""
         ours = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
-        named: Mapping[str, Tensor] = dict(self._algo.actor.named_buffers())
-        return {name: b.clone() for name, b in named.items() if id(b) not in ours}
+        named = self._algo.actor.named_buffers()
+        return {name: b.clone() for name, b in named if id(b) not in ours}

@@ -163,8 +163,7 @@ def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, .
 
 def num_bytes(specs: Any) -> int:
     """Returns the bytes of one array for each ArraySpec of a nest."""
-    leaves: list[ArraySpec] = flatten(specs)
-    return sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in leaves)
+    return sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in flatten(specs))
 
 
 # --- JSON, in which a server describes its spaces to the learner.
