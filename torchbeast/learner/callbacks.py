@@ -258,7 +258,12 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
                 f"callbacks must be objects of subclasses of Callback, got {callback!r}{hint}"
             )
         _check_methods(callback)
-    _check_names(callbacks)
+    counted = Counter(callback.name for callback in callbacks)
+    if again := [name for name, count in counted.items() if count > 1]:
+        raise UsageError(
+            f"several callbacks are named {again[0]!r}, by which checkpoints have their state: "
+            "give them different names"
+        )
 
 
 def check_loggers(loggers: Sequence[Logger]) -> None:
@@ -282,15 +287,6 @@ def _check_methods(callback: Callback) -> None:
                 f"callback {type(callback).__name__} has {name}, which nothing calls: a Learner "
                 f"calls {', '.join(called)}; give another method a name that begins otherwise"
             )
-
-
-def _check_names(callbacks: Sequence[Callback]) -> None:
-    counted = Counter(callback.name for callback in callbacks)
-    if again := [name for name, count in counted.items() if count > 1]:
-        raise UsageError(
-            f"several callbacks are named {again[0]!r}, by which checkpoints have their state: "
-            "give them different names"
-        )
 
 
 def keep_numbers(figures: dict[str, Any]) -> None:

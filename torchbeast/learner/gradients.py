@@ -30,7 +30,6 @@ from torchbeast.schemes.ray_fleet import RayFleet, User, gradient_actors
 from torchbeast.schemes.room import Group, check_room
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
-from torchbeast.sources.contract import Learner
 from torchbeast.sources.processes.fleet import Fleet, LocalFleet
 
 _USER = User(
@@ -57,17 +56,7 @@ class WorkerParts:
         config = dataclasses.replace(self.config, hardware=self._hardware)
         made = assemble(config, making_agent(scheme), making_weights(scheme), ranks=ranks)
         keep_freed_memory(made.compute.device.type)
-        learner = Learner(
-            agent=made.agent,
-            weights=made.weights,
-            device=made.compute.device,
-            extras=made.algo.needs,
-            mode=made.algo.mode,
-            rollouts=self.config.rollouts,
-            seed=seed,
-            spare_columns=0,
-            batches_at_once=1,
-        )
+        learner = made.learner(self.config.rollouts, seed, spare_columns=0, batches_at_once=1)
         return Made(
             source=make_source(scheme, learner, self.config, ending, stops_early),
             optimiser_step=made.optimiser_step,

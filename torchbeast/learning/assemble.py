@@ -30,7 +30,7 @@ from torchbeast.learning.config import HardwareConfig, resolved
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.processes.system import available_cores
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
-from torchbeast.sources.contract import Publisher
+from torchbeast.sources.contract import Learner, Publisher
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
 # cache each: half the size has more overhead, twice the size is slower with the deep network.
@@ -74,12 +74,13 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
         which threads finish.
     """
     device = _device(config)
-    use_cuda = device.type == "cuda"
+    use_cuda, megabytes = device.type == "cuda", config.megabytes_at_once
+    usual = None if use_cuda else CPU_BYTES_AT_ONCE
     return Compute(
         device=device,
         precision=precision(config, reproducible),
         threads=config.torch_threads or (1 if reproducible else available_cores()),
-        bytes_at_once=_bytes_at_once(config.megabytes_at_once, device),
+        bytes_at_once=usual if megabytes is None else int(megabytes * 1e6) or None,
         is_whole=use_cuda or config.compile or reproducible,
         learner_threads=config.num_learner_threads or (2 if use_cuda else 1),
     )
@@ -119,12 +120,6 @@ def _device(config: HardwareConfig) -> torch.device:
             f"{count}, or device auto"
         )
     return device
-
-
-def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:
-    if megabytes is None:
-        return CPU_BYTES_AT_ONCE if device.type == "cpu" else None
-    return int(megabytes * 1e6) or None
 
 
 MakeAgent = Callable[[ActorSpec], Agent]
@@ -192,6 +187,19 @@ class Assembled:
     def algo(self) -> Algorithm[Any]:
         """The algorithm of the learner."""
         return self.optimiser_step.algo
+
+    def learner(self, rollouts: RolloutConfig, seed: int, **others: int) -> Learner[Any]:
+        """Returns what its source depends on; others: further fields of Learner."""
+        return Learner(
+            agent=self.agent,
+            weights=self.weights,
+            device=self.compute.device,
+            extras=self.algo.needs,
+            mode=self.algo.mode,
+            rollouts=rollouts,
+            seed=seed,
+            **others,
+        )
 
 
 def assemble(

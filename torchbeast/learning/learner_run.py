@@ -190,14 +190,9 @@ class LearnerRun:
         at_once = 1  # it is copied into the replay
         if not config.learns_from_transitions:
             at_once = made.compute.learner_threads + config.replay.is_used
-        learner = Learner(
-            agent=made.agent,
-            weights=made.weights,
-            device=made.compute.device,
-            extras=made.algo.needs,
-            mode=made.algo.mode,
-            rollouts=config.online_rollouts,
-            seed=self.environment_seed(progress),
+        learner = made.learner(
+            config.online_rollouts,
+            self.environment_seed(progress),
             first_step=progress.step,
             spare_columns=config.spare_columns,
             batches_at_once=at_once,
