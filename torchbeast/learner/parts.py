@@ -113,7 +113,8 @@ def env_spec(scheme: Scheme) -> EnvSpec:
     """Returns the spec of the environments; raises SpecError where workers cannot be sent it."""
     envs = scheme.train_envs_factory
     spec = spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
-    options = dataclasses.replace(spec.options, info_keywords=envs.info_keywords)
+    keywords = envs.info_keywords or spec.options.info_keywords
+    options = dataclasses.replace(spec.options, info_keywords=keywords)
     return dataclasses.replace(spec, options=options)
 
 
