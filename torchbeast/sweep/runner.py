@@ -97,7 +97,7 @@ def runner_here(
     """Returns what runs so many agents on this machine, whose cores it divides: by default an agent
     for each, and each agent at least one.
 
-    more: flags to add to those of the agents.
+    more: further flags for every agent.
     """
     cores = available_cores()
     at_once = min(agents, parallel or cores)

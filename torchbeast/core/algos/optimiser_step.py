@@ -95,7 +95,7 @@ class Learnt(NamedTuple):
     figures: dict[str, float]
     """The numbers to log, by name of the column."""
     feedback: Feedback = NO_FEEDBACK
-    """For the replay that the batch came from."""
+    """Priorities and final states, for the replay that the batch came from."""
 
 
 class OptimiserStep(Generic[BatchT]):
