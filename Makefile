@@ -59,7 +59,7 @@ test-root: $(VENV)/installed-for-tests
 
 # Runs both programs on every family of environments, which takes minutes.
 test-families: $(VENV)/installed-for-families
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sources/test_families.py tests/integration/test_family_runs.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/collect/test_families.py tests/integration/test_family_runs.py
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .

@@ -24,18 +24,18 @@ from bench import synthetic
 from figures import interleaved, print_table, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchbeast.collect.config import RolloutConfig
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
-from torchbeast.core.device import dtype_for
+from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.specs import ActorSpec, Precision
-from torchbeast.learning.assemble import LearnerConfig, assemble
-from torchbeast.learning.config import HardwareConfig
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.system import available_cores, keep_freed_memory
-from torchbeast.sources.config import RolloutConfig
+from torchbeast.fleets.system import available_cores, keep_freed_memory
+from torchbeast.run.assemble import LearnerConfig, assemble
+from torchbeast.run.config import HardwareConfig
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
 LAYOUTS = {

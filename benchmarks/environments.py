@@ -25,7 +25,7 @@ from stepping import Step, steps_per_second
 from torchbeast import envs
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.envs.atari import rom_name
-from torchbeast.processes.system import available_cores
+from torchbeast.fleets.system import available_cores
 
 SERVER = Path(__file__).with_name("envpool_server.py")
 

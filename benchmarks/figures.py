@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from torchbeast.errors import UsageError
-from torchbeast.processes.system import available_cores
+from torchbeast.fleets.system import available_cores
 
 Figures = dict[str, list[float]]  # name -> one figure per run
 T = TypeVar("T")

@@ -23,7 +23,7 @@ import torch
 from figures import Figures, interleaved, print_table, write_json
 from progress import measured, torchbeast
 
-from torchbeast.processes.system import available_cores
+from torchbeast.fleets.system import available_cores
 
 MODELS = ("shallow", "deep", "small_net:SmallConvNet")
 SETTINGS = ("num_actors", "unroll_length", "batch_size")

@@ -22,19 +22,19 @@ import torch
 from figures import interleaved, print_table, write_json
 
 from torchbeast import envs
+from torchbeast.collect.config import RolloutConfig
+from torchbeast.collect.rollout_buffers import Batch, SharedRollouts, SlotWriter
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
+from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.rollout import RolloutSpec
-from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble
-from torchbeast.learning.config import HardwareConfig
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.system import available_cores, keep_freed_memory
-from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
+from torchbeast.fleets.system import available_cores, keep_freed_memory
+from torchbeast.run.assemble import Assembled, LearnerConfig, assemble
+from torchbeast.run.config import HardwareConfig
 
 STAGES = ("environment", "inference", "learning")
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from figures import Figures, interleaved, print_table, write_json
 from progress import Program, Reading, measured, torchbeast
 
-from torchbeast.processes.system import available_cores
+from torchbeast.fleets.system import available_cores
 
 HERE = Path(__file__).resolve().parent
 # Newer versions of OpenCV require NumPy 2.

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from torchbeast.core.actors.networks import TorsoActorCritic, make_core
 from torchbeast.core.actors.torsos import BlockConv2d, ShallowTorso, Torso, as_images, image_shape
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
-from torchbeast.core.nest_py import flatten
 
 
 class TwoConvolutions(Torso):

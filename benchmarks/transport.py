@@ -28,12 +28,12 @@ from bench.transport import transport
 from figures import interleaved, print_table, write_json
 
 from torchbeast import envs
-from torchbeast.core.distributions import distribution_for
-from torchbeast.learning.session import raise_failure
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.servers.config import PipelineConfig
-from torchbeast.sources.servers.env_servers import ServerPlan
+from torchbeast.collect.config import RolloutConfig
+from torchbeast.core.actors.distributions import distribution_for
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.run.session import raise_failure
+from torchbeast.servers.config import PipelineConfig
+from torchbeast.servers.env_servers import ServerPlan
 
 UNROLL_LENGTH = 20
 FRAME_BYTES = 84 * 84

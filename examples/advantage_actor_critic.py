@@ -12,7 +12,7 @@ from torchbeast.core import losses, returns
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.on_policy import OnPolicy
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
+from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import WIRE_DTYPES
-from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (2, 3, 4), (1, 2, 3, 2), (0,), (2, 0, 3)]

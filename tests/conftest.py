@@ -16,7 +16,7 @@ import pytest
 import torch
 import warm
 
-from torchbeast.processes import child_process
+from torchbeast.fleets import child_process
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -34,7 +34,7 @@ def _is_there(module: str) -> bool:
 # Without the compiled part, as MonoBeast may be installed, its tests are left out.
 collect_ignore = [] if _is_there("libtorchbeast._C") else ["libtorchbeast", "golden", "nest"]
 if collect_ignore:
-    collect_ignore += ["sources/servers/test_poly_source.py", "sources/servers/test_discovery.py"]
+    collect_ignore += ["servers/test_poly_source.py", "servers/test_discovery.py"]
     collect_ignore += ["integration/test_python_env_server.py", "learner/test_central_inference.py"]
 
 

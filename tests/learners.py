@@ -6,12 +6,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.algos.config import OptimiserConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
-from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.ppo import PPO
-from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Discrete
+from torchbeast.core.update.optimiser_step import OptimiserStep
 
 
 def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> OptimiserStep[Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.actors.distributions import distribution_for
 
 
 class CountingNet(ActorCritic):

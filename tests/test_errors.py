@@ -49,7 +49,7 @@ def test_a_missing_compiled_module_is_reported_with_an_alternative(
 def test_polybeast_learner_reports_a_missing_compiled_module(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("torchbeast.polybeast_learner", "torchbeast.sources.servers.discovery"):
+    for name in ("torchbeast.polybeast_learner", "torchbeast.servers.discovery"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "libtorchbeast", None)
     assert importlib.import_module("torchbeast.polybeast_learner").main([]) == 1

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.learning import learner_run
-from torchbeast.processes import places, supervisor
-from torchbeast.sources.contract import STALL_S, WAIT_S
-from torchbeast.sources.processes import source
-from torchbeast.sources.servers import door, joining
+from torchbeast.collect import source
+from torchbeast.collect.contract import STALL_S, WAIT_S
+from torchbeast.fleets import places, supervisor
+from torchbeast.run import learner_run
+from torchbeast.servers import door, joining
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

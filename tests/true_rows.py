@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.nest_py import map_leaves
 
 NUM_ACTIONS = 3
 BEGUN_WITH = -7  # the version that a later rollout notes in row 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchbeast.core.lazy import importing
+from torchbeast.core.base.lazy import importing
 
 __version__ = "0.1.0"  # pyproject.toml reads the version of the package here
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from torchbeast.core.actors.contract import ActorCritic as ActorCritic
     from torchbeast.core.actors.contract import ModelInputs as ModelInputs
     from torchbeast.core.actors.contract import ModelOutput as ModelOutput
+    from torchbeast.core.actors.distributions import distribution_for as distribution_for
     from torchbeast.core.actors.registry import make_agent as make_agent
     from torchbeast.core.algos.base import Algorithm as Algorithm
     from torchbeast.core.algos.config import ImpalaConfig as ImpalaConfig
     from torchbeast.core.algos.config import PPOConfig as PPOConfig
     from torchbeast.core.algos.impala import Impala as Impala
     from torchbeast.core.algos.ppo import PPO as PPO
-    from torchbeast.core.distributions import distribution_for as distribution_for
+    from torchbeast.core.base.specs import ActorSpec as ActorSpec
     from torchbeast.core.envs.spaces import ArraySpec as ArraySpec
     from torchbeast.core.envs.spaces import Discrete as Discrete
     from torchbeast.core.envs.vec_env import SyncVecEnv as SyncVecEnv
     from torchbeast.core.envs.vec_env import VecEnv as VecEnv
     from torchbeast.core.envs.vec_env import VecStep as VecStep
-    from torchbeast.core.specs import ActorSpec as ActorSpec
     from torchbeast.core.storages.rollout import Rollout as Rollout
     from torchbeast.envs import make as make_env
     from torchbeast.envs.spec import EnvOptions as EnvOptions
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from torchbeast.errors import RunError as RunError
     from torchbeast.errors import UsageError as UsageError
     from torchbeast.learner.learner import Learner as Learner
-    from torchbeast.learning.checkpoint import load as load_checkpoint
+    from torchbeast.run.checkpoint import load as load_checkpoint
     from torchbeast.schemes.scheme import Scheme as Scheme
 
 _FOUND_IN = {
     "Acted": "core.actors.contract",
     "Actor": "core.actors.contract",
     "ActorCritic": "core.actors.contract",
-    "ActorSpec": "core.specs",
+    "ActorSpec": "core.base.specs",
     "Algorithm": "core.algos.base",
     "ArraySpec": "core.envs.spaces",
     "Discrete": "core.envs.spaces",
@@ -69,8 +69,8 @@ _FOUND_IN = {
     "UsageError": "errors",
     "VecEnv": "core.envs.vec_env",
     "VecStep": "core.envs.vec_env",
-    "distribution_for": "core.distributions",
-    "load_checkpoint": "learning.checkpoint:load",
+    "distribution_for": "core.actors.distributions",
+    "load_checkpoint": "run.checkpoint:load",
     "make_agent": "core.actors.registry",
     "make_env": "envs:make",
     "vtrace": "core.vtrace",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torchbeast.cli.command_line import parse, run_with
 from torchbeast.errors import UsageError, exit_code_of
-from torchbeast.processes.supervisor import end_program
+from torchbeast.fleets.supervisor import end_program
 
 PROGRAM = "bench"
 _FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchbeast.cli.command_line import parse
-from torchbeast.core.checks import between
+from torchbeast.core.base.checks import between
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.reporting.run_folder import write_atomically
 

@@ -15,20 +15,20 @@ from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
+from torchbeast.collect.contract import Learner
+from torchbeast.collect.source import FleetSource, process_source
+from torchbeast.collect.weights import SharedWeights, ring_size
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.wording import counted
+from torchbeast.core.base.checks import counted
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
-from torchbeast.learning.assemble import precision
-from torchbeast.learning.learner_run import LearnerRun, Played
-from torchbeast.learning.session import Session, session
-from torchbeast.processes.supervisor import end_program
-from torchbeast.processes.system import check_alone
+from torchbeast.fleets.supervisor import end_program
+from torchbeast.fleets.system import check_alone
+from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.waiting import say
-from torchbeast.sources.contract import Learner
-from torchbeast.sources.processes.source import FleetSource, process_source
-from torchbeast.sources.processes.weights import SharedWeights, ring_size
+from torchbeast.run.assemble import precision
+from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.session import Session, session
 
 PROGRAM = "monobeast"
 # As in the original MonoBeast; the original PolyBeast has the deep network.

@@ -14,11 +14,11 @@ from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE
-from torchbeast.learning.session import session
-from torchbeast.processes.supervisor import Supervisor, end_program
-from torchbeast.processes.system import check_alone
-from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
-from torchbeast.sources.servers.env_servers import EnvServers, plans_for_local_servers
+from torchbeast.fleets.supervisor import Supervisor, end_program
+from torchbeast.fleets.system import check_alone
+from torchbeast.run.session import session
+from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
+from torchbeast.servers.env_servers import EnvServers, plans_for_local_servers
 
 PROGRAM = "polybeast"
 
@@ -46,7 +46,7 @@ def run(flags: PolyBeastFlags) -> int:
         environment_servers(flags, opened.supervisor) as servers,
     ):
         from torchbeast import polybeast_learner  # imports torch, while the servers start
-        from torchbeast.sources.servers.discovery import find
+        from torchbeast.servers.discovery import find
 
         if servers.wait_ready():
             goes_on = opened.supervisor.check_goes_on

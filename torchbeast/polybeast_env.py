@@ -16,17 +16,17 @@ from contextlib import closing
 
 from torchbeast.cli import command_line
 from torchbeast.cli.flags import PolyBeastEnvFlags
-from torchbeast.core.wording import counted, typed
+from torchbeast.core.base.checks import counted, typed
 from torchbeast.errors import EXIT_DONE, UsageError
-from torchbeast.learning.session import raise_failure
-from torchbeast.processes.supervisor import Failure, Supervisor, end_program
-from torchbeast.processes.system import check_alone
+from torchbeast.fleets.supervisor import Failure, Supervisor, end_program
+from torchbeast.fleets.system import check_alone
 from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
-from torchbeast.sources.servers.addresses import server_addresses, user_basename
-from torchbeast.sources.servers.env_servers import EnvServers, ServerPlan, spread
-from torchbeast.sources.servers.security import credentials, flags_of_others
+from torchbeast.run.session import raise_failure
+from torchbeast.servers.addresses import server_addresses, user_basename
+from torchbeast.servers.env_servers import EnvServers, ServerPlan, spread
+from torchbeast.servers.security import credentials, flags_of_others
 
 PROGRAM = "polybeast_env"
 _POLL_S = 1.0

@@ -23,27 +23,27 @@ from typing import TYPE_CHECKING, Any
 from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.base.checks import counted
 from torchbeast.core.envs.spaces import Discrete
-from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
-from torchbeast.learning.config import UNKNOWN
-from torchbeast.learning.learner_run import LearnerRun, Played
-from torchbeast.learning.session import Session, session
-from torchbeast.learning.training import DONE
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.supervisor import Supervisor, end_program
-from torchbeast.processes.system import launched
+from torchbeast.fleets.supervisor import Supervisor, end_program
+from torchbeast.fleets.system import launched
+from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.waiting import say
-from torchbeast.sources.servers.addresses import hosts, server_addresses, user_basename
-from torchbeast.sources.servers.config import ServedEnvConfig
-from torchbeast.sources.servers.security import credentials, flags_of_others, silence_grpc
+from torchbeast.run.config import UNKNOWN
+from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.session import Session, session
+from torchbeast.run.training import DONE
+from torchbeast.servers.addresses import hosts, server_addresses, user_basename
+from torchbeast.servers.config import ServedEnvConfig
+from torchbeast.servers.security import credentials, flags_of_others, silence_grpc
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
-    from torchbeast.learning.replicas import Replica
-    from torchbeast.sources.servers.discovery import Fleet
-    from torchbeast.sources.servers.door import HostDoor
+    from torchbeast.run.replicas import Replica
+    from torchbeast.servers.discovery import Fleet
+    from torchbeast.servers.door import HostDoor
 
 PROGRAM = "polybeast_learner"
 _SERVERS = "the servers"  # what rank 0 tells the others
@@ -60,7 +60,7 @@ def start(argv: Sequence[str]) -> int:
     launch, flags_of = launched(), functools.partial(parse, PolyBeastLearnerFlags, PROGRAM)
     if launch is None:
         return run_with(flags_of(argv), run)
-    from torchbeast.learning.replicas import replica
+    from torchbeast.run.replicas import replica
 
     with replica(launch) as among, among.words(argv, lambda words: flags_of(words).run) as words:
         return run_with(flags_of(words), functools.partial(run, replica=among))
@@ -75,7 +75,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         _check_shared(flags, replica)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    import torchbeast.sources.servers.discovery  # noqa: F401 - raises at once if not built
+    import torchbeast.servers.discovery  # noqa: F401 - raises at once if not built
 
     silence_grpc()
     if (protection := flags.protection) is not None:
@@ -124,8 +124,8 @@ def _found(
     if own is not None and replica.leads:
         replica.ranks.tell(_SERVERS, json.dumps(own.descriptions))
         return own
-    from torchbeast.core.algos.torch_ranks import TIMEOUT_S
-    from torchbeast.sources.servers.discovery import check_same, fleet_of
+    from torchbeast.core.update.torch_ranks import TIMEOUT_S
+    from torchbeast.servers.discovery import check_same, fleet_of
 
     limit = flags.fleet.connect_timeout + TIMEOUT_S  # rank 0 has the first for its hosts
     theirs = json.loads(replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), limit))
@@ -146,7 +146,7 @@ def _find(
     check_goes_on: Callable[[], None],
 ) -> Fleet:
     """Finds the servers: on this machine, on others, or of hosts that dial in to each learner."""
-    from torchbeast.sources.servers.discovery import find
+    from torchbeast.servers.discovery import find
 
     served = flags.fleet
     wanted, timeout = served.num_actors, served.connect_timeout
@@ -189,7 +189,7 @@ def _door(
     Each of several learners on a machine listens at a port of its own: that of --listen plus its
     number there.
     """
-    from torchbeast.sources.servers.door import HostDoor
+    from torchbeast.servers.door import HostDoor
 
     if flags.fleet.listen is None:
         yield None
@@ -227,7 +227,7 @@ def train(
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
         pipeline = pipeline.share(replica.size, *(streams if door is None else (1, replica.size)))
     spaces: Any = fleet.observation_space, fleet.action_space, fleet.frame_stack
-    from torchbeast.sources.servers.source import PolySource  # compiled
+    from torchbeast.servers.source import PolySource  # compiled
 
     started = flags.fleet.servers() if isinstance(flags, PolyBeastFlags) else None
     collection = Collection(

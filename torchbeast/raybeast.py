@@ -15,23 +15,23 @@ from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
+from torchbeast.collect.contract import Learner
+from torchbeast.collect.rollout_buffers import slot_bytes
+from torchbeast.collect.source import FleetSource
+from torchbeast.collect.weights import SharedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE
-from torchbeast.learning.assemble import precision
-from torchbeast.learning.learner_run import LearnerRun, Played
-from torchbeast.learning.session import Session, session
-from torchbeast.processes.supervisor import end_program
-from torchbeast.processes.system import check_alone
+from torchbeast.fleets.supervisor import end_program
+from torchbeast.fleets.system import check_alone
+from torchbeast.fleets.waiting import say
+from torchbeast.on_ray.fleet import RayFleet
+from torchbeast.on_ray.room import Room, check_object_store, num_workers
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.waiting import say
-from torchbeast.schemes.ray_fleet import RayFleet
-from torchbeast.schemes.room import Room, check_object_store, num_workers
-from torchbeast.sources.contract import Learner
-from torchbeast.sources.processes.rollout_buffers import slot_bytes
-from torchbeast.sources.processes.source import FleetSource
-from torchbeast.sources.processes.weights import SharedWeights
+from torchbeast.run.assemble import precision
+from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.session import Session, session
 
 PROGRAM = "raybeast"
 MODEL_FOR_IMAGES = "shallow"  # as without --use_resnet in the first RayBeast

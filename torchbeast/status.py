@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from torchbeast.cli.command_line import parse
-from torchbeast.core.checks import above, require
+from torchbeast.core.base.checks import above, require
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, exit_code_of
-from torchbeast.sources.servers.addresses import hosts, server_addresses, user_basename
-from torchbeast.sources.servers.config import SecurityConfig
-from torchbeast.sources.servers.security import silence_grpc
+from torchbeast.servers.addresses import hosts, server_addresses, user_basename
+from torchbeast.servers.config import SecurityConfig
+from torchbeast.servers.security import silence_grpc
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
-    from torchbeast.sources.servers.discovery import Asking
+    from torchbeast.servers.discovery import Asking
 
 PROGRAM = "status"
 _UNIX = "unix:"
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: StatusFlags) -> int:
     """Asks the servers, or the learner for its hosts, and prints a line for each."""
     silence_grpc()
-    from torchbeast.sources.servers.discovery import Asking
+    from torchbeast.servers.discovery import Asking
 
     asked = flags.asked
     if asked.learner is not None:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from bench.sample import Measure, Sample, cpu_seconds, family
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import PolyBeastFlags
-from torchbeast.learning.config import CheckpointConfig
-from torchbeast.processes.child_process import ChildProcess, end_all
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.fleets.child_process import ChildProcess, end_all
+from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run.config import CheckpointConfig
 
 _WARM_UP = 3  # updates
 _POLL_S = 0.02

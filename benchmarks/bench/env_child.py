@@ -21,8 +21,8 @@ from bench.sample import in_threads
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.child_main import failure, take_stdin, take_stdout
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.fleets.child_main import failure, take_stdin, take_stdout
+from torchbeast.fleets.supervisor import Supervisor
 
 _WARM_UP_S = 0.1
 _ACTIONS = 1000  # random actions, drawn in advance

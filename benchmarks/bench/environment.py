@@ -10,9 +10,9 @@ from typing import Any
 
 from bench.sample import Measure, Sample, check_goes_on
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.child_process import ChildProcess, Report, end_all
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.servers.env_servers import ServerPlan
+from torchbeast.fleets.child_process import ChildProcess, Report, end_all
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.servers.env_servers import ServerPlan
 
 _POLL_S = 0.02
 

@@ -14,10 +14,10 @@ import tyro
 
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import CommandFlags
-from torchbeast.core.checks import above, at_least
+from torchbeast.core.base.checks import above, at_least
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.learning.config import CheckpointConfig
 from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run.config import CheckpointConfig
 
 _Group = TypeVar("_Group")
 

@@ -15,13 +15,13 @@ import torch
 
 from bench import synthetic
 from bench.sample import Measure, in_threads
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.actors.registry import Agent
-from torchbeast.core.device import CudaStream
+from torchbeast.core.base.device import CudaStream
 from torchbeast.core.envs.spaces import ObservationSpace
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.servers.source import answer
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.servers.source import answer
 
 
 def inference(

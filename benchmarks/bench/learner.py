@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from bench.sample import Measure, in_threads
-from torchbeast.core.algos.optimiser_step import OptimiserStep
-from torchbeast.core.device import CudaStream
+from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.base.device import CudaStream
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.core.update.optimiser_step import OptimiserStep
+from torchbeast.fleets.supervisor import Supervisor
 
 
 def learner(

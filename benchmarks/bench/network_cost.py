@@ -18,10 +18,10 @@ from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.leaves import kind_of, needs_statistics
 from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.off_policy import QNet, SACNet, TD3Net
-from torchbeast.core.ambient import one_thread
-from torchbeast.core.device import computing_in
+from torchbeast.core.base.ambient import one_thread
+from torchbeast.core.base.device import computing_in
+from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
-from torchbeast.core.nest_py import Nest, map_leaves
 
 _ROWS = 16  # observations in the measured batch
 _TRIES = 3

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 from torchbeast import polybeast
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastFlags
-from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
-from torchbeast.processes.supervisor import end_program
+from torchbeast.fleets.child_main import Report, failure, take_stdin, take_stdout
+from torchbeast.fleets.supervisor import end_program
 
 
 def main(arguments: dict[str, Any]) -> int:

@@ -17,9 +17,9 @@ from bench.sample import Ended, Measure, Sample, check_goes_on
 from bench.stages import Stages
 from torchbeast.cli.command_line import flatten
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
-from torchbeast.learning.session import raise_failure
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.system import available_cores
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import available_cores
+from torchbeast.run.session import raise_failure
 
 Samples = dict[str, list[Sample]]
 

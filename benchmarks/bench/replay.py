@@ -18,17 +18,17 @@ from torch import Tensor
 
 from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
+from torchbeast.collect.contract import Away, Source
+from torchbeast.collect.replay import OwnReplay, Replay
 from torchbeast.core.actors.registry import Agent
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
-from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.learning.replay import joined_replay, make_replay, mixed_source
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.system import free_memory
-from torchbeast.sources.contract import Away, Source
-from torchbeast.sources.replay import OwnReplay, Replay
-from torchbeast.sources.sharing.service import serving
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import free_memory
+from torchbeast.run.assemble import LearnerConfig
+from torchbeast.run.replay import joined_replay, make_replay, mixed_source
+from torchbeast.shared_replay.service import serving
 
 _IN_FLIGHT = 2  # batches
 _SEED = 0

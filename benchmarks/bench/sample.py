@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.fleets.supervisor import Supervisor
 
 _PROC = Path("/proc")
 # Fields after the process name in `man 5 proc_pid_stat`; times are in clock ticks.

@@ -24,18 +24,18 @@ from bench.replay import replay, shared_replay
 from bench.sample import Measure, check_goes_on
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_settings import learner_config
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.env_process import EnvProcess
-from torchbeast.learning.assemble import assemble
-from torchbeast.learning.learner_run import check_batches
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.system import keep_freed_memory
-from torchbeast.sources.servers.env_servers import ServerPlan, plans_for_local_servers
-from torchbeast.sources.servers.source import inference_threads
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import keep_freed_memory
+from torchbeast.run.assemble import assemble
+from torchbeast.run.learner_run import check_batches
+from torchbeast.servers.env_servers import ServerPlan, plans_for_local_servers
+from torchbeast.servers.source import inference_threads
 
 SHARED = "replay, shared"
 SINGLE = "transport, 1 environment a stream"

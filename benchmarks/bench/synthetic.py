@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import KEY, ModelInputs, has_mask, specs_of_extras
 from torchbeast.core.actors.registry import Agent
+from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
-from torchbeast.core.nest_py import Nest, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 _ENDS = 0.002  # probability that an episode ends at a step
@@ -42,7 +42,7 @@ def model_inputs(agent: Agent, space: ObservationSpace, num_envs: int) -> ModelI
 
 
 def inference_request(agent: Agent, space: ObservationSpace, num_envs: int) -> Any:
-    """Returns the inputs of one inference batch (see sources/servers/source.py), [1, E, ...]."""
+    """Returns the inputs of one inference batch (see servers/source.py), [1, E, ...]."""
     inputs, counters = model_inputs(agent, space, num_envs), torch.zeros(1, num_envs)
     env = inputs.observation, inputs.reward, inputs.done, counters.int(), counters
     return env, (agent.model.initial_state(num_envs), inputs.last_action)

@@ -15,13 +15,13 @@ from typing import Any
 
 import libtorchbeast
 from bench.sample import Measure, Sample, check_goes_on, cpu_seconds
+from torchbeast.collect.config import RolloutConfig
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
-from torchbeast.sources.servers.config import PipelineConfig
-from torchbeast.sources.servers.env_servers import EnvServers, ServerPlan
-from torchbeast.sources.servers.source import learner_queue, rollout_columns
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
+from torchbeast.servers.config import PipelineConfig
+from torchbeast.servers.env_servers import EnvServers, ServerPlan
+from torchbeast.servers.source import learner_queue, rollout_columns
 
 ZeroAction = Callable[[tuple[int, int]], Any]
 """Returns valid actions for shape (1, B), leaves [1, B, ...]."""

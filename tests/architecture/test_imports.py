@@ -142,7 +142,7 @@ def test_every_component_of_the_table_exists() -> None:
 
 def test_no_component_below_cli_imports_it() -> None:
     below = list(ROWS)[: list(ROWS).index("cli")]
-    assert "learning" in below and "core" in below
+    assert "run" in below and "core" in below
     assert not [component for component in below if "cli" in ROWS[component].components]
 
 
@@ -152,8 +152,7 @@ def test_only_these_modules_import_ray() -> None:
         for path in MODULES
         if any(found.name.partition(".")[0] == "ray" for found in imports(path.read_text()))
     ]
-    files = ["ray_connection.py", "ray_fleet.py", "ray_replay.py"]
-    assert importing == [f"schemes/{file}" for file in files]
+    assert importing == [f"on_ray/{file}.py" for file in ("connection", "fleet", "replay")]
 
 
 @pytest.mark.parametrize(
@@ -164,50 +163,50 @@ def test_only_these_modules_import_ray() -> None:
         ("def f():\n    import torch", True),
         ("def f():\n    import gymnasium", False),
         ("from torchbeast import errors", True),
-        ("from torchbeast import learning", False),
-        ("from torchbeast.core.nest_py import flatten", True),
+        ("from torchbeast import learner", False),
+        ("from torchbeast.core.base.nest import flatten", True),
         ("from torchbeast.core import losses", False),
         ("def f():\n    from torchbeast.cli import flags", False),
         ("if TYPE_CHECKING:\n    from torchbeast.cli import flags", False),
     ],
 )
 def test_the_check_finds_imports_at_any_level_of_a_module(source: str, allowed: bool) -> None:
-    row = Row(["errors", "core.nest_py"], ["numpy"], ["torch"])
+    row = Row(["errors", "core.base.nest"], ["numpy"], ["torch"])
     assert (not_allowed("seeds", row, source) == []) == allowed
 
 
 CONFIGS = [path for path in MODULES if path.name == "config.py"]
-SPECS = ("torchbeast.core.specs", "torchbeast.envs.spec")  # have Configs too
+SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs too
 
 
 @pytest.mark.parametrize(
     ("imported", "unwanted"),
     [
-        (["torchbeast"], ["numpy", "torch", "torchbeast.core.specs"]),
+        (["torchbeast"], ["numpy", "torch", "torchbeast.core.base.specs"]),
         ([*map(module_name, CONFIGS), *SPECS], ["torch", "libtorchbeast", "tyro"]),
         (
-            ["torchbeast.sources.servers.server_main", "torchbeast.envs.env_process_main"],
+            ["torchbeast.servers.server_main", "torchbeast.envs.env_process_main"],
             ["torch", "libtorchbeast"],
         ),
-        (["torchbeast.sources.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
-        (["torchbeast.raybeast", "torchbeast.schemes.ray_fleet"], ["ray", "libtorchbeast", "nest"]),
+        (["torchbeast.collect.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
+        (["torchbeast.raybeast", "torchbeast.on_ray.fleet"], ["ray", "libtorchbeast", "nest"]),
         (
             ["torchbeast.monobeast"],
             [
-                *("torchbeast.core.actors.off_policy", "torchbeast.core.algos.torch_ranks"),
-                *("torchbeast.evaluation.play", "torchbeast.learning.replay"),
-                *("torchbeast.learning.replicas", "torchbeast.schemes", "torchbeast.sources.local"),
-                *("torchbeast.sources.mixed", "torchbeast.sources.servers"),
-                "torchbeast.sources.sharing",
+                *("torchbeast.core.actors.off_policy", "torchbeast.core.update.torch_ranks"),
+                *("torchbeast.evaluation.play", "torchbeast.run.replay"),
+                *("torchbeast.run.replicas", "torchbeast.schemes", "torchbeast.collect.local"),
+                *("torchbeast.collect.mixed", "torchbeast.servers"),
+                "torchbeast.shared_replay",
             ],
         ),
         (
             ["torchbeast.learner.learner"],
             [
-                *("torchbeast.core.algos.torch_ranks", "torchbeast.learning.replicas"),
-                *("torchbeast.schemes.ray_fleet", "torchbeast.schemes.gradients.worker"),
-                *("torchbeast.sources.mixed", "torchbeast.sources.sharing"),
-                *("torchbeast.sources.local", "torchbeast.sources.processes.source"),
+                *("torchbeast.core.update.torch_ranks", "torchbeast.run.replicas"),
+                *("torchbeast.on_ray.fleet", "torchbeast.gradients.worker"),
+                *("torchbeast.collect.mixed", "torchbeast.shared_replay"),
+                *("torchbeast.collect.local", "torchbeast.collect.source"),
             ],
         ),
     ],
@@ -224,8 +223,8 @@ def test_a_module_loads_only_what_its_side_needs(imported: list[str], unwanted: 
 
 IN_CHILDREN = {
     "torchbeast.envs.env_process_main",
-    "torchbeast.sources.processes.player",
-    "torchbeast.sources.servers.server_main",
+    "torchbeast.collect.worker",
+    "torchbeast.servers.server_main",
 }
 
 

@@ -29,7 +29,7 @@ from torchbeast.sweep.config import SweepFlags
 
 PACKAGE = Path(__file__).parents[2] / "torchbeast"
 # What processes send each other, where JSON may lack fields; what a gradient worker is made of.
-SENT = ("torchbeast.core.specs", "torchbeast.schemes.gradients.worker")
+SENT = ("torchbeast.core.base.specs", "torchbeast.gradients.worker")
 # A learner's door, of which status asks and to which polybeast_env dials in.
 ALIKE = ["torchbeast.status.StatusConfig.learner"]
 PROGRAMS = [

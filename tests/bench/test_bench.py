@@ -25,8 +25,8 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.servers.source import answer
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.servers.source import answer
 
 SMALL = [
     *("--env", "Catch", "--model", "mlp", "--num_actors", "2", "--num_servers", "1"),

@@ -11,8 +11,8 @@ from bench.network_cost import Cost, costs, table
 from fake_nethack import LEAVES, FakeNetHack
 
 from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete, observation_spec
-from torchbeast.core.specs import ActorSpec
 
 
 def agent_for(space: Any, model: str = "auto", use_lstm: bool = False) -> Agent:

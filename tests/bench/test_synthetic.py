@@ -9,7 +9,9 @@ from assorted import check_rollout
 from bench import synthetic
 
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.device import CudaStream
+from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.nest import flatten
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
@@ -18,9 +20,7 @@ from torchbeast.core.envs.spaces import (
     MultiDiscrete,
     ObservationSpace,
 )
-from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec
-from torchbeast.sources.servers.source import answer
+from torchbeast.servers.source import answer
 
 SPACES: list[tuple[ObservationSpace, ActionSpace]] = [
     (ArraySpec((3,), "float32"), Discrete(4, start=2)),

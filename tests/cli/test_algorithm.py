@@ -19,23 +19,23 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import Algorithm, Losses
 from torchbeast.core.algos.laser import Laser
 from torchbeast.core.algos.registry import ALGOS
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.checks import above
+from torchbeast.core.base.checks import above
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.assemble import assemble
-from torchbeast.learning.learner_run import LearnerRun, Played
-from torchbeast.learning.session import session
-from torchbeast.learning.weights import PublishedWeights
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.assemble import assemble
+from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.session import session
 
 LEARNERS: dict[str, Any] = {
     "monobeast": MonoBeastFlags,
@@ -212,7 +212,7 @@ def test_an_error_in_an_algorithms_module_is_told_with_its_line(
     with pytest.raises(RunError, match="^the algorithm module_with_a_bug:My failed: ") as error:
         parse(PolyBeastFlags, "polybeast", ["--algo", "module_with_a_bug:My"])
     said = str(error.value)
-    assert f'File "{file}", line 2' in said and code in said and "core/specs.py" not in said
+    assert f'File "{file}", line 2' in said and code in said and "core/base/specs.py" not in said
 
 
 def test_the_flags_of_built_in_algorithms_are_read_without_torch() -> None:

@@ -22,10 +22,10 @@ from torchbeast.cli.flags import (
     RayBeastFlags,
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.collect.config import MAX_FIXED_LAG, ProcessesConfig
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.system import available_cores
-from torchbeast.sources.processes.config import MAX_FIXED_LAG, ProcessesConfig
-from torchbeast.sources.servers.config import FleetConfig, ServersConfig
+from torchbeast.fleets.system import available_cores
+from torchbeast.servers.config import FleetConfig, ServersConfig
 
 ORIGINAL_LEARNER_FLAGS = [
     "env",
@@ -299,7 +299,7 @@ def test_the_number_of_servers_follows_from_cores_and_environments() -> None:
 
 def with_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the configs see a machine with this number of cores."""
-    for module in ("sources.config", "sources.processes.config", "sources.servers.config"):
+    for module in ("collect.config", "servers.config"):
         monkeypatch.setattr(f"torchbeast.{module}.available_cores", lambda: cores)
 
 

@@ -11,8 +11,8 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import learner_config
+from torchbeast.collect.config import ReplayConfig
 from torchbeast.errors import UsageError
-from torchbeast.sources.config import ReplayConfig
 
 
 def parsed(*words: str) -> Any:

@@ -23,9 +23,9 @@ from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
-from torchbeast.learning.recorded import reaching_flags
 from torchbeast.plot import PlotFlags
 from torchbeast.reporting.display import next_commands
+from torchbeast.run.recorded import reaching_flags
 
 LONG = "x" * 300
 HOMELESS = "~no.such.user/a"  # expanded as ~ is for a user without HOME and entry in passwd

@@ -16,8 +16,8 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.presets import PRESETS, listing
-from torchbeast.core.algos.optimiser_step import LinearDecay
 from torchbeast.core.algos.optimisers import RMSprop
+from torchbeast.core.update.optimiser_step import LinearDecay
 from torchbeast.errors import UsageError
 
 LEARNERS: dict[str, type[LearnerFlags]] = {

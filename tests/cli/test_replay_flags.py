@@ -11,9 +11,9 @@ import pytest
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
+from torchbeast.collect.config import ReplayConfig, RolloutConfig
 from torchbeast.errors import UsageError
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.sources.config import ReplayConfig, RolloutConfig
+from torchbeast.run import checkpoint as checkpoints
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,

@@ -13,8 +13,8 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.errors import UsageError
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.recorded import reaching_flags
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.recorded import reaching_flags
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,

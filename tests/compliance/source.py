@@ -32,17 +32,17 @@ from source_envs import SCHEDULES, reward_of
 from torch import Tensor, nn
 
 from torchbeast import envs
+from torchbeast.collect.config import RolloutConfig
+from torchbeast.collect.contract import ACTOR_STAGES, Learner
 from torchbeast.core.actors.contract import Mode, ModelInputs
 from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
+from torchbeast.core.base.specs import ActorSpec, RewardClipping
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
-from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import alive
-from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import ACTOR_STAGES, Learner
 
 LATE = 120.0  # seconds; processes may have to start first
 COUNTING = "source_models:CountingNet"

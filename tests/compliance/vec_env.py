@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
-from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 
 NUM_ENVS = 2
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from torchbeast.core.actors.contract import Mode
+from torchbeast.core.actors.distributions import Gaussian, SquashedGaussian
 from torchbeast.core.actors.off_policy import (
     Critics,
     DeterministicActorCritic,
     StochasticActorCritic,
 )
-from torchbeast.core.distributions import Gaussian, SquashedGaussian
 from torchbeast.core.envs.spaces import Box
 from torchbeast.core.envs.vec_env import action_rows
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
 from torchbeast.core.actors.registry import make_model
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.core import nest_py
+from torchbeast.core.base import nest as nests
 
 NESTS: list[tuple[Any, list[Any]]] = [
     (1, [1]),
@@ -21,28 +21,28 @@ NESTS: list[tuple[Any, list[Any]]] = [
 
 @pytest.mark.parametrize(("nest", "leaves"), NESTS)
 def test_leaves_come_depth_first_and_in_key_order(nest: Any, leaves: list[Any]) -> None:
-    assert nest_py.flatten(nest) == leaves
+    assert nests.flatten(nest) == leaves
 
 
 @pytest.mark.parametrize(("nest", "leaves"), NESTS)
 def test_packing_the_leaves_gives_the_nest_back(nest: Any, leaves: list[Any]) -> None:
-    assert nest_py.pack_as(nest, leaves) == nest_py.map_leaves(lambda leaf: leaf, nest)
+    assert nests.pack_as(nest, leaves) == nests.map_leaves(lambda leaf: leaf, nest)
 
 
 def test_vectors_become_tuples_and_maps_have_sorted_keys() -> None:
-    mapped = nest_py.map_leaves(str, {"b": [1, 2], "a": 3})
+    mapped = nests.map_leaves(str, {"b": [1, 2], "a": 3})
     assert mapped == {"a": "3", "b": ("1", "2")}
     assert list(mapped) == ["a", "b"]
 
 
 def test_leaves_keep_their_identity() -> None:
     leaf = object()
-    assert nest_py.map_leaves(lambda x: x, [leaf])[0] is leaf
+    assert nests.map_leaves(lambda x: x, [leaf])[0] is leaf
 
 
 def test_two_nests_are_walked_together() -> None:
     a, b = ({"x": 1}, [2]), ({"x": 10}, (20,))
-    assert nest_py.map_leaves2(lambda x, y: x + y, a, b) == ({"x": 11}, (22,))
+    assert nests.map_leaves2(lambda x, y: x + y, a, b) == ({"x": 11}, (22,))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_two_nests_are_walked_together() -> None:
 )
 def test_a_difference_of_structure_is_named_with_its_place(a: Any, b: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        nest_py.map_leaves2(lambda x, y: x, a, b)
+        nests.map_leaves2(lambda x, y: x, a, b)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_a_difference_of_structure_is_named_with_its_place(a: Any, b: Any, messa
 )
 def test_packing_needs_as_many_leaves_as_the_nest_has(leaves: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        nest_py.pack_as((0, 0), leaves)
+        nests.pack_as((0, 0), leaves)
 
 
 def test_packing_from_a_generator_is_a_type_error() -> None:
     with pytest.raises(TypeError):
-        nest_py.pack_as((0,), (x for x in [1]))
+        nests.pack_as((0,), (x for x in [1]))
 
 
 def test_a_key_that_is_no_string_is_named() -> None:
     with pytest.raises(TypeError, match="got 3 of type int"):
-        nest_py.flatten({3: 1})
+        nests.flatten({3: 1})

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchbeast.core import device
 from torchbeast.core.actors.off_policy import NETWORKS
+from torchbeast.core.base import device
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")

@@ -12,8 +12,8 @@ import torch
 from implied_policy import by_definition, probabilities
 from torch import Tensor
 
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.algos.laser import implied_policy_kl
-from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Discrete, MultiBinary, MultiDiscrete
 
 T, B = 6, 5

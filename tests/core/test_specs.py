@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.core.specs import ActorSpec, Spec, SpecError, check_takes, find
+from torchbeast.core.base.specs import ActorSpec, Spec, SpecError, check_takes, find
 
 HERE = Path(__file__).parent
 
@@ -69,7 +69,7 @@ def test_a_callable_of_a_module_is_named() -> None:
 
 CHILD = """
 import json, sys
-from torchbeast.core.specs import Spec
+from torchbeast.core.base.specs import Spec
 spec = Spec.from_parent(json.loads(sys.argv[1]))
 print(spec.name, spec.load()(**spec.kwargs))
 assert "torch" not in sys.modules and "numpy" not in sys.modules

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchbeast.core.distributions import Gaussian, SquashedGaussian, distribution_for
+from torchbeast.core.actors.distributions import Gaussian, SquashedGaussian, distribution_for
 from torchbeast.core.envs.spaces import Box, Discrete
 
 LOW, HIGH = -2.0, 6.0

@@ -21,13 +21,12 @@ from intrusive_envs import PICTURE
 from warm import children
 
 from torchbeast import envs
-from torchbeast.core.nest_py import flatten
+from torchbeast.core.base.nest import flatten
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes import child_process
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting import waiting
+from torchbeast.fleets import child_process, waiting
+from torchbeast.fleets.supervisor import Supervisor
 
 
 @pytest.fixture(autouse=True)

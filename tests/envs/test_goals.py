@@ -11,7 +11,7 @@ import pytest
 
 from torchbeast.envs import EnvOptions, EnvSpec, env_process, make
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.fleets.supervisor import Supervisor
 
 ACHIEVED = np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], np.float32)
 DESIRED = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], np.float32)

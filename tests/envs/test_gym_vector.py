@@ -13,11 +13,11 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from torchbeast import envs
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.gym_vector import GymVectorEnv
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import SyncVecEnv, vec_env_of
-from torchbeast.core.nest_py import flatten
 
 E = 3
 MODES = list(AutoresetMode)

@@ -9,7 +9,7 @@ import pytest
 
 from torchbeast.envs import make_environment
 from torchbeast.errors import RunError, UsageError
-from torchbeast.sources.servers import server_main as env_process
+from torchbeast.servers import server_main as env_process
 
 
 def test_make_environment_returns_the_environment() -> None:

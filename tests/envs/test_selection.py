@@ -10,9 +10,9 @@ import pytest
 from example_envs import Truncating
 
 from torchbeast import envs
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.selection import SelectedVecEnv, names, select
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
-from torchbeast.core.nest_py import map_leaves
 from torchbeast.envs import EnvOptions, EnvSpec
 
 NESTED: Any = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
 
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
@@ -28,7 +29,6 @@ from torchbeast.core.envs.spaces import (
     observation_spec,
     spec_of,
 )
-from torchbeast.core.nest_py import map_leaves
 
 # Gymnasium's space, ours, and ours as JSON.
 ACTION_SPACES: list[tuple[Any, ActionSpace, dict[str, Any]]] = [

@@ -13,9 +13,9 @@ import pytest
 from example_envs import EPISODE_LENGTH, Counting, Truncating
 from gymnasium import spaces
 
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.spaces import ArraySpec, observation_spec
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecStep, environment_seeds
-from torchbeast.core.nest_py import flatten
 from torchbeast.errors import UsageError
 
 NO_ACTION = np.zeros(2, np.int64)

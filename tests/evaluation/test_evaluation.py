@@ -22,12 +22,12 @@ from torchbeast import envs
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import CommandFlags, MonoBeastFlags
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.registry import Agent, default_model, make_agent
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
-from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
@@ -35,7 +35,7 @@ from torchbeast.evaluation import play as play_module
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import Episodes, RandomStarts, play, random_start, report
 from torchbeast.evaluation.video import VideoWriter, picture, to_frame
-from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.run import checkpoint as checkpoints
 
 THAT_OF_THE_RUN = envs.EnvSpec("")
 

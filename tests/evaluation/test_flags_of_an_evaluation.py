@@ -11,8 +11,8 @@ import pytest
 
 from torchbeast import envs
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.specs import ActorSpec
-from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.core.base.specs import ActorSpec
+from torchbeast.run import checkpoint as checkpoints
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
 WIDE = {"hidden": 24}

@@ -22,7 +22,7 @@ import pytest
 import torchbeast
 from torchbeast import envs, monobeast
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
@@ -31,11 +31,11 @@ from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.following import Follower, RunWatch
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, Episodes, play
 from torchbeast.evaluation.scores import Scores
-from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.plot import curve
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.run import checkpoint as checkpoints
 
 Event = Callable[[], object]
 TOTAL = 1000

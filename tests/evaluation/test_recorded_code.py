@@ -16,14 +16,14 @@ from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.registry import make_agent, make_model
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import UsageError
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.learner_run import Played
-from torchbeast.learning.recorded import check_named, naming_flags, recorded_env
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.learner_run import Played
+from torchbeast.run.recorded import check_named, naming_flags, recorded_env
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
 SENTENCE = "the run's record, which could be anyone's, calls os:system with the arguments"

@@ -177,12 +177,12 @@ class Workshop:
 
     def servers(self) -> list[psutil.Process]:
         """Returns the environment-server processes of this test's programs, by address."""
-        found = self.processes("torchbeast.sources.servers.server_main")
+        found = self.processes("torchbeast.servers.server_main")
         return sorted(found, key=lambda process: json.loads(process.info["cmdline"][-1])["address"])
 
     def actors(self) -> list[psutil.Process]:
         """Returns MonoBeast's actor processes, the oldest first."""
-        found = self.processes("torchbeast.sources.processes.local_main")
+        found = self.processes("torchbeast.fleets.local_main")
         return sorted(found, key=lambda process: process.info["create_time"])
 
     def processes(self, module: str = "") -> list[psutil.Process]:

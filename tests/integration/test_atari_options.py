@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from programs import Workshop, each_program
 
-from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.run import checkpoint as checkpoints
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 

@@ -73,7 +73,7 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
     assert code == 1, said
     for word in words:
         assert word in said, said
-    assert "torchbeast/learning/learner_run.py" not in said, "no traceback of ours"
+    assert "torchbeast/run/learner_run.py" not in said, "no traceback of ours"
     assert "another takes its place" not in said or env == "Exits", "all would die of that"
     assert "Traceback" in (workshop.run_folder("a") / "out.log").read_text() or "Exits" in env
     workshop.assert_nothing_is_left()

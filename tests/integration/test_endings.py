@@ -31,7 +31,7 @@ SMALL = [
 ENDLESS = """
 import os, signal, torch
 from torchbeast.core.algos.impala import Impala
-from torchbeast.learning import learner_run
+from torchbeast.run import learner_run
 
 learner_run._JOIN_S = 0.1
 

@@ -72,7 +72,7 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
     assert run.end() == code, run.said
     for word in words:
         assert word in run.said, run.said
-    assert "torchbeast/learning/learner_run.py" not in run.said, "no traceback of ours"
+    assert "torchbeast/run/learner_run.py" not in run.said, "no traceback of ours"
     workshop.assert_nothing_is_left()
 
 

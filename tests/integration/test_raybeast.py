@@ -15,8 +15,8 @@ import torch
 from programs import Program, Workshop
 from ray_clusters import small_cluster
 
+from torchbeast.on_ray.replay import serving_on_ray
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.schemes.ray_replay import serving_on_ray
 
 ray = pytest.importorskip("ray")
 

@@ -18,9 +18,9 @@ from torchbeast.core.algos import PPO
 from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
 from torchbeast.learner.callbacks import Schedule
-from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.run import checkpoint as checkpoints
 
 STEPS = 2 * 10  # of an update
 

@@ -25,11 +25,11 @@ import torch
 from small_schemes import off_policy_of, scheme_of
 
 from torchbeast import Learner
+from torchbeast.collect import local as local_source
 from torchbeast.envs import make
+from torchbeast.fleets import waiting
 from torchbeast.learner import learner as of_learner
-from torchbeast.reporting import waiting
 from torchbeast.schemes import Scheme
-from torchbeast.sources.local import source as local_source
 
 THREADS = 3  # of the caller's operations; a Learner of small batches uses one
 

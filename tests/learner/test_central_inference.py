@@ -22,8 +22,8 @@ from warm import children
 import torchbeast
 from torchbeast import Learner, RunError, polybeast
 from torchbeast.envs import make
+from torchbeast.fleets import waiting
 from torchbeast.learner import learner as of_learner
-from torchbeast.reporting import waiting
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 

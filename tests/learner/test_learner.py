@@ -24,8 +24,8 @@ import torchbeast
 from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
+from torchbeast.fleets import child_process
 from torchbeast.learner.callbacks import Schedule
-from torchbeast.processes import child_process
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 

@@ -16,6 +16,7 @@ from small_schemes import CATCH, SMALL, off_policy_of, replay_of, scheme_of
 
 import torchbeast
 from torchbeast import Learner, monobeast
+from torchbeast.collect.transitions import transitions_of
 from torchbeast.core.actors import OffPolicyActorCritic
 from torchbeast.core.algos import DQN, LASER, PPO, SAC, TD3
 from torchbeast.core.envs import VecEnv
@@ -23,11 +24,10 @@ from torchbeast.core.storages import (
     HindsightExperienceReplayBuffer,
     OnPolicyBuffer,
 )
+from torchbeast.core.storages.replay.transition_replay import Sample
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.core.storages.transition_replay import Sample
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
-from torchbeast.sources.transitions import transitions_of
 
 PENDULUM = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "Pendulum-v1"}, "vec_env_size": 2}
 RATIO = 4  # updates of 16 steps: one for 4 new steps

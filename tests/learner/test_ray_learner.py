@@ -22,11 +22,11 @@ from callers_ray import callers_ray
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
+from torchbeast.collect import source
+from torchbeast.fleets import waiting
+from torchbeast.gradients import workers
 from torchbeast.learner import learner as of_learner
-from torchbeast.reporting import waiting
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.schemes.gradients import workers
-from torchbeast.sources.processes import source
 
 ray = pytest.importorskip("ray")
 

@@ -40,8 +40,8 @@ from served_envs import Counting, Vector
 from serving import Game, playing, serving
 
 from libtorchbeast import Credentials, Host
-from torchbeast.sources.servers.config import SecurityConfig
-from torchbeast.sources.servers.door import HostDoor
+from torchbeast.servers.config import SecurityConfig
+from torchbeast.servers.door import HostDoor
 
 MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
 MOST_AT_ONCE = 1 << 30  # bytes beyond that for a moment: a message of 65 MB is there several times

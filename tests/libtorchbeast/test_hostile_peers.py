@@ -31,8 +31,8 @@ from unfinished_call import ENHANCE_YOUR_CALM, NO_ERROR, UnfinishedCall, unread_
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
 
 from libtorchbeast import Credentials, Server, describe
-from torchbeast.sources.servers.config import SecurityConfig
-from torchbeast.sources.servers.security import credentials as credentials_of
+from torchbeast.servers.config import SecurityConfig
+from torchbeast.servers.security import credentials as credentials_of
 
 MIB = 1 << 20
 

@@ -21,8 +21,8 @@ from served_envs import Counting, Vector
 from serving import playing, serving
 
 from libtorchbeast import Credentials, describe, server_status
-from torchbeast.sources.servers.config import SecurityConfig
-from torchbeast.sources.servers.security import credentials as credentials_of
+from torchbeast.servers.config import SecurityConfig
+from torchbeast.servers.security import credentials as credentials_of
 
 METHODS = ["StreamingEnv", "StreamingVectorEnv", "Describe", "GetStatus"]
 SERVICES = {"GetStatus": "rpcenv.RPCServerStatus"}

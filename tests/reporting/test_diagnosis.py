@@ -18,7 +18,7 @@ from torchbeast.cli.flags import (
     RayBeastFlags,
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.learning.training import LearnerClock
+from torchbeast.collect.contract import ACTOR_STAGES, Away
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,
     UNKNOWN,
@@ -32,7 +32,7 @@ from torchbeast.reporting.diagnosis import (
     shares,
     spent,
 )
-from torchbeast.sources.contract import ACTOR_STAGES, Away
+from torchbeast.run.training import LearnerClock
 
 FLAGS = {
     "monobeast": MonoBeastFlags(),

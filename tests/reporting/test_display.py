@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from torchbeast.collect.contract import Away, Shortage
+from torchbeast.fleets.waiting import warn
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, lost_streams
 from torchbeast.reporting.display import (
     Display,
@@ -24,8 +26,6 @@ from torchbeast.reporting.display import (
     summary,
 )
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.reporting.waiting import warn
-from torchbeast.sources.contract import Away, Shortage
 
 BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
 

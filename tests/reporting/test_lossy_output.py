@@ -16,10 +16,10 @@ import pytest
 from test_lost_rows import largest_file
 
 from torchbeast.errors import RunError, exit_code_of
+from torchbeast.fleets.waiting import say, warn
 from torchbeast.reporting.display import Display
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.reporting.waiting import say, warn
 
 
 def full() -> TextIO:

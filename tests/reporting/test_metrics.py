@@ -16,6 +16,7 @@ import pytest
 from scraping import free_port, scraped
 
 from torchbeast import polybeast_env
+from torchbeast.collect.contract import Away
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import Progress, Shown
 from torchbeast.reporting.metrics import (
@@ -24,7 +25,6 @@ from torchbeast.reporting.metrics import (
     MetricsConfig,
     learner_metrics,
 )
-from torchbeast.sources.contract import Away
 
 pytest.importorskip("prometheus_client")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchbeast.processes.child_process import ProcessDied
+from torchbeast.fleets.child_process import ProcessDied
 
 ENDED: set[str] = set()  # names of those that ended by themselves
 SILENT: set[str] = set()  # names of those that do not report how they ended

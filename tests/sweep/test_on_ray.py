@@ -17,11 +17,11 @@ from fake_child import FakeChild
 from sweeping import agent, log
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes import ray_replay
-from torchbeast.schemes.room import Node, Room
-from torchbeast.sources.processes.fleet import WorkerLost
-from torchbeast.sources.sharing.service import Served
+from torchbeast.fleets.fleet import WorkerLost
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.on_ray import replay as ray_replay
+from torchbeast.on_ray.room import Node, Room
+from torchbeast.shared_replay.service import Served
 from torchbeast.sweep import __main__ as program
 from torchbeast.sweep import on_ray
 from torchbeast.sweep.config import SweepConfig

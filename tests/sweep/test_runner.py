@@ -11,8 +11,8 @@ import pytest
 from fake_child import SILENT, FakeChild
 from sweeping import agent, log
 
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.system import available_cores, environment_of_share
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sweep import runner as runners
 from torchbeast.sweep.runner import Asha, Runner, runner_here
@@ -177,7 +177,7 @@ def test_agents_at_a_time_share_the_cores(
 def test_a_process_uses_the_share_of_cores_that_it_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchbeast.processes.system._cores", lambda: 8)
+    monkeypatch.setattr("torchbeast.fleets.system._cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert available_cores() == 8
     environment = environment_of_share(3)

@@ -29,7 +29,7 @@ from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
-from torchbeast.core.specs import SpecError
+from torchbeast.core.base.specs import SpecError
 from torchbeast.errors import (
     EXIT_DONE,
     RunError,

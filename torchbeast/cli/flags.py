@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchbeast.cli.learner_flags import LearnerFlags
-from torchbeast.core.checks import require
+from torchbeast.core.base.checks import require
 from torchbeast.envs.spec import EnvConfig
+from torchbeast.on_ray.config import RayConfig
 from torchbeast.reporting.metrics import MetricsConfig
-from torchbeast.schemes.config import RayConfig
-from torchbeast.sources.servers.config import (
+from torchbeast.servers.config import (
     FleetConfig,
     PipelineConfig,
     SecurityConfig,

@@ -11,18 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from torchbeast.collect.config import (
+    ProcessesConfig,
+    ReplayConfig,
+    RolloutConfig,
+    TransitionsConfig,
+)
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
-from torchbeast.core.checks import require
-from torchbeast.core.specs import ModelConfig
+from torchbeast.core.base.checks import require
+from torchbeast.core.base.specs import ModelConfig
 from torchbeast.envs.spec import EnvConfig
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
-from torchbeast.sources.processes.config import ProcessesConfig
+from torchbeast.run.config import CheckpointConfig, HardwareConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import Any
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.algos.registry import DEFAULT, find
-from torchbeast.core.specs import ModelConfig
+from torchbeast.core.base.specs import ModelConfig
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.learning.checkpoint import Found, actor_spec
-from torchbeast.learning.earlier_run import EarlierRun
-from torchbeast.learning.learner_run import RunSettings
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.run.assemble import LearnerConfig
+from torchbeast.run.checkpoint import Found, actor_spec
+from torchbeast.run.earlier_run import EarlierRun
+from torchbeast.run.learner_run import RunSettings
 
 
 def run_settings(

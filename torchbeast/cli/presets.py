@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchbeast.cli.resuming import given
-from torchbeast.core.checks import did_you_mean
+from torchbeast.core.base.checks import did_you_mean
 from torchbeast.errors import UsageError
 
 

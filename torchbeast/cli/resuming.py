@@ -21,8 +21,8 @@ from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import NEWEST
-from torchbeast.learning.recorded import SERVED_KWARGS, check_named
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND, RunConfig
+from torchbeast.run.recorded import SERVED_KWARGS, check_named
 
 _OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
 
@@ -87,7 +87,7 @@ def _of_checkpoint(path: Path) -> dict[str, Any] | None:
     """Returns the flags recorded in the checkpoint, or None if there is no checkpoint."""
     if not any(path.parent.glob("*.tar")):
         return None
-    from torchbeast.learning import checkpoint as checkpoints  # imports torch
+    from torchbeast.run import checkpoint as checkpoints  # imports torch
 
     if not checkpoints.existing(path):
         return None

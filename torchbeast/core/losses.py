@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from torchbeast.core.checks import one_of
-from torchbeast.core.specs import RewardClipping
+from torchbeast.core.base.checks import one_of
+from torchbeast.core.base.specs import RewardClipping
 
 Reduction = Literal["sum", "mean"]
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from torchbeast.core.base.lazy import importing
+from torchbeast.core.base.specs import check_takes
 from torchbeast.core.envs.selection import SelectedVecEnv
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts, check_gives_info, vec_env_of
-from torchbeast.core.lazy import importing
-from torchbeast.core.specs import check_takes
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised

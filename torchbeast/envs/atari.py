@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchbeast.core.checks import did_you_mean
+from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec

@@ -30,9 +30,9 @@ from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
 from torchbeast.envs.spec import EnvError, EnvSpec
 from torchbeast.errors import RunError
-from torchbeast.processes.child_process import ChildProcess, ProcessDied, end_all
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.waiting import waiting_for
+from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import waiting_for
 
 _MAIN = "torchbeast.envs.env_process_main"
 _POLL_S = 0.1  # between two calls of check_goes_on

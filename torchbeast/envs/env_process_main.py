@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
-from torchbeast.core.nest_py import map_leaves
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
-from torchbeast.processes.child_main import failure, follow_parent, follow_stdin, take_stdout
+from torchbeast.fleets.child_main import failure, follow_parent, follow_stdin, take_stdout
 
 _DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from torchbeast.core.checks import did_you_mean
+from torchbeast.core.base.checks import did_you_mean
+from torchbeast.core.base.specs import check_takes, import_module
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
-from torchbeast.core.specs import check_takes, import_module
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import EnvError, EnvSpec
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.checks import did_you_mean
+from torchbeast.core.base.checks import did_you_mean
+from torchbeast.core.base.specs import check_takes
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
-from torchbeast.core.specs import check_takes
 from torchbeast.envs.spec import EnvError, EnvSpec
 
 PREFIX = "MinAtar/"

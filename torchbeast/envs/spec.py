@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchbeast.core.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
-from torchbeast.core.specs import Spec
 from torchbeast.errors import UsageError
 
 # The others are options of Atari games.

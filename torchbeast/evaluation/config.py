@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchbeast.core.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require
 
 NEWEST = "model.tar"
 

@@ -24,12 +24,12 @@ from torchbeast.errors import EXIT_DONE, RunError, UsageError
 from torchbeast.evaluation.config import NEWEST, EvaluationConfig
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, Episodes, Player
 from torchbeast.evaluation.scores import Scores, best_path, keep_if_better, kept_score, weights_of
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.processes.child_process import show_output
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.fleets.child_process import show_output
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import say, warn
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import is_in_use
-from torchbeast.reporting.waiting import say, warn
+from torchbeast.run import checkpoint as checkpoints
 
 # A run writes a row for each update. The lock alone does not tell: it may not reach other machines,
 # and a run that is started together with this process takes it seconds later.

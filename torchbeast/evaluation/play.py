@@ -31,20 +31,20 @@ from torch import Tensor
 
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.ambient import one_thread
+from torchbeast.core.base.ambient import one_thread
+from torchbeast.core.base.nest import Nest, flatten, map_leaves2
+from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.nest_py import Nest, flatten, map_leaves2
-from torchbeast.core.specs import SpecError
 from torchbeast.envs.atari import is_atari
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.config import UNKNOWN
-from torchbeast.learning.recorded import check_named
-from torchbeast.processes.child_process import show_output
+from torchbeast.fleets.child_process import show_output
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import UNKNOWN
+from torchbeast.run.recorded import check_named
 from torchbeast.seeds import seed_of
 
 MAX_PARALLEL = 8

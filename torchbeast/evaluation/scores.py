@@ -20,9 +20,9 @@ import torch
 
 from torchbeast.errors import UsageError, refusing_paths
 from torchbeast.evaluation.play import Episodes
-from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.log_files import csv_line, end_last_line, read_logs
 from torchbeast.reporting.output import AppendedFile, WallTime
+from torchbeast.run import checkpoint as checkpoints
 
 COLUMNS = (
     *("_time", "step", "weights_crc32", "num_episodes", "distinct_episodes"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.nest_py import flatten
+from torchbeast.core.base.nest import flatten
 from torchbeast.errors import UsageError
 
 try:

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchbeast.core.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require
 from torchbeast.errors import UsageError
 from torchbeast.evaluation import scores
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.saving import CheckpointNotWritten
 from torchbeast.reporting.log_files import Log, LoggedRun, Logger, Logs, read_logs
 from torchbeast.reporting.run_folder import is_in_use
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.saving import CheckpointNotWritten
 from torchbeast.seeds import seed_of
 
 if TYPE_CHECKING:

@@ -16,21 +16,21 @@ from dataclasses import dataclass
 
 import torch
 
-from torchbeast.core.algos.ranks import Ranks
+from torchbeast.core.update.ranks import Ranks
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.fleets.fleet import Fleet, LocalFleet
+from torchbeast.fleets.system import environment_of_share, keep_freed_memory
+from torchbeast.gradients.config import GradientConfig
+from torchbeast.gradients.worker import Made
+from torchbeast.gradients.workers import WORKER
 from torchbeast.learner.parts import make_source, making_agent, making_weights
-from torchbeast.learning.assemble import LearnerConfig, assemble
-from torchbeast.learning.config import HardwareConfig
-from torchbeast.processes.system import environment_of_share, keep_freed_memory
-from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.gradients.config import GradientConfig
-from torchbeast.schemes.gradients.worker import Made
-from torchbeast.schemes.gradients.workers import WORKER
-from torchbeast.schemes.ray_fleet import RayFleet, User, gradient_actors
-from torchbeast.schemes.room import Group, check_room
+from torchbeast.on_ray.config import RayConfig
+from torchbeast.on_ray.fleet import RayFleet, User, gradient_actors
+from torchbeast.on_ray.room import Group, check_room
+from torchbeast.run.assemble import LearnerConfig, assemble
+from torchbeast.run.config import HardwareConfig
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
-from torchbeast.sources.processes.fleet import Fleet, LocalFleet
 
 _USER = User(
     "Learner",

@@ -30,14 +30,16 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchbeast.collect.contract import Source
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.ambient import OwnProcess, one_thread, own_settings
-from torchbeast.core.checks import at_least, names_checked, require
-from torchbeast.core.device import CudaStream
+from torchbeast.core.base.ambient import OwnProcess, one_thread, own_settings
+from torchbeast.core.base.checks import at_least, counted, names_checked, require
+from torchbeast.core.base.device import CudaStream
 from torchbeast.core.storages.batch import Batch
-from torchbeast.core.wording import counted
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import warn
 from torchbeast.learner.callbacks import (
     Callback,
     RowInHand,
@@ -56,20 +58,17 @@ from torchbeast.learner.parts import (
     making_weights,
     run_settings,
 )
-from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.config import CheckpointConfig
-from torchbeast.learning.learner_run import LearnerRun, Played
-from torchbeast.learning.saving import CheckpointNotWritten, SavedReplay
-from torchbeast.learning.session import Session, raise_failure
-from torchbeast.learning.training import Training
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Watchdog
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import FILES
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
-from torchbeast.reporting.waiting import warn
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import CheckpointConfig
+from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.saving import CheckpointNotWritten, SavedReplay
+from torchbeast.run.session import Session, raise_failure
+from torchbeast.run.training import Training
 from torchbeast.schemes.scheme import Scheme
-from torchbeast.sources.contract import Source
 
 _log = logging.getLogger("torchbeast.learner")
 _LOOK_S = 1.0  # between two looks at what a step waits for
@@ -342,8 +341,8 @@ class Learner:
                 self._run.source(self._made, self._progress, source)
             )
         else:
+            from torchbeast.gradients.workers import gradient_workers
             from torchbeast.learner.gradients import WorkerParts, gradient_fleet
-            from torchbeast.schemes.gradients.workers import gradient_workers
 
             parts = WorkerParts(
                 scheme=scheme,

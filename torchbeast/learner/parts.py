@@ -11,29 +11,29 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from torchbeast.collect.contract import Learner, Source
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import recorded
 from torchbeast.core.algos.registry import name_of
+from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes
-from torchbeast.core.specs import ActorSpec, ModelConfig
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning.assemble import (
+from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.loggers import DisplayConfig
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run.assemble import (
     CPU_BYTES_AT_ONCE,
     LearnerConfig,
     MakeAgent,
     MakeWeights,
     precision,
 )
-from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
-from torchbeast.learning.learner_run import RunSettings
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.log_files import Logger
-from torchbeast.reporting.loggers import DisplayConfig
-from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.run.learner_run import RunSettings
 from torchbeast.schemes.scheme import Scheme
-from torchbeast.sources.contract import Learner, Source
 
 
 def run_settings(
@@ -133,7 +133,7 @@ def making_agent(scheme: Scheme) -> MakeAgent:
 def making_weights(scheme: Scheme) -> MakeWeights:
     """Returns a function that publishes the first weights."""
     if scheme.col_remote_workers and scheme.inference == "worker":
-        from torchbeast.sources.processes.weights import SharedWeights, ring_size
+        from torchbeast.collect.weights import SharedWeights, ring_size
 
         return functools.partial(SharedWeights, size=ring_size(scheme.processes.fixed_lag))
     return PublishedWeights
@@ -159,17 +159,17 @@ def make_source(
         ending.callback(served.end)
         return served
     if scheme.col_backend == "ray":
+        from torchbeast.collect.source import FleetSource
         from torchbeast.learner.gradients import collecting_fleet
-        from torchbeast.sources.processes.source import FleetSource
 
         fleet = ending.enter_context(collecting_fleet(scheme, env))
         workers, lag = scheme.col_remote_workers, scheme.processes.fixed_lag
         return FleetSource(learner, env, acting, fleet, scheme.ray, workers, lag, on_demand)
     if scheme.col_remote_workers:
-        from torchbeast.sources.processes.source import process_source
+        from torchbeast.collect.source import process_source
 
         return process_source(learner, env, acting, scheme.processes, on_demand, ending)
-    from torchbeast.sources.local.source import LocalSource
+    from torchbeast.collect.local import LocalSource
 
     keywords, make = env.options.info_keywords, scheme.train_envs_factory.make
     played = LocalSource(learner, keywords, acting, make, scheme.num_envs, stops_early)

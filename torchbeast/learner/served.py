@@ -9,24 +9,24 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
+from torchbeast.collect.contract import Learner
+from torchbeast.collect.taking import Taking
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.system import limit_kept
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import limit_kept
 from torchbeast.schemes.scheme import Scheme
-from torchbeast.sources.contract import Learner
-from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
-from torchbeast.sources.servers.config import PipelineConfig
-from torchbeast.sources.servers.discovery import Fleet
-from torchbeast.sources.servers.env_servers import (
+from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
+from torchbeast.servers.config import PipelineConfig
+from torchbeast.servers.discovery import Fleet
+from torchbeast.servers.env_servers import (
     EnvServers,
     ServerPlan,
     plans_for_local_servers,
 )
-from torchbeast.sources.servers.source import PolySource
-from torchbeast.sources.taking import Taking
+from torchbeast.servers.source import PolySource
 
 _LOOK_S = 1.0  # between two looks whether the run has ended
 

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torchbeast.reporting.waiting import Reminder
-from torchbeast.sources.contract import (
+from torchbeast.collect.contract import (
     ACTOR_STAGES,
     STALL_S,
     WAIT_S,
@@ -28,6 +27,7 @@ from torchbeast.sources.contract import (
     describe_away,
     shortage_of,
 )
+from torchbeast.fleets.waiting import Reminder
 
 LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES

@@ -24,9 +24,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from torchbeast.core.wording import typed
+from torchbeast.collect.contract import Away, since
+from torchbeast.core.base.checks import typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
-from torchbeast.sources.contract import Away, since
 
 # Of 100 episodes in the means, unless `keep_last` changes it.
 _none_yet = functools.partial(collections.deque[Any], maxlen=100)

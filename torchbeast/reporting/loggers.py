@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbeast.core.checks import at_least
+from torchbeast.core.base.checks import at_least
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import line_of
 from torchbeast.reporting.log_files import CsvLogger, Log, LoggedRun, Logger, Logs

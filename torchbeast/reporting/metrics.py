@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchbeast.core.checks import require
+from torchbeast.core.base.checks import require
 from torchbeast.errors import UsageError
 from torchbeast.reporting.diagnosis import alive
 from torchbeast.reporting.display import Shown

@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from torchbeast.core.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require
 from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
 from torchbeast.reporting.output import Lock, OutLog, lock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchbeast.core.lazy import importing
+from torchbeast.core.base.lazy import importing
 
 if TYPE_CHECKING:
     from torchbeast.schemes.scheme import Scheme as Scheme

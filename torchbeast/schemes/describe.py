@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchbeast.core.wording import counted
+from torchbeast.core.base.checks import counted
 
 if TYPE_CHECKING:
     from torchbeast.schemes.scheme import Scheme

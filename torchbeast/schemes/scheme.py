@@ -22,21 +22,33 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
+from torchbeast.collect.config import (
+    ActorsConfig,
+    ProcessesConfig,
+    ReplayConfig,
+    RolloutConfig,
+    TransitionsConfig,
+)
 from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import ActorFactory
 from torchbeast.core.algos.base import AlgoFactory
-from torchbeast.core.checks import above, at_least, names_checked, one_of, refuse_unknown, require
+from torchbeast.core.base.checks import (
+    above,
+    at_least,
+    names_checked,
+    one_of,
+    refuse_unknown,
+    require,
+)
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
-from torchbeast.schemes.config import RayConfig
+from torchbeast.gradients.config import Communication, GradientConfig, UpdateExecution
+from torchbeast.on_ray.config import RayConfig
 from torchbeast.schemes.describe import text_of
-from torchbeast.schemes.gradients.config import Communication, GradientConfig, UpdateExecution
-from torchbeast.sources.config import ActorsConfig, ReplayConfig, RolloutConfig, TransitionsConfig
-from torchbeast.sources.processes.config import ProcessesConfig
-from torchbeast.sources.servers.config import FleetConfig
+from torchbeast.servers.config import FleetConfig
 
 Inference = Literal["worker", "central"]
 Backend = Literal["processes", "ray"]
@@ -327,7 +339,7 @@ class Scheme:
             if self.is_synchronous:
                 self.replay.check_waits('col_communication="synchronous"')
             if self.transitions.hindsight_share:
-                from torchbeast.core.storages.transition_replay import check_goals
+                from torchbeast.core.storages.replay.transition_replay import check_goals
 
                 envs = self.train_envs_factory
                 check_goals(envs.observation_space, envs.frame_stack)

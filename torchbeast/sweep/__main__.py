@@ -17,10 +17,10 @@ from pathlib import Path
 
 from torchbeast.cli.command_line import parse_known
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
-from torchbeast.learning.session import session
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.servers.addresses import runtime_folder
-from torchbeast.sources.sharing.service import Served, serving
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.run.session import session
+from torchbeast.servers.addresses import runtime_folder
+from torchbeast.shared_replay.service import Served, serving
 from torchbeast.sweep.agents import agents_of, compared
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray

@@ -19,8 +19,8 @@ from typing import Any
 
 from torchbeast.cli.command_line import parse, run_with
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError
-from torchbeast.processes.child_main import failure, follow_stdin, take_stdout
-from torchbeast.processes.supervisor import end_program
+from torchbeast.fleets.child_main import failure, follow_stdin, take_stdout
+from torchbeast.fleets.supervisor import end_program
 from torchbeast.reporting.output import lossy_output
 from torchbeast.sweep.agents import FLAGS
 from torchbeast.sweep.config import ProgramName

@@ -21,9 +21,9 @@ from torchbeast.cli.flags import PolyBeastFlags, RayBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.learning.config import CheckpointConfig, HardwareConfig
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
+from torchbeast.run.config import CheckpointConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SweepConfig
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from torchbeast.core.checks import above, at_least, require
+from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.errors import expanded, refusing_paths
 
 Scheduler = Literal["none", "asha"]

@@ -24,13 +24,13 @@ from types import MappingProxyType
 from typing import Any
 
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.processes.child_process import ChildProcess, Report
-from torchbeast.processes.system import environment_of_share
-from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.ray_fleet import Actors, RayFleet, User
-from torchbeast.schemes.ray_replay import serving_on_ray
-from torchbeast.schemes.room import Group, check_room
-from torchbeast.sources.sharing.service import Served
+from torchbeast.fleets.child_process import ChildProcess, Report
+from torchbeast.fleets.system import environment_of_share
+from torchbeast.on_ray.config import RayConfig
+from torchbeast.on_ray.fleet import Actors, RayFleet, User
+from torchbeast.on_ray.replay import serving_on_ray
+from torchbeast.on_ray.room import Group, check_room
+from torchbeast.shared_replay.service import Served
 from torchbeast.sweep.agents import FLAGS, Agent
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, process_here

@@ -19,9 +19,9 @@ from typing import Protocol
 import numpy as np
 
 from torchbeast.errors import RunError
-from torchbeast.processes.child_process import ChildProcess, Report
-from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.system import available_cores, environment_of_share
+from torchbeast.fleets.child_process import ChildProcess, Report
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import is_in_use
 from torchbeast.sweep.agent_main import GRACE_S
 from torchbeast.sweep.agents import Agent

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from torchbeast import plot
 from torchbeast.errors import UsageError
-from torchbeast.processes.child_process import KILLED, Report
+from torchbeast.fleets.child_process import KILLED, Report
 from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
 from torchbeast.reporting.log_files import LogReader, csv_line
 from torchbeast.reporting.run_folder import write_atomically

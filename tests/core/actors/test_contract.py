@@ -10,9 +10,9 @@ import torch
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, specs_of_extras
 from torchbeast.core.actors.registry import make_model
+from torchbeast.core.base.nest import flatten
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec
 
 SPACE, ACTIONS, B = ArraySpec((5,), "float32"), Discrete(4), 64
 

@@ -12,9 +12,9 @@ from source_envs import NOTHING, SCHEDULES, Counting, Nested, Numbered, Stacked,
 from source_models import CountingNet
 
 from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.base.nest import map_leaves2
 from torchbeast.core.envs.spaces import Box, MultiDiscrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
-from torchbeast.core.nest_py import map_leaves2
 
 
 def loop_over(env: VecEnv) -> EnvLoop:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActionMask, ActorCritic, ModelInputs
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.laser import implied_policy_kl
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete, MultiDiscrete
-from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import RunError
 
 T, B = 3, 2

@@ -13,6 +13,7 @@ from nets_by_hand import deep_by_hand, shallow_by_hand, shallow_norm_by_hand
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.networks import (
     AtariNet,
     DeepNet,
@@ -21,7 +22,7 @@ from torchbeast.core.actors.networks import (
     NormedAtariNet,
     SmallNet,
 )
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
@@ -31,7 +32,6 @@ from torchbeast.core.envs.spaces import (
     MultiDiscrete,
     ObservationSpace,
 )
-from torchbeast.core.nest_py import flatten, map_leaves
 
 T, B, ACTIONS = 4, 3, 6
 ATARI = ArraySpec((4, 84, 84), "uint8")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.off_policy import QNet, QNetwork
 from torchbeast.core.actors.registry import check_model, make_model
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
-from torchbeast.core.specs import ActorSpec
 
 B, ACTIONS = 20_000, 4
 MODES: list[Any] = ["sample", "greedy", "explore"]

@@ -15,8 +15,8 @@ from torchbeast.core.actors.networks import (
     run_core,
 )
 from torchbeast.core.actors.registry import make_model
+from torchbeast.core.base.specs import ActorSpec, SpecError
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.specs import ActorSpec, SpecError
 
 T, B, SIZE, HIDDEN, LAYERS = 9, 3, 4, 5, 2
 

@@ -11,8 +11,8 @@ import pytest
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
 from torchbeast.core.actors.off_policy import NETWORKS
 from torchbeast.core.actors.registry import ACTOR_CRITICS, OFF_POLICY, make_agent, make_model
+from torchbeast.core.base.specs import ActorSpec, SpecError
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.specs import ActorSpec, SpecError
 from torchbeast.errors import RunError
 
 OBSERVATION, ACTIONS = ArraySpec((5,), "float32"), Discrete(3)

@@ -11,7 +11,7 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.laser import Laser
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.registry import ALGOS, config_of, find
-from torchbeast.core.specs import SpecError
+from torchbeast.core.base.specs import SpecError
 
 
 class Mine(Impala):

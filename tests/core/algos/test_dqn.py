@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.config import DQNConfig, OptimiserConfig, StepConfig
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.off_policy import Target
-from torchbeast.core.algos.optimiser_step import OptimiserStep
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 
 LEARNT = [[1.0, 2.0], [3.0, 0.0], [5.0, 4.0]]

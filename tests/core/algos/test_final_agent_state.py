@@ -15,8 +15,8 @@ from torch import Tensor
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
 from torchbeast.core.actors.networks import AtariNet, MLPNet
 from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 T, B = 6, 5

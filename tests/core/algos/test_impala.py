@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig, StepConfig
-from torchbeast.core.algos.figures import clip_gradients, gradient_norm
 from torchbeast.core.algos.impala import Impala
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update.figures import clip_gradients, gradient_norm
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 
 T, B, ACTIONS = 5, 3, 3
 Make = Callable[..., Rollout]

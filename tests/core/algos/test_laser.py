@@ -17,15 +17,15 @@ from implied_policy import by_definition, probabilities
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.config import LaserConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.laser import Laser
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete, MultiBinary, MultiDiscrete
-from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.errors import UsageError
 
 T, B, ACTIONS = 6, 5, 3

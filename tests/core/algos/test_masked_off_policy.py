@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActionMask, ModelInputs
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.off_policy import Critics, QNetwork, StochasticActorCritic
 from torchbeast.core.algos.config import DQNConfig, SACConfig, StepConfig
 from torchbeast.core.algos.dqn import DQN
-from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.sac import SAC
-from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.update.optimiser_step import OptimiserStep
 
 LEARNT = [[1.0, 2.0, 3.0], [9.0, 0.0, 1.0]]
 TARGET = [[5.0, 6.0, 7.0], [8.0, 4.0, 3.0]]

@@ -28,9 +28,9 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import StepConfig
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.errors import UsageError
 
 

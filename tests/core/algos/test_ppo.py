@@ -18,15 +18,15 @@ from assorted import check_rollout
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.config import PPOConfig
-from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 
 T, B, ACTIONS, GAMMA, CLIP = 6, 4, 3, 0.9, 0.2

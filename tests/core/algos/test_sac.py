@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.actors.distributions import SquashedGaussian, distribution_for
 from torchbeast.core.actors.off_policy import Critics, QNetwork, StochasticActorCritic
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.config import SACConfig, StepConfig
-from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.sac import SAC
-from torchbeast.core.distributions import SquashedGaussian, distribution_for
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 
 WIDTH = 2.0  # half of the box

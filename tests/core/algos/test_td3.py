@@ -12,14 +12,14 @@ import torch
 from test_sac import CRITICS, GAMMA, TARGETS, WIDTH, LinearCritics, q, transitions
 from torch import Tensor, nn
 
+from torchbeast.core.actors.distributions import SquashedGaussian
 from torchbeast.core.actors.off_policy import DeterministicActorCritic
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.config import StepConfig, TD3Config
-from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.td3 import TD3
-from torchbeast.core.distributions import SquashedGaussian
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.update.optimiser_step import OptimiserStep
 
 W, TARGET_W = 0.5, 0.1
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 T, B = 8, 3

@@ -14,10 +14,10 @@ import torch
 from learners import impala
 
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos import saving
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update import saving
 
 T, B = 5, 3
 Make = Callable[..., Rollout]

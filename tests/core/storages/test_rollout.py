@@ -11,7 +11,7 @@ import pytest
 import torch
 from assorted import check_rollout
 
-from torchbeast.core.nest_py import flatten
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.rollout import Rollout
 
 T, B = 5, 3

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from true_rows import BEGUN_WITH, Batch, Envs, Life, empty_batch, fields
 
-from torchbeast.core.nest_py import flatten, map_leaves
-from torchbeast.core.storages import rollout_store
-from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay, Window
-from torchbeast.core.storages.rollout_store import bytes_per_transition
+from torchbeast.core.base.nest import flatten, map_leaves
+from torchbeast.core.storages.replay import store as rollout_store
+from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay, Window
+from torchbeast.core.storages.replay.store import bytes_per_transition
 
 Rollouts = Sequence[tuple[Life, int]]
 

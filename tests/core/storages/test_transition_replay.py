@@ -13,7 +13,7 @@ import pytest
 from true_rows import Envs, Life, fields
 
 from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.storages.transition_replay import (
+from torchbeast.core.storages.replay.transition_replay import (
     UNIFORM,
     Sample,
     TransitionReplay,

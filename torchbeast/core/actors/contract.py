@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.ambient import own_torch_settings
-from torchbeast.core.distributions import ActionDistribution, Categorical, MultiCategorical
+from torchbeast.core.actors.distributions import ActionDistribution, Categorical, MultiCategorical
+from torchbeast.core.base.ambient import own_torch_settings
+from torchbeast.core.base.nest import Nest
+from torchbeast.core.base.specs import ActorSpec, RewardClipping
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
-from torchbeast.core.nest_py import Nest
-from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.errors import RunError, UsageError
 
 KEY = "action_mask"

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
-from torchbeast.core.ambient import own_settings
+from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import FinalInfo, final_info_of
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.spaces import ArrayNest
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
-from torchbeast.core.nest_py import map_leaves
 
 
 class EnvRow(NamedTuple):

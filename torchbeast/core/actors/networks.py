@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
@@ -35,11 +36,10 @@ from torchbeast.core.actors.torsos import (
     SmallTorso,
     Torso,
 )
-from torchbeast.core.device import computing_in
-from torchbeast.core.distributions import ActionDistribution, distribution_for
+from torchbeast.core.base.device import computing_in
+from torchbeast.core.base.nest import Nest, flatten, map_leaves
+from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
-from torchbeast.core.specs import SpecError
 
 Core = nn.LSTM | nn.GRU
 

@@ -32,14 +32,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Acted, ActionMask, Actor, Mode, ModelInputs
+from torchbeast.core.actors.distributions import Categorical, SquashedGaussian, distribution_for
 from torchbeast.core.actors.leaves import torso_for
 from torchbeast.core.actors.networks import BUILT_IN, OverImages, check_hidden
 from torchbeast.core.actors.torsos import FlatTorso
-from torchbeast.core.device import computing_in
-from torchbeast.core.distributions import Categorical, SquashedGaussian, distribution_for
+from torchbeast.core.base.device import computing_in
+from torchbeast.core.base.nest import Nest, flatten, map_leaves
+from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, Discrete, ObservationSpace
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
-from torchbeast.core.specs import SpecError
 
 
 class Chosen(NamedTuple):

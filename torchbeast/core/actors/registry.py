@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import KEY, Actor, ActorCritic, ModelInputs, has_mask, mask_for
+from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.ambient import own_settings
-from torchbeast.core.checks import did_you_mean, names_checked, require
-from torchbeast.core.distributions import ActionDistribution, distribution_for
+from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.checks import did_you_mean, names_checked, require
+from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
+from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import (
     ActionSpace,
@@ -30,8 +32,6 @@ from torchbeast.core.envs.spaces import (
     num_bytes,
     without_values,
 )
-from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
-from torchbeast.core.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.errors import RunError, UsageError, what_it_raised
 
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)

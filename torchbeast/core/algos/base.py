@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.algos.config import OTHER_NAMES, StepConfig
-from torchbeast.core.checks import one_of, refuse_other_types, refuse_unknown, require
+from torchbeast.core.base.checks import one_of, refuse_other_types, refuse_unknown, require
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
-from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from torchbeast.core.checks import above, at_least, between, one_of, require
-from torchbeast.core.specs import RewardClipping
+from torchbeast.core.base.checks import above, at_least, between, one_of, require
+from torchbeast.core.base.specs import RewardClipping
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,7 +21,7 @@ from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import DQNConfig
 from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
-from torchbeast.core.nest_py import Nest
+from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
 
 

@@ -19,8 +19,8 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import ImpalaConfig
 from torchbeast.core.algos.on_policy import OnPolicy
 from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.losses import Mean
-from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 

@@ -26,8 +26,8 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PPOConfig
 from torchbeast.core.algos.on_policy import OnPolicy
 from torchbeast.core.algos.unroll import policies_and_values, unroll
+from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.losses import Mean
-from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchbeast.core import specs
-from torchbeast.core.checks import did_you_mean
+from torchbeast.core.base import specs
+from torchbeast.core.base.checks import did_you_mean
 
 if TYPE_CHECKING:
     from torchbeast.core.algos.base import Algorithm

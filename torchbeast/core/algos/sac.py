@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.distributions import Categorical, SquashedGaussian
 from torchbeast.core.actors.off_policy import StochasticActorCritic
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import SACConfig
 from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
-from torchbeast.core.distributions import Categorical, SquashedGaussian
-from torchbeast.core.nest_py import Nest
+from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
 

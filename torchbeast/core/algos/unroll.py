@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 

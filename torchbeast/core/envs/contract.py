@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.spaces import ActionLeaf, ArraySpec, ObservationSpace, places
-from torchbeast.core.nest_py import flatten
 from torchbeast.errors import UsageError
 
 _OF_VEC_ENV = (

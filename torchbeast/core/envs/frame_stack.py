@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from torchbeast.core.checks import at_least
+from torchbeast.core.base.checks import at_least
+from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, ObservationSpace
-from torchbeast.core.nest_py import map_leaves, map_leaves2
 
 
 class FrameStacker:

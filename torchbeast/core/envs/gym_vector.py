@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import FinalInfo, FiniteCheck
 from torchbeast.core.envs.spaces import (
     ArrayNest,
@@ -26,7 +27,6 @@ from torchbeast.core.envs.spaces import (
     observation_spec,
 )
 from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
-from torchbeast.core.nest_py import flatten, map_leaves, pack_as
 from torchbeast.errors import UsageError
 
 _SAME_STEP = "SameStep"

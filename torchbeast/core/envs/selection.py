@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchbeast.core.checks import did_you_mean
+from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.envs.spaces import ArrayNest, ObservationSpace
 from torchbeast.errors import UsageError
 

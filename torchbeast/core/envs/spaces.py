@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.nest_py import flatten, map_leaves, pack_as
+from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 
 # Dtypes of the wire format, by numpy's names.
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.core.checks import at_least, names_checked, refuse_unknown
+from torchbeast.core.base.checks import at_least, names_checked, refuse_unknown
+from torchbeast.core.base.nest import flatten, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
@@ -51,7 +52,6 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_space_of,
 )
-from torchbeast.core.nest_py import flatten, pack_as
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from torchbeast.core.nest_py import Nest, flatten, map_leaves, pack_as
+from torchbeast.core.base.nest import Nest, flatten, map_leaves, pack_as
 
 Self = TypeVar("Self", bound="Batch")
 

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.actors.registry import Agent
+from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import both
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
 
 _NO_TENSORS = ("collected", "feeds_back", "hand_back")

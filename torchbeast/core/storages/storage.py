@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from torchbeast.core.algos.registry import replay_of
-from torchbeast.core.checks import (
+from torchbeast.core.base.checks import (
     above,
     at_least,
     between,

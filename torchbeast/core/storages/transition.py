@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
 
 _OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "hand_back")

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minibatches, epochs, ranks, and what is counted of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from learners import impala
+from torch import Tensor
+
+from torchbeast.core import losses
+from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
+
+T, B, ACTIONS = 5, 4, 3
+TIMEOUT_S = 30.0
+Make = Callable[..., Rollout]
+
+
+class Epochs(Impala):
+    """Learns twice from each half of a batch, as PPO does, with rewards made smaller first."""
+
+    prepared = steps = 0
+
+    def prepare(self, batch: Rollout) -> Rollout:
+        assert not torch.is_grad_enabled()
+        self.prepared += 1
+        return dataclasses.replace(batch, reward=0.1 * batch.reward)
+
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        for _ in range(2):
+            yield from batch.split(B // 2)
+
+    def after_step(self) -> None:
+        assert not torch.is_grad_enabled()
+        self.steps += 1
+
+
+def mlp() -> MLPNet:
+    unbounded = ArraySpec((4,), "float32", -math.inf, math.inf)
+    return MLPNet(unbounded, Discrete(ACTIONS), False)
+
+
+def weights(step: OptimiserStep[Any]) -> dict[str, Tensor]:
+    return copy.deepcopy(dict(step.algo.actor.named_parameters()))
+
+
+def buffers(step: OptimiserStep[Any]) -> dict[str, Tensor]:
+    return copy.deepcopy(dict(step.algo.actor.named_buffers()))
+
+
+def test_steps_that_are_learnt_again_count_as_learnt_and_not_as_collected(
+    make_rollout: Make,
+) -> None:
+    step: Any = impala(mlp(), Epochs, total_steps=4 * T * B, learning_rate=0.1)
+    rates = [step.update(make_rollout(T, B)).figures["learning_rate"] for _ in range(3)]
+    counters = step.counters
+    assert (counters.env_steps, counters.learnt_steps) == (3 * T * B, 3 * 2 * T * B)
+    assert (counters.optimiser_steps, counters.version) == (3 * 4, 3)
+    assert rates == pytest.approx([0.1, 0.075, 0.05])
+    assert (step.algo.prepared, step.algo.steps) == (3, 3 * 4)
+
+
+def test_minibatches_are_updates_one_after_another(make_rollout: Make) -> None:
+    """But for the statistics of observations, which count the batch once and before all."""
+    once: Any = impala(mlp(), Epochs)
+    one_by_one: Any = impala(copy.deepcopy(once.algo.actor), total_steps=10**12)
+    batch = make_rollout(T, B)
+    figures = once.update(batch).figures
+    actor = one_by_one.algo.actor
+    actor.observe(batch.observation[1:])
+    actor.observe = lambda observation: None
+    smaller = dataclasses.replace(batch, reward=0.1 * batch.reward)
+    losses = [
+        one_by_one.update(half).figures["total_loss"]
+        for _ in range(2)
+        for half in smaller.split(B // 2)
+    ]
+    assert figures["total_loss"] == pytest.approx(sum(losses) / 4)
+    torch.testing.assert_close(weights(once), weights(one_by_one))
+    assert buffers(once)["scale.count"] == T * B
+
+
+class GoesBad(Epochs):
+    """The third minibatch has a reward that is no number."""
+
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        for number, half in enumerate(super().minibatches(batch)):
+            reward = half.reward * (math.nan if number == 2 else 1.0)
+            yield dataclasses.replace(half, reward=reward)
+
+
+def test_a_bad_minibatch_touches_no_weight_and_counts_as_nothing(make_rollout: Make) -> None:
+    bad: Any = impala(mlp(), GoesBad)
+    seen: list[dict[str, Tensor]] = []
+    after_step = bad.algo.after_step
+    bad.algo.after_step = lambda: (after_step(), seen.append(weights(bad)))
+    before = buffers(bad)
+    with pytest.raises(NonFiniteError, match="is nan in optimiser step 2"):
+        bad.update(make_rollout(T, B))
+    assert len(seen) == 2
+    torch.testing.assert_close(weights(bad), seen[-1], rtol=0, atol=0)
+    torch.testing.assert_close(buffers(bad), before, rtol=0, atol=0)
+    counters = bad.counters
+    assert (counters.env_steps, counters.version) == (0, 0)
+    assert (counters.optimiser_steps, counters.learnt_steps) == (2, T * B)
+
+
+class StopsEarly(Epochs):
+    """Has enough after the third of its four minibatches."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.figures: list[dict[str, float]] = []
+
+    def stops_after(self, figures: Any) -> bool:
+        self.figures.append(figures)
+        return len(self.figures) == 3
+
+
+def test_the_rest_of_the_minibatches_is_left_out_where_the_algorithm_says_so(
+    make_rollout: Make,
+) -> None:
+    step: Any = impala(mlp(), StopsEarly)
+    total = step.update(make_rollout(T, B)).figures["total_loss"]
+    losses = [figures["total_loss"] for figures in step.algo.figures]
+    assert len(losses) == 3 and total == pytest.approx(sum(losses) / 3)
+    assert {"pg_loss", "entropy", "grad_norm"} <= set(step.algo.figures[0])
+    counters = step.counters
+    assert (counters.optimiser_steps, counters.learnt_steps) == (3, 3 * T * B // 2)
+    assert (counters.env_steps, counters.version) == (T * B, 1)
+
+
+class MeasuresBatches(Epochs):
+    """Reports figures of the prepared batch: a mean, one of some steps, one of none."""
+
+    def metrics(self, batch: Rollout) -> Any:
+        assert not torch.is_grad_enabled() and self.prepared == 1 and self.steps == 0
+        rewards = batch.reward[1:]
+        return {
+            "reward": rewards.mean(),
+            "positive": losses.mean(rewards, rewards > 0),
+            "none": losses.mean(rewards, rewards > math.inf),
+        }
+
+
+def test_metrics_of_a_batch_are_computed_once_from_what_was_prepared(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    rewards = 0.1 * rollout.reward[1:]
+    figures = impala(mlp(), MeasuresBatches).update(rollout).figures
+    assert figures["reward"] == pytest.approx(rewards.mean().item())
+    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
+    assert "none" not in figures and figures["entropy"] > 0
+
+
+class MeasuresEveryStep(Impala):
+    def metrics(self, batch: Rollout) -> Any:
+        return {"reward": batch.reward[1:]}
+
+
+def test_a_metric_of_a_batch_that_is_no_scalar_is_named(make_rollout: Make) -> None:
+    message = r"MeasuresEveryStep.metrics: the metric reward must be a scalar, got shape \[5, 4\]"
+    with pytest.raises(ValueError, match=message):
+        impala(mlp(), MeasuresEveryStep).update(make_rollout(T, B))
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [{"momentum": 0.9}, {"optimiser": "adamw", "weight_decay": 0.5}],
+    ids=["momentum", "weight decay"],
+)
+def test_a_layer_keeps_its_values_exactly_while_it_is_frozen(
+    optimiser: dict[str, Any], make_rollout: Make
+) -> None:
+    step, batch = impala(mlp(), learning_rate=0.01, **optimiser), make_rollout(T, B)
+    layers = dict(step.algo.actor.named_children())
+    no_value = {"torso", "fc", "baseline"}  # that the baseline's loss depends on
+    for frozen in (set(), {"fc"}, no_value, {"policy"}, set()):
+        for name, layer in layers.items():
+            layer.requires_grad_(name not in frozen)
+        before = weights(step)
+        assert math.isfinite(step.update(batch).figures["grad_norm"])
+        moved = {name for name, now in weights(step).items() if not torch.equal(now, before[name])}
+        assert moved == {name for name in before if name.split(".")[0] not in frozen}
+    step.algo.actor.requires_grad_(False)
+    with pytest.raises(ValueError, match="optimiser actor has no parameter to train, because"):
+        step.update(batch)
+
+
+class Empty(Impala):
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        return []
+
+
+def test_an_update_without_minibatches_is_a_sentence(make_rollout: Make) -> None:
+    with pytest.raises(ValueError, match=r"minibatches\(\) yielded none"):
+        impala(mlp(), Empty).update(make_rollout(T, B))
+
+
+class Recording(Impala):
+    """Remembers how many columns each backward had, and in which thread."""
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        seen = self.__dict__.setdefault("seen", set())
+        seen.add((minibatch.batch_size, threading.current_thread()))
+        return super().losses(minibatch)
+
+
+class WholeNet(MLPNet):
+    """Does not say that its columns are on their own."""
+
+    separable = False
+
+
+class WholeLoss(Recording):
+    separable = False
+
+
+@pytest.mark.parametrize(("net", "kind"), [(WholeNet, Recording), (MLPNet, WholeLoss)])
+def test_a_batch_is_learnt_whole_unless_network_and_algorithm_let_it_be_cut(
+    make_rollout: Make, net: type[MLPNet], kind: type[Impala]
+) -> None:
+    actor = net(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
+    step: Any = impala(actor, kind, bytes_at_once=1, num_threads=3)
+    step.update(make_rollout(T, B))
+    assert step.algo.seen == {(B, threading.current_thread())}
+    cut: Any = impala(mlp(), Recording, bytes_at_once=1)
+    cut.update(make_rollout(T, B))
+    assert cut.algo.seen == {(1, threading.current_thread())}
+
+
+def test_an_earlier_checkpoint_continues_with_every_step_learnt_once(make_rollout: Make) -> None:
+    """As checkpoints were before there were four counters, with torch's own optimiser in it."""
+    actor = MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
+    theirs = copy.deepcopy(actor)
+    optimiser = torch.optim.RMSprop(theirs.parameters(), lr=0.00048, alpha=0.99, eps=0.01)
+
+    def their_step(rollout: Rollout) -> None:
+        optimiser.zero_grad()
+        torch.stack(list(impala(theirs).algo.losses(rollout).terms.values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 40.0)
+        optimiser.step()
+
+    their_step(make_rollout(T, B))
+    saved = {
+        "model_state_dict": copy.deepcopy(theirs.state_dict()),
+        "optimizer_state_dict": copy.deepcopy(optimiser.state_dict()),
+        "scheduler_state_dict": {"steps": 40, "version": 7},
+    }
+    step, rollout = impala(actor, total_steps=10**12), make_rollout(T, B)
+    step.load_state_dict(saved)
+    step.update(rollout)
+    their_step(rollout)
+    torch.testing.assert_close(dict(actor.named_parameters()), dict(theirs.named_parameters()))
+    counters = step.counters
+    assert (counters.version, counters.optimiser_steps) == (8, 8)
+    assert (counters.env_steps, counters.learnt_steps) == (40 + T * B, 40 + T * B)
+    assert set(step.state_dict()) == set(saved), "readable by the programs that wrote it"
+
+
+class MeasuresSomeSteps(Impala):
+    """Reports a figure of positive rewards, one of all steps, and one of none."""
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        rewards = minibatch.reward[1:]
+        metrics = {
+            "positive": losses.mean(rewards, rewards > 0),
+            "all": rewards.mean(),
+            "none": losses.mean(rewards, rewards > math.inf),
+        }
+        return Losses(super().losses(minibatch).terms, metrics)
+
+
+@pytest.mark.parametrize("bytes_at_once", [None, 1])
+def test_a_metric_of_some_steps_is_their_mean_and_left_out_where_there_are_none(
+    make_rollout: Make, bytes_at_once: int | None
+) -> None:
+    """Some columns have no positive reward, and the first is one of them."""
+    rollout = make_rollout(T, B)
+    rollout.reward[:, 0] = -1.0
+    rewards = rollout.reward[1:]
+    step = impala(mlp(), MeasuresSomeSteps, bytes_at_once=bytes_at_once)
+    figures = step.update(rollout).figures
+    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
+    assert figures["all"] == pytest.approx(rewards.mean().item())
+    assert not [name for name in figures if "none" in name or "steps of" in name]
+
+
+class MeasuresByHalves(MeasuresSomeSteps):
+    """Learns from one half of the columns after the other."""
+
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        return batch.split(B // 2)
+
+
+def test_a_metric_is_the_mean_over_the_minibatches_that_have_it(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    rollout.reward[:, : B // 2] = -1.0
+    rewards = rollout.reward[1:]
+    figures = impala(mlp(), MeasuresByHalves).update(rollout).figures
+    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Free memory: what the machine has, or the least that a control group above the process leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchbeast.fleets.system import free_memory
+
+GB = 10**9
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A system's files: 20 GB are available, and no control group limits anything."""
+    write(tmp_path / "proc/meminfo", "MemTotal: 24684100 kB\nMemAvailable:   20000000 kB\n")
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def of_version_2(group: Path, most: str, used: int, cached: int = 0) -> None:
+    write(group / "memory.max", f"{most}\n")
+    write(group / "memory.current", f"{used}\n")
+    write(group / "memory.stat", f"anon 1\ninactive_file {cached}\nactive_file {cached}\n")
+
+
+def test_this_machine_has_some() -> None:
+    free = free_memory()
+    assert free is not None and free > 10**7
+
+
+def test_without_control_groups_it_is_what_the_machine_has(machine: Path) -> None:
+    assert free_memory(machine) == 20_000_000 * 1024
+
+
+def test_a_group_leaves_its_limit_less_what_it_uses_and_cannot_drop(machine: Path) -> None:
+    write(machine / "proc/self/cgroup", "0::/job/step\n")
+    of_version_2(machine / "sys/fs/cgroup/job/step", str(8 * GB), 3 * GB, cached=GB)
+    assert free_memory(machine) == 7 * GB
+
+
+def test_the_limit_of_a_group_above_holds_too(machine: Path) -> None:
+    write(machine / "proc/self/cgroup", "0::/job/step\n")
+    of_version_2(machine / "sys/fs/cgroup/job", str(4 * GB), 3 * GB)
+    of_version_2(machine / "sys/fs/cgroup/job/step", str(8 * GB), 3 * GB)
+    assert free_memory(machine) == GB
+
+
+def test_a_group_without_a_limit_takes_nothing_away(machine: Path) -> None:
+    write(machine / "proc/self/cgroup", "0::/\n")
+    of_version_2(machine / "sys/fs/cgroup", "max", 3 * GB)
+    assert free_memory(machine) == 20_000_000 * 1024
+
+
+@pytest.mark.parametrize("folder", ["job", "."])  # in a container the path is the host's
+def test_groups_of_version_1_limit_it(machine: Path, folder: str) -> None:
+    write(machine / "proc/self/cgroup", "5:cpu,cpuacct:/\n4:hugetlb,memory:/job\n1:name=a:b:/\n")
+    group = machine / "sys/fs/cgroup/memory" / folder
+    write(group / "memory.limit_in_bytes", f"{8 * GB}\n")
+    write(group / "memory.usage_in_bytes", f"{3 * GB}\n")
+    write(group / "memory.stat", f"cache 5\ntotal_inactive_file {GB}\ntotal_active_file 0\n")
+    assert free_memory(machine) == 6 * GB
+
+
+def test_more_is_used_than_the_limit_allows_for_a_moment(machine: Path) -> None:
+    write(machine / "proc/self/cgroup", "0::/\n")
+    of_version_2(machine / "sys/fs/cgroup", str(GB), 2 * GB)
+    assert free_memory(machine) == 0

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of several learners that learn as one from given batches; started by test_replicas.py.
+
+python one_replica.py CASE ARGUMENTS...      prints a line of JSON for each event
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from test_learner_run import agent
+
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.learner_settings import run_settings
+from torchbeast.collect.contract import Away, Learner
+from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs import EnvSpec
+from torchbeast.errors import exit_code_of
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import launched
+from torchbeast.reporting.diagnosis import Collection
+from torchbeast.run import replicas
+from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.replicas import replica
+from torchbeast.run.session import session
+
+T, RANKS, COLUMNS, UPDATES = 5, 2, 4, 4
+HERE = Collection(program="polybeast_learner", num_actors=4, processes=2, fixed_lag=None)
+SAID = sys.stdout  # what other ranks than 0 print is not shown
+
+
+def rollout(seed: int, columns: int) -> Rollout:
+    """A rollout of random numbers, some of its episodes ended."""
+    numbers, shape = torch.Generator().manual_seed(seed), (T + 1, columns)
+    ended = torch.rand(shape, generator=numbers) < 0.2
+    return Rollout(
+        observation=torch.randn(*shape, 4, generator=numbers) * 3 + 1,
+        reward=torch.randn(shape, generator=numbers),
+        done=ended,
+        episode_step=torch.full(shape, 4, dtype=torch.int32),
+        episode_return=torch.randn(shape, generator=numbers),
+        action=torch.randint(3, shape, generator=numbers),
+        extras={"policy_logits": torch.randn(*shape, 3, generator=numbers)},
+        initial_agent_state=(),
+        truncated=torch.zeros(shape, dtype=torch.bool),
+        episode_end=ended,
+        policy_version=torch.zeros(shape, dtype=torch.int64),
+        final_observation=torch.zeros(0, 4),
+        env_index=torch.arange(columns).expand(shape),
+        rollout_index=torch.zeros(shape, dtype=torch.int64),
+    )
+
+
+def say(**event: Any) -> None:
+    print(json.dumps(event), file=SAID, flush=True)
+
+
+class GivenSource:
+    """Yields a rank's columns of batches that each rank, and a learner alone, makes by itself.
+
+    In the case "ends" they end the run; in others the rank that is not leading then waits, fails,
+    or gets a NaN.
+    """
+
+    yields, num_bytes = Rollout, 0
+
+    def __init__(self, case: str, first: int, rank: int | None) -> None:
+        self._case, self._first, self._rank = case, first, rank
+        self._closed = threading.Event()
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        supervisor.on_close(self._closed.set)
+
+    def batches(self) -> Iterator[Rollout]:
+        for seed in range(self._first, self._first + UPDATES):
+            whole = rollout(seed, COLUMNS)
+            columns = COLUMNS // RANKS
+            yield whole if self._rank is None else whole.split(columns)[self._rank]
+        if self._case == "ends":
+            self._supervisor.stop("there are no more batches")
+        elif self._rank == 1 and self._case == "fails":
+            raise RuntimeError("its environment broke")
+        elif self._rank == 1 and self._case == "nan":
+            batch = rollout(0, COLUMNS // RANKS)
+            batch.reward.fill_(float("nan"))
+            yield batch
+        elif self._rank == 0 and self._case == "nan":
+            yield rollout(0, COLUMNS // RANKS)
+        else:
+            say(waits=True)
+        self._closed.wait()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def status(self) -> dict[str, float]:
+        return {"learner_queue_size": 0, "collected_steps": 7}
+
+    def seconds(self) -> dict[str, float]:
+        return {"environment": 1.0, "inference": 1.0, "queueing": 1.0}
+
+    def hanging(self) -> str:
+        return ""
+
+    def away(self) -> list[Away]:
+        return []
+
+
+def learn(case: str, words: list[str], among: replicas.Replica | None) -> int:
+    """Learns until the batches end; says the weights and the seeds of this learner."""
+    flags = parse(MonoBeastFlags, "monobeast", words)
+    rank = None if among is None else among.rank
+    if among is not None:
+        among.check_can_share(flags.rollouts, flags.replay, flags.hardware)
+        among.check_same(flatten(flags))
+    learners: list[Learner[PublishedWeights]] = []
+
+    def source(learner: Learner[PublishedWeights]) -> GivenSource:
+        learners.append(learner)
+        return GivenSource(case, run.updates_before, rank)
+
+    is_kept = among is None or among.leads
+    try:
+        with session(flags.run.folder, flatten(flags), is_kept) as opened:
+            settings = run_settings(flags, "Catch", HERE)
+            run = _Run(settings, Played(env=EnvSpec("Catch")), opened, replica=among)
+            run.train(agent, PublishedWeights, source)
+    finally:
+        draw = torch.randint(2**31, ()).item()
+        if learners:
+            weights = learners[0].agent.model.state_dict()
+            say(weights=digest(weights), seed=learners[0].seed, draw=draw)
+    return 0
+
+
+class _Run(LearnerRun):
+    updates_before = 0  # of the run that is resumed
+
+    def assemble(self, *args: Any) -> Any:
+        made, progress = super().assemble(*args)
+        self.updates_before = made.optimiser_step.version
+        return made, progress
+
+
+def digest(weights: dict[str, torch.Tensor]) -> str:
+    content = b"".join(value.numpy().tobytes() for value in weights.values())
+    return hashlib.sha256(content).hexdigest()
+
+
+def main(case: str, words: list[str]) -> int:
+    if case == "silent":
+        replicas.SILENT_S = 3.0
+    launch = launched()
+    if launch is None:
+        return learn(case, words, None)
+    with replica(launch) as among:
+        with among.words(words, lambda own: parse(MonoBeastFlags, "monobeast", own).run) as same:
+            return learn(case, same, among)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of("polybeast_learner", lambda: main(sys.argv[1], sys.argv[2:])))

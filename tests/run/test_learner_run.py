@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run of a learner, with batches made by the tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_training import B, ListSource, T, rollout
+
+from torchbeast import monobeast
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
+from torchbeast.cli.learner_settings import run_settings
+from torchbeast.collect.config import ProcessesConfig, RolloutConfig
+from torchbeast.collect.contract import Learner
+from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.base.specs import ActorSpec, ModelConfig
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs import EnvSpec
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.log_files import LogFiles
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import CheckpointConfig, HardwareConfig
+from torchbeast.run.learner_run import LearnerRun, Played, check_batches
+from torchbeast.run.recorded import changes, recorded_env
+from torchbeast.run.session import session
+from torchbeast.run.watch import Watch
+
+GOOD, BAD = 1.0, float("nan")
+MLP = ActorSpec("mlp")
+
+
+class EndingSource(ListSource):
+    """Stops the run after its last batch."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def batches(self) -> Iterator[Any]:
+        yield from super().batches()
+        self._supervisor.stop("there are no more batches")
+
+
+def agent(spec: ActorSpec = MLP) -> Agent:
+    # Without bounds, as CartPole's: a network that reads values normalises it.
+    seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
+    return make_agent(spec, seen, Discrete(3), 1)
+
+
+def old_agent(spec: ActorSpec) -> Agent:
+    """Makes an agent as before there was a format."""
+    return agent(dataclasses.replace(spec, reads_values=False))
+
+
+LEARNERS: list[Learner[PublishedWeights]] = []  # of every run
+
+
+def train(
+    folder: Path,
+    *rewards: float,
+    groups: dict[str, Any] | None = None,
+    make: Callable[[ActorSpec], Agent] = agent,
+    resumed: Path | None = None,
+) -> None:
+    """Learns one batch for each reward; resumes the run in the folder, or another checkpoint."""
+    flags = MonoBeastFlags(run=RunConfig(savedir=str(folder), xpid="run", seed=1), **(groups or {}))
+    train_with(flags, "Catch", *rewards, make=make, resumed=resumed)
+
+
+def train_with(
+    flags: LearnerFlags,
+    env_id: str,
+    *rewards: float,
+    make: Callable[[ActorSpec], Agent] = agent,
+    resumed: Path | None = None,
+) -> None:
+    """Learns one batch for each reward, with these settings."""
+
+    def source() -> EndingSource:
+        return EndingSource([rollout(reward) for reward in rewards])
+
+    train_from(source, flags, env_id, make, resumed)
+
+
+def train_from(
+    make_source: Callable[[], EndingSource],
+    flags: LearnerFlags,
+    env_id: str = "Catch",
+    make: Callable[[ActorSpec], Agent] = agent,
+    resumed: Path | None = None,
+) -> None:
+    """Learns from the source until it ends the run."""
+    here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
+    settings = run_settings(flags, env_id, here)
+
+    def source(learner: Learner[PublishedWeights]) -> EndingSource:
+        LEARNERS.append(learner)
+        return make_source()
+
+    with session(flags.run.folder, flatten(flags)) as opened:
+        run = LearnerRun(settings, Played(env=EnvSpec(env_id)), opened, resumed)
+        run.train(make, PublishedWeights, source)
+
+
+def test_a_nan_saves_the_state_before_it_beside_the_checkpoint(tmp_path: Path) -> None:
+    model, last_good = tmp_path / "run" / "model.tar", tmp_path / "run" / "last_good.tar"
+    train(tmp_path, GOOD, GOOD)
+    before = model.read_bytes()
+    assert not last_good.exists()
+    with pytest.raises(RunError, match="loss is nan") as error:
+        train(tmp_path, GOOD, BAD, GOOD)
+    assert str(last_good) in str(error.value)
+    assert model.read_bytes() == before
+    kept = checkpoints.load(last_good)
+    assert kept["stats"]["step"] == 3 * T * B and kept["scheduler_state_dict"]["version"] == 3
+    assert kept["flags"]["env"] == "Catch"
+    assert checkpoints.first_non_finite(kept) is None
+
+
+def test_a_run_can_be_resumed_from_the_last_good_state(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        train(tmp_path, GOOD, BAD)
+    shutil.copy(tmp_path / "run" / "last_good.tar", tmp_path / "run" / "model.tar")
+    train(tmp_path, GOOD)
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["stats"]["step"] == 2 * T * B
+
+
+def test_a_run_that_fails_in_its_first_update_tells_the_line_and_leaves_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="a bug") as error:
+        patch.setattr(Impala, "losses", broken)
+        train(tmp_path, GOOD)
+    told = str(error.value)
+    assert told.startswith("learner-0: Traceback") and 'raise KeyError("a bug")' in told
+    assert f'File "{__file__}"' in told and "optimiser_step.py" not in told
+    assert told.endswith(f"\nMore is in {tmp_path / 'run' / 'out.log'}")
+    said = capsys.readouterr().out
+    assert not list((tmp_path / "run").glob("*.tar")) and "Learnt" not in said
+    assert "torchbeast.plot" not in said and "--xpid" not in said
+    assert not (tmp_path / "latest").exists(), "there is nothing to test"
+    train(tmp_path, GOOD)
+    assert (tmp_path / "latest").resolve() == (tmp_path / "run").resolve()
+    assert "--mode test" in capsys.readouterr().out
+
+
+def test_a_resumed_run_that_fails_in_its_first_update_keeps_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, GOOD)
+    before = (tmp_path / "run" / "model.tar").read_bytes()
+    capsys.readouterr()
+    with pytest.raises(RunError, match="loss is nan"):
+        train(tmp_path, BAD)
+    assert (tmp_path / "run" / "model.tar").read_bytes() == before
+    assert "--xpid" not in capsys.readouterr().out
+
+
+def test_a_run_that_ends_with_a_usage_error_before_it_learns_leaves_no_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(UsageError):
+        patch.setattr(EndingSource, "yields", dict)
+        train(tmp_path, GOOD)
+    assert list(tmp_path.iterdir()) == []
+    train(tmp_path, GOOD)
+    with pytest.raises(UsageError):
+        train(tmp_path, GOOD, **with_model("shallow"))
+    assert (tmp_path / "run" / "model.tar").exists(), "it was not new"
+
+
+def test_with_checkpoints_disabled_nothing_is_saved(tmp_path: Path) -> None:
+    unsaved = {"checkpoints": CheckpointConfig(disable_checkpoint=True)}
+    with pytest.raises(RunError, match="No state was saved"):
+        train(tmp_path, GOOD, BAD, groups=unsaved)
+    assert not list((tmp_path / "run").glob("*.tar"))
+
+
+def test_resuming_with_other_settings_lists_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, GOOD)
+    train(tmp_path, GOOD)
+    assert "recorded" not in capsys.readouterr().out, "nothing was changed"
+    other = {
+        "rollouts": RolloutConfig(batch_size=16),
+        "algorithm": ImpalaConfig(optimiser=OptimiserConfig(learning_rate=0.0004)),
+        "processes": ProcessesConfig(num_actors=8),
+    }
+    train(tmp_path, GOOD, groups=other)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index(f"Resuming {tmp_path / 'run'} at step {2 * T * B}.") + 1
+    assert (
+        sorted(line for line in lines if "recorded" in line)
+        == lines[start : start + 3]
+        == [
+            "batch_size 16 (recorded 8)",
+            "learning_rate 0.0004 (recorded 0.00048)",
+            "num_actors 8 (recorded None)",
+        ]
+    )
+
+
+def test_a_checkpoint_names_its_format_and_its_network(tmp_path: Path) -> None:
+    train(tmp_path, GOOD)
+    with pytest.raises(RunError):
+        train(tmp_path, GOOD, BAD)
+    for name in ("model.tar", "last_good.tar"):
+        saved = checkpoints.load(tmp_path / "run" / name)
+        assert (saved["format"], saved["model"], saved["flags"]["model"]) == (1, "mlp", "auto")
+
+
+def with_rewards(clipping: Any) -> dict[str, Any]:
+    return {"groups": {"algorithm": ImpalaConfig(reward_clipping=clipping)}}
+
+
+@pytest.mark.parametrize("clipping", ["abs_one", "none"])
+def test_the_network_gets_rewards_in_the_form_that_the_loss_uses(
+    tmp_path: Path, clipping: str
+) -> None:
+    train(tmp_path, GOOD, **with_rewards(clipping))
+    assert LEARNERS[-1].agent.model.reward_input == clipping
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["reward_input"] == clipping
+
+
+def test_the_network_of_a_resumed_run_gets_rewards_as_before(tmp_path: Path) -> None:
+    """The weights depend on that form; the loss uses the form that the flag selects."""
+    train(tmp_path, GOOD, **with_rewards("none"))
+    train(tmp_path, GOOD, **with_rewards("abs_one"))
+    assert LEARNERS[-1].agent.model.reward_input == "none"
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    assert saved.pop("reward_input") == "none"
+    checkpoints.save(path, saved)  # as before it was recorded
+    train(tmp_path, GOOD, **with_rewards("none"))
+    expected: str = "abs_one"
+    assert LEARNERS[-1].agent.model.reward_input == expected
+
+
+def with_model(name: str) -> dict[str, Any]:
+    return {"groups": {"model": ModelConfig(model=name)}}
+
+
+def test_a_run_is_not_resumed_with_another_network_of_the_same_shapes(tmp_path: Path) -> None:
+    train(tmp_path, GOOD, **with_model("shallow-norm"))
+    with pytest.raises(UsageError, match="model must be shallow-norm, as in .*, not shallow: give"):
+        train(tmp_path, GOOD, **with_model("shallow"))
+    train(tmp_path, GOOD, **with_model("auto"))
+    saved = checkpoints.load(tmp_path / "run" / "model.tar")
+    assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
+
+
+def test_a_run_is_not_resumed_with_other_keyword_arguments_of_its_network(tmp_path: Path) -> None:
+    wide = {"model": ModelConfig(model="mlp", model_kwargs={"hidden": 24})}
+    train(tmp_path, GOOD, groups=wide)
+    with pytest.raises(UsageError) as error:
+        train(tmp_path, GOOD, groups={"model": ModelConfig(model="mlp")})
+    assert "model_kwargs must be '{\"hidden\": 24}', as in the run" in str(error.value)
+    train(tmp_path, GOOD, groups=wide)
+    saved = checkpoints.load(tmp_path / "run" / "model.tar")
+    assert saved["flags"]["model_kwargs"] == {"hidden": 24}
+    assert saved["stats"]["step"] == 2 * T * B
+    assert LEARNERS[-1].agent.model.fc.out_features == 24
+
+
+@pytest.mark.parametrize("now", ["shallow", "shallow-norm", "auto"])
+def test_a_run_without_a_format_resumes_with_what_was_called_shallow(
+    tmp_path: Path, now: str
+) -> None:
+    train(tmp_path, GOOD, make=old_agent, **with_model("shallow-norm"))
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    del saved["format"], saved["model"], saved["reads_values"]
+    saved["flags"]["model"] = "shallow"
+    checkpoints.save(path, saved)
+    train(tmp_path, GOOD, **with_model(now))
+    saved = checkpoints.load(path)
+    assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
+
+
+def test_a_run_without_a_format_resumes_with_unchanged_vectors(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, GOOD, make=old_agent)
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    del saved["format"], saved["model"], saved["reads_values"]
+    checkpoints.save(path, saved)
+    for updates in (2, 3):  # the second time from a file that has the number
+        train(tmp_path, GOOD)
+        saved = checkpoints.load(path)
+        assert saved["stats"]["step"] == updates * T * B
+        assert not saved["reads_values"] and not LEARNERS[-1].agent.spec.reads_values
+        assert "scale.mean" not in saved["model_state_dict"]
+    assert "scale.mean" in agent().model.state_dict(), "the networks must differ"
+
+
+def test_settings_that_were_not_recorded_are_not_compared() -> None:
+    """Compares the settings of each program with those of the other and of the original."""
+    mono, poly = (
+        flatten(MonoBeastFlags(processes=ProcessesConfig(fixed_lag=1))),
+        flatten(PolyBeastFlags()),
+    )
+    assert changes({**mono, "fixed_lag": None}, mono) == ["fixed_lag 1 (recorded None)"]
+    assert changes(poly, mono) == changes(mono, poly) == []
+    assert changes({"entropy_cost": 0.1, "xpid": "old"}, poly) == [
+        "entropy_cost 0.0006 (recorded 0.1)"
+    ]
+
+
+def test_other_keyword_arguments_of_the_environment_are_told_whatever_their_order() -> None:
+    one, same = ({"env_kwargs": dict(items)} for items in (PAIRS, reversed(PAIRS)))
+    other = {"env_kwargs": {"rows": 5}}
+    assert changes(one, same) == []
+    assert changes(other, one) == ['env_kwargs {"a": {}, "rows": 4} (recorded {"rows": 5})']
+    before_the_flag: dict[str, Any] = {}
+    assert changes(before_the_flag, other) == ['env_kwargs {"rows": 5} (recorded {})']
+
+
+PAIRS = [("rows", 4), ("a", {})]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("now", [True, False])
+def test_keyword_arguments_are_compared_whoever_serves_the_environment(
+    before: bool, now: bool
+) -> None:
+    one, other = EnvSpec("mine:make", {"size": 6}), EnvSpec("mine:make", {"size": 7})
+    assert changes(recorded_env(one, before), recorded_env(one, now)) == []
+    assert changes(recorded_env(one, before), recorded_env(other, now)) == [
+        'env_kwargs {"size": 7} (recorded {"size": 6})'
+    ]
+
+
+def test_the_first_tensor_that_is_not_finite_is_named() -> None:
+    state = {"model_state_dict": {"fc.weight": torch.ones(2)}, "optimizer_state_dict": {}}
+    assert checkpoints.first_non_finite(state) is None
+    state["optimizer_state_dict"] = {"state": {0: {"square_avg": torch.tensor([1.0, torch.inf])}}}
+    assert checkpoints.first_non_finite(state) == "optimizer.state.0.square_avg"
+
+
+def test_a_run_prints_its_device_precision_and_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, GOOD)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("Computing on the CPU in ") for line in lines) == 1
+
+
+def test_a_run_that_learns_whole_batches_prints_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Impala, "separable", False)
+    train(tmp_path, GOOD)
+    said = next(s for s in capsys.readouterr().out.splitlines() if s.startswith("Computing on "))
+    assert "whole batches at once" in said
+
+
+def no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "write_newest", no_room)
+    with pytest.raises(RunError, match=r"no checkpoint was written to .*No space left on device"):
+        train(tmp_path, GOOD)
+    assert '"successful": false' in (tmp_path / "run" / "meta.json").read_text()
+
+
+def test_an_error_of_the_display_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("in the display")
+
+    closed: list[LogFiles] = []
+    monkeypatch.setattr(Watch, "until_the_end", broken)
+    monkeypatch.setattr(LogFiles, "close", lambda files: closed.append(files))
+    with pytest.raises(RunError, match="in the display"):
+        train(tmp_path, GOOD)
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_compile_compiles_the_network_for_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    train(tmp_path, GOOD, groups={"hardware": HardwareConfig(compile=wanted)})
+    assert len(compiled) == wanted
+
+
+@pytest.mark.parametrize(("env", "model"), [("Mock", "shallow"), ("Catch", "mlp")])
+def test_monobeast_learns_images_with_the_network_of_its_original(
+    env: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original has no other network; Mock has Atari's observations."""
+    made: list[Agent] = []
+
+    class Run:
+        def __init__(self, *_: Any) -> None: ...
+
+        def train(self, agent: Any, *_: Any) -> None:
+            made.append(agent(ActorSpec("auto")))
+
+    monkeypatch.setattr(monobeast, "LearnerRun", Run)
+    words = ["--env", env, "--savedir", str(tmp_path)]
+    assert monobeast.run(parse(MonoBeastFlags, "monobeast", words)) == 0
+    assert [agent.spec.name for agent in made] == [model]
+
+
+class Offline(Impala):
+    takes = dict
+
+
+def test_batches_of_another_class_are_refused_with_both_classes() -> None:
+    check_batches(Rollout, Impala)
+    with pytest.raises(UsageError, match="Offline learns from dict, but the source yields Rollout"):
+        check_batches(Rollout, Offline)
+
+
+def test_a_run_is_refused_if_its_source_yields_other_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EndingSource, "yields", dict)
+    with pytest.raises(UsageError, match="Impala learns from Rollout, but the source yields dict"):
+        train(tmp_path, GOOD)
+
+
+def test_rollouts_that_the_memory_cannot_hold_are_refused_with_both_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 games of 500 steps have boards of 200 bytes: two batches and more are above 3 MB."""
+    monkeypatch.setattr("torchbeast.run.learner_run.free_memory", lambda: 3_000_000)
+    small = ["--env", "Catch", "--num_actors", "4", "--batch_size", "16", "--model", "mlp"]
+    run = ["--unroll_length", "500", "--savedir", str(tmp_path), "--xpid", "a"]
+    assert monobeast.main([*small, *run]) == 2
+    said = capsys.readouterr().err
+    assert "are learnt from take " in said and "but 3.0 MB are free" in said, said

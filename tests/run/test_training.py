@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop with a fake source: counters, publication, logs, consistent checkpoints."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from background import Background
+from learners import impala
+
+from torchbeast.collect.contract import Away
+from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.batch import Feedback
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update.optimiser_step import NonFiniteError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.reporting.display import Progress
+from torchbeast.reporting.log_files import LogFiles, read_logs
+from torchbeast.run.training import DONE, NoMoment, Training
+
+T, B = 5, 2
+SOON = 20.0
+
+
+def rollout(reward: float = 1.0) -> Rollout:
+    """Returns a rollout in which one episode ends: row 2, column 0, return 7, 4 steps."""
+    done = torch.zeros(T + 1, B, dtype=torch.bool)
+    done[2, 0] = True
+    return Rollout(
+        observation=torch.randn(T + 1, B, 4),
+        reward=torch.full((T + 1, B), reward),
+        done=done,
+        episode_step=torch.full((T + 1, B), 4, dtype=torch.int32),
+        episode_return=torch.full((T + 1, B), 7.0),
+        action=torch.randint(3, (T + 1, B)),
+        extras={"policy_logits": torch.zeros(T + 1, B, 3)},
+        initial_agent_state=(),
+        truncated=torch.zeros(T + 1, B, dtype=torch.bool),
+        episode_end=done,
+        policy_version=torch.zeros(T + 1, B, dtype=torch.int64),
+        final_observation=torch.zeros(0, 4),
+        env_index=torch.arange(B).expand(T + 1, B),
+        rollout_index=torch.zeros(T + 1, B, dtype=torch.int64),
+    )
+
+
+class ListSource:
+    """A source that yields each of these batches once, to any thread."""
+
+    yields: type = Rollout
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._given = 0
+        self._batches = iter(batches)
+        self._lock = threading.Lock()
+
+    def batches(self) -> Iterator[Any]:
+        while True:
+            with self._lock:
+                batch = next(self._batches, None)
+            if batch is None:
+                return
+            self._given += 1
+            yield batch
+
+    num_bytes = 0
+
+    def status(self) -> dict[str, int]:
+        return {"learner_queue_size": 0}
+
+    def hanging(self) -> str:
+        return ""
+
+    def away(self) -> list[Away]:
+        return []
+
+    def seconds(self) -> dict[str, float]:
+        """Returns three seconds for each batch."""
+        return {"environment": 2.0 * self._given, "inference": 1.0 * self._given, "queueing": 0.0}
+
+
+class Run:
+    """A training loop over the given batches."""
+
+    def __init__(
+        self,
+        folder: Path,
+        batches: list[Rollout],
+        total_steps: int,
+        use_lstm: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        spec = ActorSpec("mlp", use_lstm=use_lstm)
+        agent = make_agent(spec, ArraySpec((4,), "float32"), Discrete(3), 1)
+        self.model = agent.model
+        self.step = impala(self.model, total_steps=total_steps)
+        self.weights = PublishedWeights(self.model)
+        self.supervisor = Supervisor()
+        self.files = LogFiles(folder)
+        self.parts: dict[str, Any] = dict(
+            source=ListSource(batches),
+            optimiser_step=self.step,
+            weights=self.weights,
+            device=torch.device("cpu"),
+            log=self.files,
+            supervisor=self.supervisor,
+        )
+        self.training = self.made(total_steps=total_steps, **kwargs)
+
+    def made(self, **more: Any) -> Training:
+        usual = {"progress": Progress(), "info_keywords": ()}
+        return Training(**self.parts | usual | more)
+
+    def learn(self, num_threads: int = 1) -> None:
+        self.training.start(num_threads)
+        assert self.supervisor.join(SOON) == []
+        self.files.close()
+
+
+def test_training_ends_at_the_first_update_that_reaches_total_steps(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(9)], total_steps=3 * T * B - 1)
+    run.learn()
+    assert run.supervisor.reason == DONE
+    assert run.training.progress.step == 3 * T * B and run.training.updates == 3
+
+
+def test_many_learner_threads_learn_and_log_each_batch_once(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(20)], total_steps=20 * T * B)
+    run.learn(num_threads=4)
+    rows = list(read_logs(tmp_path))
+    assert [row["step"] for row in rows] == [T * B * n for n in range(1, 21)]
+    assert run.training.progress.episodes == 20
+
+
+def test_logged_returns_are_those_of_the_episodes_that_ended(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout()], total_steps=T * B)
+    run.learn()
+    (row,) = read_logs(tmp_path)
+    assert (row["mean_episode_return"], row["mean_episode_length"], row["episodes"]) == (
+        7.0,
+        4.0,
+        1,
+    )
+    assert {"total_loss", "learning_rate", "grad_norm", "learner_queue_size"} <= set(row)
+
+
+def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(4)], total_steps=4 * T * B)
+    run.learn()
+    rows = list(read_logs(tmp_path))
+    assert len(rows) == 4
+    for row in rows:
+        times = [row[f"time_{name}"] for name in ("environment", "inference", "queueing")]
+        assert times == [2.0, 1.0, 0.0]
+        assert row["time_learning"] > 0 and row["time_waiting"] >= 0
+    whole = run.training.reading().seconds
+    assert sum(row["time_environment"] for row in rows) == whole["environment"] == 8.0
+    assert sum(row["time_learning"] for row in rows) <= whole["learning"]
+
+
+def test_a_row_ends_with_learnt_steps_and_optimiser_steps(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(2)], total_steps=2 * T * B)
+    run.step.counters.learnt_steps = 100  # an earlier part of the run reused its steps
+    run.learn()
+    rows = [list(row.items())[-2:] for row in read_logs(tmp_path)]
+    assert rows == [
+        [("learnt_steps", 100 + T * B), ("optimiser_steps", 1)],
+        [("learnt_steps", 100 + 2 * T * B), ("optimiser_steps", 2)],
+    ]
+
+
+def test_a_run_continues_a_log_that_lacks_the_newer_columns(tmp_path: Path) -> None:
+    (tmp_path / "fields.csv").write_text("_tick,_time,step,total_loss\n")
+    (tmp_path / "logs.csv").write_text("# _tick,_time,step,total_loss\n0,1.0,5,2.5\n")
+    Run(tmp_path, [rollout()], total_steps=T * B).learn()
+    before, after = read_logs(tmp_path)
+    assert before == {"_tick": 0, "_time": 1, "step": 5, "total_loss": 2.5}
+    assert (after["_tick"], after["learnt_steps"], after["optimiser_steps"]) == (1, T * B, 1)
+
+
+def test_progress_has_the_policy_lag_of_the_last_batch(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
+    run.learn()
+    assert [row["mean_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
+    assert [row["max_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
+    assert run.training.progress.mean_lag == run.training.progress.max_lag == 2.0
+    assert run.training.progress.mean_length() == 4.0
+
+
+def test_the_published_weights_are_the_newest_and_are_copies(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(2)], total_steps=2 * T * B)
+    replica = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(3), 1).model
+    run.learn()
+    assert run.weights.refresh(replica, None) == 2
+    ours, theirs = run.model.state_dict(), replica.state_dict()
+    assert ours and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(1000.0)
+    run.weights.refresh(replica, None)
+    assert max(p.abs().max() for p in replica.parameters()) < 1000.0
+
+
+def test_an_up_to_date_replica_is_not_loaded_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, [], total_steps=1)
+    replica = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(3), 1).model
+    version = run.weights.refresh(replica, None)
+    with torch.no_grad():
+        next(replica.parameters()).fill_(5.0)
+    assert run.weights.refresh(replica, version) == version
+    assert next(replica.parameters()).eq(5.0).all()
+
+
+def test_nan_ends_the_run_names_the_tensor_and_keeps_the_weights(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(), rollout(reward=float("nan")), rollout()], total_steps=1000)
+    run.learn()
+    assert run.supervisor.failure is not None
+    assert isinstance(run.supervisor.failure.error, NonFiniteError)
+    assert "loss is nan" in str(run.supervisor.failure.error)
+    assert run.training.updates == 1
+    assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+def states_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(states_equal(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def test_the_state_saved_at_a_nan_is_that_after_the_last_good_update(tmp_path: Path) -> None:
+    """Compares weights, optimiser, schedule, counters and random generator."""
+    states: list[dict[str, Any]] = []
+
+    def keep(state: dict[str, Any]) -> Path:
+        states.append(deepcopy(state))
+        return tmp_path / "kept"
+
+    for name, batches in (("good", [1.0, 2.0]), ("bad", [1.0, 2.0, float("nan")])):
+        (tmp_path / name).mkdir()
+        torch.manual_seed(0)
+        rollouts = [rollout(reward) for reward in batches]
+        torch.manual_seed(1)
+        run = Run(tmp_path / name, rollouts, 1000, keep=keep)
+        run.learn()
+        if name == "good":
+            keep(run.training.checkpoint({}))
+    good, kept = states
+    assert states_equal(good, kept)
+    assert kept["scheduler_state_dict"]["version"] == 2
+    assert run.supervisor.failure is not None
+    assert str(run.supervisor.failure.error).endswith(
+        f"The state before it is in {tmp_path / 'kept'}; the checkpoint is left as it was"
+    )
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(), rollout()], total_steps=1000, keep=lambda state: tmp_path)
+    name, parameter = list(run.model.named_parameters())[-1]
+    parameter.register_hook(lambda gradient: gradient * float("inf"))
+    run.learn()
+    assert run.supervisor.failure is not None and run.training.updates == 0
+    assert f"the gradient of {name} is not finite" in str(run.supervisor.failure)
+
+
+def test_a_state_that_is_not_finite_is_not_saved_as_good(tmp_path: Path) -> None:
+    def keep(state: dict[str, Any]) -> Path:
+        raise AssertionError("this state is not good")
+
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+    run.model.register_buffer("running_mean", torch.full((3,), float("nan")))
+    run.learn()
+    assert "model.running_mean is not finite already" in str(run.supervisor.failure)
+
+
+def test_a_full_disk_does_not_hide_the_nan(tmp_path: Path) -> None:
+    def keep(state: dict[str, Any]) -> Path:
+        raise OSError(28, "No space left on device")
+
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+    run.learn()
+    assert "loss is nan" in str(run.supervisor.failure)
+    assert "could not be saved: [Errno 28] No space left" in str(run.supervisor.failure)
+
+
+def test_a_failing_learner_thread_does_not_block_the_others(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(reward=float("nan"))] + [rollout()] * 20, total_steps=10_000)
+    run.learn(num_threads=4)
+    assert run.supervisor.failure is not None
+
+
+def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -> None:
+    """Checkpoints taken during learning hold the weights of exactly the version that they name."""
+    run = Run(tmp_path, [rollout() for _ in range(60)], total_steps=60 * T * B)
+    weights_of = {0: run.weights._snapshot.tensors}
+    publish = run.weights.publish
+
+    def record(model: torch.nn.Module, version: int) -> None:
+        publish(model, version)
+        weights_of[version] = run.weights._snapshot.tensors
+
+    run.weights.publish = record  # type: ignore[method-assign]
+    run.training.start(1)
+    copies = []
+    while not run.supervisor.ended:
+        copies.append(run.training.checkpoint({}))
+    copies.append(run.training.checkpoint({}))
+    assert run.supervisor.join(SOON) == []
+    for copy in copies:
+        version = copy["scheduler_state_dict"]["version"]
+        assert copy["stats"]["step"] == version * T * B
+        expected = weights_of[version]
+        assert all(torch.equal(expected[k], v) for k, v in copy["model_state_dict"].items())
+
+
+def test_a_checkpoint_does_not_change_while_learning_continues(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout()], total_steps=T * B)
+    before = run.training.checkpoint({})
+    kept = {k: v.clone() for k, v in before["model_state_dict"].items()}
+    run.learn()
+    assert all(torch.equal(kept[k], v) for k, v in before["model_state_dict"].items())
+    after = run.model.state_dict()
+    assert any(not torch.equal(kept[k], after[k]) for k in kept), "something was learnt"
+
+
+def test_the_last_checkpoint_waits_for_an_update_as_long_as_twice_the_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shorter wait in the middle of an update finds no moment, and loses nothing."""
+    run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
+    seconds, now = [1.0, 500.0, 2.0], 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    begun, go_on = threading.Event(), threading.Event()
+    update = run.step.update
+
+    def slow(batch: Rollout) -> dict[str, float]:
+        nonlocal now
+        now += seconds[run.step.version]
+        if run.step.version == 2:
+            begun.set()
+            assert go_on.wait(SOON)
+        return update(batch)
+
+    run.step.update = slow  # type: ignore[method-assign]
+    assert run.training.patience_s == 120.0
+    run.training.start(1)
+    assert begun.wait(SOON)
+    assert run.training.patience_s == 1000.0
+    with pytest.raises(NoMoment, match="an update had not ended after 0 s; what was learnt since"):
+        run.training.checkpoint({}, wait_s=0.0)
+    waiting = Background(run.training.checkpoint, {})
+    go_on.set()
+    assert waiting.result()["scheduler_state_dict"]["version"] == 3
+    assert run.supervisor.join(SOON) == [] and run.supervisor.failure is None
+
+
+def test_the_profiler_writes_a_trace_of_one_update(tmp_path: Path) -> None:
+    batches = [rollout() for _ in range(6)]
+    run = Run(tmp_path, batches, total_steps=6 * T * B, trace=tmp_path / "trace.json")
+    run.learn()
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(6)], total_steps=1000)
+    run.step.counters.version = 100
+    traced = []
+    run.training = run.made(total_steps=60 * T * B, trace=tmp_path / "trace.json")
+    update = run.step.update
+
+    def note(batch: Rollout) -> dict[str, float]:
+        traced.append(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+        return update(batch)
+
+    run.step.update = note  # type: ignore[method-assign]
+    run.learn()
+    assert traced == [False] * 4 + [True, False]
+
+
+def test_progress_survives_a_checkpoint() -> None:
+    progress = Progress(step=10, episodes=3)
+    progress.returns.extend([1.0, 2.0])
+    progress.lengths.extend([5, 8])
+    other = Progress()
+    other.load_state_dict(progress.state_dict())
+    assert other.state_dict() == progress.state_dict() and other.mean_return() == 1.5
+    assert other.mean_length() == 6.5
+
+
+@pytest.mark.parametrize("stats", [{}, {"step": 5, "mean_episode_return": 1.0}])
+def test_stats_with_missing_and_unknown_entries_are_read(stats: dict[str, Any]) -> None:
+    progress = Progress()
+    progress.load_state_dict(stats)
+    assert progress.step == stats.get("step", 0)
+
+
+@pytest.mark.parametrize("device", ["shared", "elsewhere"])
+def test_a_source_is_given_the_feedback_of_every_update_before_it_is_asked_for_another_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Also where the learner has a copy of the batch, as on a GPU."""
+    if device == "elsewhere":
+        monkeypatch.setattr(CudaStream, "to_device", lambda self, leaf: leaf.clone())
+    run = Run(tmp_path, [], total_steps=9 * T * B, use_lstm=True)
+    given: list[tuple[str, Feedback]] = []
+    state = run.model.initial_state(B)
+    batches = [
+        replace(
+            rollout(),
+            initial_agent_state=state,
+            feeds_back=True,
+            hand_back=lambda feedback, name=name: given.append((name, feedback)),
+        )
+        for name in ("first", "second")
+    ]
+    expected = unroll(run.model, batches[0]).final_state  # of the weights before the first update
+    run.training = run.made(total_steps=9 * T * B, source=ListSource(batches))
+    run.learn()
+    assert [name for name, _ in given] == ["first", "second"]
+    torch.testing.assert_close(given[0][1].final_state, expected)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that learn from single steps: the replay's memory, its network, resuming, and hindsight."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.learner_settings import learner_config
+from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
+from torchbeast.core.storages.replay.transition_replay import TransitionReplay
+from torchbeast.envs import EnvSpec
+from torchbeast.envs.env_process import outcome_of
+from torchbeast.errors import UsageError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.monobeast import main
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.assemble import LearnerConfig, assemble
+from torchbeast.run.replay import make_replay
+
+BUFFERS = 1_000_000
+
+
+def config(*words: str) -> LearnerConfig:
+    args = ["--xpid", "x", "--learn_start", "0", *words]
+    return learner_config(parse(MonoBeastFlags, "monobeast", args), "Catch")
+
+
+def agent(spec: ActorSpec) -> Agent:
+    return make_agent(spec, ArraySpec((2,), "float32", low=-1, high=1), Discrete(3), 1)
+
+
+def replay_of(size: int, *words: str, free: int | None = None) -> TransitionReplay:
+    settings = config("--algo", "dqn", "--replay_size", str(size), *words)
+    outcome = functools.partial(outcome_of, EnvSpec("Catch"), Supervisor())
+    made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, outcome
+    replay: TransitionReplay = make_replay(settings, *made)
+    return replay
+
+
+@pytest.mark.parametrize(("algo", "name"), [("dqn", "q-mlp"), ("sac", "sac-mlp")])
+@pytest.mark.parametrize("model", ["auto", "mlp"])
+def test_the_network_is_of_the_algorithms_family(algo: str, name: str, model: str) -> None:
+    made = assemble(config("--algo", algo, "--model", model), agent, PublishedWeights)
+    assert made.agent.spec.name == name
+
+
+def test_wrong_combinations_are_sentences_at_the_start() -> None:
+    def over_a_box(spec: ActorSpec) -> Agent:
+        return make_agent(spec, ArraySpec((2,), "float32"), Box(-1.0, 1.0, (2,)), 1)
+
+    for words, make, message in (
+        (["--algo", "dqn"], over_a_box, "needs a Discrete action space"),
+        (["--algo", "td3"], agent, "TD3 needs a Box action space, got Discrete"),
+        (["--algo", "sac", "--use_lstm"], agent, "have no recurrent state: leave out use_lstm"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            assemble(config(*words), make, PublishedWeights)
+
+
+def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """8 bytes of observation; reward 4, three flags, counter 4, return 4, action 8, version 8;
+    with priorities a tree of 2 * 1024 sums for 1000 steps.
+    """
+    each = 8 + 4 + 3 + 4 + 4 + 8 + 8
+    replay_of(1000)
+    assert f"The replay holds 1,000 steps of {each} bytes:" in capsys.readouterr().out
+    replay_of(1000, "--priority_exponent", "0.6")
+    assert f"steps of {each + 17} bytes" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=f"replay_size 50000 needs .*{each} bytes a step"):
+        replay_of(50_000, free=2_000_000)
+
+
+def test_hindsight_without_goals_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match="observations with achieved_goal and desired_goal"):
+        replay_of(1000, "--hindsight_share", "0.8")
+
+
+def run(folder: Path, *words: str) -> dict[str, Any]:
+    args = ["--savedir", str(folder), "--xpid", "run", "--num_actors", "2", *ONE, *words]
+    assert main(args) == 0
+    return checkpoints.load(folder / "run" / "model.tar")
+
+
+ONE = ("--num_processes", "1")  # each imports torch
+SMALL = ("--torch_threads", "1", "--batch_size", "8", "--replay_size", "2000")
+
+
+def test_a_run_resumes_with_its_replay_and_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ["--algo", "dqn", "--env", "BitFlip", "--env_kwargs", '{"bits": 4}', *SMALL]
+    more = ["--learn_start", "100", "--hindsight_share", "0.8", "--checkpoint_replay"]
+    first = run(tmp_path, *new, *more, "--total_steps", "400")
+    assert first["model"] == "q-mlp" and first["stats"]["step"] >= 400
+    second = run(tmp_path, "--total_steps", "600")
+    said = capsys.readouterr().out
+    assert "Resuming" in said and "The replay goes on with the 4" in said
+    counters = second["scheduler_state_dict"]
+    assert counters["steps"] >= 600
+    assert counters["optimiser_steps"] == counters["version"]
+    assert abs(counters["version"] - (counters["steps"] - 100)) <= 8, "8 / 8 updates a step"
+    steps = [row["step"] for row in read_logs(tmp_path / "run")]
+    assert steps == sorted(steps)
+    assert not torch.equal(first["model_state_dict"]["epsilon"], torch.tensor(1.0))
+    assert main(["--mode", "test", "--savedir", str(tmp_path), "--xpid", "run"]) == 0
+    assert "Mean" in capsys.readouterr().out
+
+
+def test_a_fixed_lag_of_0_makes_runs_reproducible(tmp_path: Path) -> None:
+    """Random actions, samples by priority, and the weights that all of it led to."""
+    words = ["--algo", "dqn", "--env", "Catch", *SMALL, "--learn_start", "50", "--seed", "3"]
+    how = ["--n_step", "3", "--priority_exponent", "0.6", "--fixed_lag", "0"]
+    how += ["--num_processes", "2"]
+    first, again = (
+        run(tmp_path / name, *words, *how, "--total_steps", "150")["model_state_dict"]
+        for name in ("first", "again")
+    )
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+    for name in ("first", "again"):
+        rows = list(read_logs(tmp_path / name / "run"))
+        assert {row["max_lag"] for row in rows if "max_lag" in row} == {0}
+
+
+def test_continuous_actions_are_learnt_by_priority(tmp_path: Path) -> None:
+    words = ["--algo", "sac", "--env", "Pendulum-v1", *SMALL, "--learn_start", "50"]
+    how = ["--n_step", "3", "--priority_exponent", "0.6", "--replay_ratio", "8"]
+    saved = run(tmp_path, *words, *how, "--total_steps", "150")
+    assert saved["scheduler_state_dict"]["optimiser_steps"] >= 90
+    rows = list(read_logs(tmp_path / "run"))
+    assert rows[-1]["samples_per_insert"] > 3 and "mean_lag" in rows[0]

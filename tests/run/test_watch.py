@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the main thread until a run ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Diagnosis, Reading
+from torchbeast.reporting.display import Progress
+from torchbeast.run.training import NoMoment
+from torchbeast.run.watch import Watch
+
+IDLE = Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: "")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_no_periodic_save_begins_once_the_run_has_ended(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """The run ends while the main thread shows it."""
+    supervisor, saving = Supervisor(), Mock()
+
+    def show(*_: object) -> None:
+        if ends or saving.save.called:
+            supervisor.stop("all steps are learnt")
+
+    monkeypatch.setattr(Watch, "_show", show)
+    monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
+    watch = Watch(
+        training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
+        saving=saving,
+        advise=lambda _: None,
+        title="",
+        rollouts_at_once=1,
+        save_every_s=0.0,
+        only_warnings=True,
+    )
+    watch.until_the_end()
+    assert saving.save.call_count == (not ends)
+
+
+def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And, once it is written, again after the interval only."""
+    supervisor, saving, clock = Supervisor(), Mock(), iter([0.0, 0.0])
+    saving.save.side_effect = [NoMoment("an update"), NoMoment("an update"), None, None, None]
+    rounds = iter(range(7))
+
+    def show(*_: object) -> None:
+        if next(rounds, None) is None:
+            supervisor.stop("all steps are learnt")
+
+    now = SimpleNamespace(monotonic=lambda: next(clock, 1000.0))
+    monkeypatch.setattr("torchbeast.run.watch.time", now)
+    monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
+    monkeypatch.setattr(Watch, "_show", show)
+    watch = Watch(
+        training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
+        saving=saving,
+        advise=lambda _: None,
+        title="",
+        rollouts_at_once=1,
+        save_every_s=600.0,
+        only_warnings=True,
+    )
+    watch.until_the_end()
+    assert supervisor.failure is None and saving.save.call_count == 3
+
+
+@pytest.mark.parametrize("live", [2, 0])
+def test_nothing_is_advised_to_a_run_that_has_no_stream_left(live: int) -> None:
+    advice, display = Diagnosis("environment", "more servers help"), Mock()
+    source = Mock(away=list)
+    training = Mock(
+        updates_here=1, updates=1, progress=Progress(), figures={}, source=source, total_steps=1
+    )
+    training.reading.return_value = Reading(0.0, {})
+    watch = Watch(
+        training=training,
+        saving=Mock(saved_at=0.0, failed=0),
+        advise=lambda _: advice,
+        title="",
+        rollouts_at_once=1,
+        save_every_s=1.0,
+    )
+    watch._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())
+    (shown,) = display.show.call_args.args
+    assert shown.diagnosis == (advice if live else None)

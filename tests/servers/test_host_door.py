@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests which dialled-in hosts a learner waits for, takes and refuses."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+from background import Background, wait_for
+
+from torchbeast.errors import RunError, UsageError
+from torchbeast.servers import door
+from torchbeast.servers.config import SecurityConfig
+from torchbeast.servers.door import HostDoor
+
+CATCH: dict[str, Any] = {
+    "env_id": "Catch",
+    "num_envs": 2,
+    "num_streams": 2,
+    "frame_stack": 1,
+    "observation": ("uint8", (1, 10, 5)),
+    "action_space": {"type": "Discrete", "n": 3},
+}
+
+
+class FakeDoor:
+    """In place of libtorchbeast.Door: a list of streams that come, in this order."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.coming: list[tuple[int, str, dict[str, Any]]] = []
+        self.gone: set[int] = set()
+        self.taken: list[int] = []
+        self.refused: dict[int, str] = {}
+        self.ends: list[tuple[str, str]] = []
+        self.here: dict[str, int] = {}
+        self._next = 0
+
+    def comes(self, host: str = "a", **said: Any) -> int:
+        self.coming.append((self._next, host, CATCH | said))
+        self._next += 1
+        return self._next - 1
+
+    def next(self, timeout_s: float) -> tuple[int, str, dict[str, Any]] | None:
+        return self.coming.pop(0) if self.coming else None
+
+    def waits(self, stream: int) -> bool:
+        return stream not in self.gone
+
+    def take(self, stream: int, pool: Any) -> None:
+        self.taken.append(stream)
+
+    def refuse(self, stream: int, reason: str) -> None:
+        self.refused[stream] = reason
+
+    def ended(self) -> list[tuple[str, str]]:
+        ends, self.ends = self.ends, []
+        return ends
+
+    def hosts(self) -> list[tuple[str, int, int]]:
+        return [(name, count, 2 * count) for name, count in self.here.items()]
+
+    def close(self, *, run_has_ended: bool) -> None:
+        pass
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
+    made = FakeDoor()
+    monkeypatch.setattr("libtorchbeast.Door", lambda *_, **__: made)
+    monkeypatch.setattr(door, "check_free", lambda _: None)
+    monkeypatch.setattr(door, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(door, "_LOOK_S", 0.0)
+    monkeypatch.setattr(door, "free_memory", lambda: None)
+    return made
+
+
+@pytest.fixture
+def hosts(fake: FakeDoor) -> HostDoor:
+    return HostDoor("127.0.0.1:1", SecurityConfig(insecure=True))
+
+
+def never() -> None:
+    pass
+
+
+def follow(hosts: HostDoor, fake: FakeDoor) -> None:
+    """Follows until all that come were seen."""
+    closed = threading.Event()
+    run = Background(lambda: hosts.follow(None, 2, 1000, closed))
+    wait_for(lambda: not fake.coming)
+    closed.set()
+    run.result()
+
+
+def test_a_run_waits_for_as_many_environments_as_asked_and_shares_them_by_stream(
+    hosts: HostDoor, fake: FakeDoor
+) -> None:
+    fake.comes("a"), fake.comes("b"), fake.comes("b", num_envs=4)
+    fleet = hosts.find(8, 10.0, never)
+    assert fleet.envs_per_stream == [2, 2, 4] and fleet.num_envs == 8
+    assert list(fleet.stream_hosts) == ["a", "b", "b"]
+    assert fleet.env.name == "Catch"
+
+
+def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDoor) -> None:
+    fake.gone.add(fake.comes("gone"))
+    with pytest.raises(
+        RunError, match=r"no host dialled in at 127.0.0.1:1 within 0.2 s.*--learner"
+    ):
+        hosts.find(None, 0.2, never)
+    fake.comes("here")
+    with pytest.raises(RunError, match="only here dialled in .* fewer than the 9 of --num_actors"):
+        hosts.find(9, 0.2, never)
+    assert hosts.find(None, 0.2, never).stream_hosts == ["here"]
+
+
+def deep(levels: int) -> Any:
+    """Returns an action space of so many tuples, each in the one before."""
+    space: Any = {"type": "Discrete", "n": 2}
+    for _ in range(levels):
+        space = {"type": "Tuple", "spaces": [space]}
+    return space
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"action_space": {"type": "None"}}, "the description from senseless is not valid"),
+        ({"action_space": {"type": "Discrete", "n": float("inf")}}, "is not valid"),
+        ({"options": 1}, "is not valid"),
+        ({"action_space": deep(900)}, "nested too deeply"),
+    ],
+)
+def test_a_host_whose_description_makes_no_sense_is_refused_and_another_awaited(
+    hosts: HostDoor, fake: FakeDoor, said: dict[str, Any], reason: str
+) -> None:
+    senseless, _ = fake.comes("senseless", **said), fake.comes("sound")
+    assert hosts.find(None, 10.0, never).stream_hosts == ["sound"]
+    assert reason in fake.refused[senseless]
+
+
+def test_a_stop_ends_the_wait_for_hosts(hosts: HostDoor) -> None:
+    def check_goes_on() -> None:
+        raise RunError("the run has ended")
+
+    with pytest.raises(RunError, match="the run has ended"):
+        hosts.find(None, 1e6, check_goes_on)
+
+
+def test_a_host_that_comes_later_is_taken_and_told_of(
+    hosts: HostDoor, fake: FakeDoor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = fake.comes("a")
+    hosts.find(None, 10.0, never)
+    later = fake.comes("b", num_envs=4)
+    hosts._look()  # nobody is there yet
+    fake.here = {"a": 1, "b": 1}
+    follow(hosts, fake)
+    assert fake.taken == [first, later] and not fake.refused
+    hosts._look(), hosts._look()  # their number stays the same
+    said = capsys.readouterr().out
+    assert said.count("the host a has joined (1 stream)") == 1
+    assert said.count("the host b has joined (1 stream)") == 1
+
+
+def test_a_host_that_leaves_and_a_failed_environment_are_warnings(
+    hosts: HostDoor, fake: FakeDoor, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.here = {"a": 2}
+    hosts._look(), hosts._look()
+    fake.here, fake.ends = {}, [("a", 'Traceback (most recent call last):\n  File "x"\nOops')]
+    hosts._look()
+    assert "an environment of a: Traceback" in caplog.text
+    assert "has left" not in caplog.text, "its streams may leave one after the other"
+    hosts._look()
+    assert "the host a has left" in caplog.text
+    assert "no host is left: the run ends within a minute" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"env_id": "Memory"}, "must serve the same, but their env_id is 'Catch' and 'Memory'"),
+        ({"action_space": {"type": "Discrete", "n": 4}}, "action_space"),
+        ({"num_envs": 3}, "its streams have 3 environments, and rollouts of this run join 2"),
+        ({"num_envs": 1 << 24}, "would take 16.8 GB of memory, but 7.5 GB is the most"),
+    ],
+)
+def test_a_host_that_does_not_fit_is_refused_with_the_reason(
+    hosts: HostDoor,
+    fake: FakeDoor,
+    caplog: pytest.LogCaptureFixture,
+    said: dict[str, Any],
+    reason: str,
+) -> None:
+    fake.comes("a")
+    hosts.find(None, 10.0, never)
+    again = [fake.comes("b", **said) for _ in range(2)]
+    follow(hosts, fake)
+    assert list(fake.refused) == again and len(fake.taken) == 1
+    assert all(reason in why for why in fake.refused.values())
+    assert caplog.text.count("the host b is not used") == 1, "it dials again and again"
+
+
+def test_memory_is_promised_once(
+    hosts: HostDoor, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams that were taken a moment ago have not used theirs yet."""
+    monkeypatch.setattr(door, "free_memory", lambda: 5000)
+    fake.comes("a")
+    hosts.find(None, 10.0, never)
+    fake.comes("b"), fake.comes("c")
+    follow(hosts, fake)
+    assert fake.taken == [0, 1]
+    assert "would take 0.0 MB of memory, but 0.0 MB are free" in fake.refused[2]
+
+
+def test_hosts_of_the_start_that_differ_are_refused(hosts: HostDoor, fake: FakeDoor) -> None:
+    fake.comes("a"), fake.comes("b", env_id="Memory")
+    assert hosts.find(2, 10.0, never).num_envs == 2
+    follow(hosts, fake)
+    assert list(fake.refused) == [1]
+
+
+def test_an_address_in_use_is_wrong_usage() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError, match=f"cannot listen at {listen}"):
+            HostDoor(listen, SecurityConfig(insecure=True))

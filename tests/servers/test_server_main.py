@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of served environments tell the numbers of the games that ended in them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.servers.server_main import Activity, ServedEnv
+
+
+def _stepped(ended: list[bool], final_info: dict[int, Any]) -> Any:
+    """Returns what a learner is told of a step in which these games ended."""
+    flags = np.array(ended)
+    step = VecStep(None, np.zeros(3, np.float32), flags, ~flags, flags, None)
+    env = SimpleNamespace(num_envs=3, final_info=final_info, step=lambda action: step)
+    *before, told = ServedEnv(env, ["x", "y"], Activity()).step(None)
+    assert len(before) == len(step)
+    return told
+
+
+def test_each_game_that_ended_has_a_row_in_the_order_of_environments() -> None:
+    told = _stepped([True, False, True], {2: {"x": 3}, 0: {"x": 1, "y": 2.5, "z": 9}})
+    assert told.dtype == np.float32
+    np.testing.assert_array_equal(told, [[1, 2.5], [3, np.nan]])
+
+
+def test_a_game_without_an_info_has_no_numbers() -> None:
+    np.testing.assert_array_equal(_stepped([False, True, False], {}), [[np.nan, np.nan]])
+
+
+def test_a_step_that_ends_no_game_tells_nothing() -> None:
+    assert _stepped([False] * 3, {1: {"x": 1.0}}) is None

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between a learner and its source.
+
+tests/compliance/source.py checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from torchbeast.fleets.waiting import STALL_S as STALL_S
+from torchbeast.fleets.waiting import WAIT_S as WAIT_S
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from torchbeast.collect.config import RolloutConfig
+    from torchbeast.core.actors.contract import Mode
+    from torchbeast.core.actors.registry import Agent
+    from torchbeast.fleets.supervisor import Supervisor
+
+ACTOR_STAGES = ("environment", "inference", "queueing")
+"""Stages of collecting: stepping, choosing actions, waiting for room for a rollout."""
+
+_NAMED = 3  # addresses in a sentence, at most
+
+
+class Shortage(NamedTuple):
+    """Fewer streams than --min_streams are connected."""
+
+    connected: int
+    needed: int
+    seconds: float  # until the run ends, unless enough have connected by then
+    of: str = ""  # whose streams these are: " of rank 1"
+
+
+class Away(NamedTuple):
+    """A stream that was lost and has not reconnected."""
+
+    where: str  # its server's address
+    seconds: float  # since it was lost
+    shortage: Shortage | None = None  # of all streams of its source, while there is one
+    why: str = ""  # the error that ended its last connection, in one line; "": nobody answers
+
+
+class Source(Protocol):
+    """Yields the batches of a learner."""
+
+    @property
+    def yields(self) -> type:
+        """The class of its batches."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that it and its batches take on the learner's machine, once all of it is
+        in use.
+        """
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts collecting, in threads of the supervisor."""
+
+    def batches(self) -> Iterator[Any]:
+        """Yields batches until the source is closed; each learner thread has its own iterator."""
+
+    def close(self) -> None:
+        """Ends every wait here; may be called again."""
+
+    def status(self) -> Mapping[str, float]:
+        """Returns queue lengths and counts, by the names of log columns."""
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds that all workers have spent since the start, by ACTOR_STAGES."""
+
+    def hanging(self) -> str:
+        """Describes workers that have been in one stage for over WAIT_S; "" if there are none."""
+
+    def away(self) -> list[Away]:
+        """Returns the streams that were lost and have not reconnected."""
+
+
+class Publisher(Protocol):
+    """The destination of the learner's weights."""
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Publishes the model's current weights as this version."""
+
+
+Published = TypeVar("Published", bound=Publisher)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner(Generic[Published]):
+    """The properties of a learner that its source depends on."""
+
+    agent: Agent
+    weights: Published
+    device: torch.device  # batches for a GPU are in pinned memory
+    extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
+    mode: Mode  # in which actions are chosen
+    rollouts: RolloutConfig  # the batches of the source
+    seed: int  # of the environments; differs after each resumption
+    spare_columns: int  # of a batch, after the new rollouts: for replayed ones
+    batches_at_once: int  # that are taken from the source and not given back yet
+    first_step: int = 0  # env steps that earlier parts of the run have learnt from
+
+
+class Weights(Protocol):
+    """The published weights, for threads and processes that act."""
+
+    @property
+    def version(self) -> int:
+        """Newest version."""
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the wanted version, or the newest, unless `replica` holds it; returns it."""
+
+
+def describe_away(away: Sequence[Away], live: int) -> str:
+    """Describes the streams that are lost while `live` others play; "" if there are none."""
+    if not away:
+        return ""
+    count = f"{len(away)} of {len(away) + live} streams"
+    they_go = "it goes" if len(away) == 1 else "they go"
+    return (
+        f"{count} {since(away)}: {_where(away)}; {they_go} on when a server answers there"
+        f"{_why(away)}{_end(away)}"
+    )
+
+
+def shortage_of(away: Sequence[Away]) -> Shortage | None:
+    """Returns the shortage that ends the run first; None if there is none."""
+    found = [stream.shortage for stream in away if stream.shortage is not None]
+    return min(found, key=lambda shortage: shortage.seconds, default=None)
+
+
+def _why(away: Sequence[Away]) -> str:
+    """Says what ended the last connection of the stream that was lost first, if anything did."""
+    why = max(away, key=lambda stream: stream.seconds).why
+    return f" ({why})" if why else ""
+
+
+def _end(away: Sequence[Away]) -> str:
+    """Says when the lost streams end the run; "" if they do not."""
+    short = shortage_of(away)
+    if short is None:
+        return ""
+    return (
+        f". The run ends in {short.seconds:.0f} s unless {short.needed} "
+        f"stream{'s' * (short.needed > 1)}{short.of} {_is(short.needed)} connected "
+        f"(--min_streams); {short.connected} {_is(short.connected)}"
+    )
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def since(away: Sequence[Away]) -> str:
+    """Returns "lost 12 s ago"; for several streams, the time of the first loss."""
+    first = max(stream.seconds for stream in away)
+    return f"lost{', the first' * (len(away) > 1)} {first:.0f} s ago"
+
+
+def _where(away: Sequence[Away]) -> str:
+    """Returns the addresses, each once; if there are many, the first ones and a count."""
+    addresses = list(dict.fromkeys(stream.where for stream in away))
+    more = len(addresses) - _NAMED
+    return ", ".join(addresses[:_NAMED]) + (f" and {more} more" if more > 0 else "")

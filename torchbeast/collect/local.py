@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source that plays in the learner's own process, whenever a batch is asked for.
+
+    learner thread -- next(batches()) --> Player: E environments, a replica of the network
+                                               |  slot [T+1, E, ...]
+                                               v
+                                          the batch [T+1, B, ...]
+
+Nothing is played ahead: every action is chosen with the newest weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchbeast.collect.activity import Activity
+from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, Learner
+from torchbeast.collect.rollout_buffers import (
+    Batch,
+    RolloutArrays,
+    SlotWriter,
+    slot_bytes,
+    slot_fields,
+)
+from torchbeast.collect.worker import Player
+from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.base.ambient import one_thread
+from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.base.specs import Precision
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.seeds import seed_of
+
+
+class LocalSource:
+    """Yields batches of rollouts that the thread that asks for them plays.
+
+    Threads: none of its own. Of several threads that ask, one plays at a time. A batch shares
+    memory with the source and is valid until its iterator advances or ends.
+
+    `stops_early` is asked after every step with the share of the batch that is collected. Where it
+    says yes the batch ends: its other steps are not valid, its other rows repeat the last one, and
+    the next batch goes on from there.
+
+    An exception of an environment fails the run. One that comes from outside while it plays, as
+    KeyboardInterrupt in a notebook, drops the unfinished rollout: the next batch begins new
+    episodes, with seeds of their own.
+    """
+
+    yields = Rollout
+
+    def __init__(
+        self,
+        learner: Learner[Any],
+        info_keywords: Sequence[str],
+        precision: Precision,
+        make_env: Callable[[int], VecEnv],
+        num_envs: int,
+        stops_early: Callable[[float], bool] | None = None,
+    ) -> None:
+        """Allocates buffers; environments are made when the first batch is asked for.
+
+        info_keywords: numbers in the info of a game's last step to keep. precision: of the actor's
+        features, on the CPU. make_env: makes this number of environments. stops_early: whether this
+        share of a batch will do.
+        """
+        self._rollouts, self._num_envs, self._stops = learner.rollouts, num_envs, stops_early
+        length, size = learner.rollouts.unroll_length, learner.rollouts.batch_size
+        spec = RolloutSpec(learner.agent, learner.extras, length, info_keywords)
+        pin = learner.device.type == "cuda"
+        batches = [
+            Batch(spec, size, pin, learner.spare_columns) for _ in range(learner.batches_at_once)
+        ]
+        self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        for batch in batches:
+            self._free.put(batch)
+        self._closed = threading.Event()
+        actor = copy.deepcopy(learner.agent.model).to("cpu")
+        actor.compute_dtype = dtype_for(precision, torch.device("cpu"), actor.feature_weights())
+        slot = slot_fields(spec, num_envs)
+        self._player = _RolloutPlayer(actor, learner, make_env, num_envs, slot)
+        held = slot_bytes(spec, num_envs)
+        self.num_bytes = sum(batch.num_bytes for batch in batches) + held
+        self._lock = threading.Lock()  # held while a thread plays
+        self._supervisor: Supervisor | None = None
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Lets `batches` play."""
+        self._supervisor = supervisor
+        supervisor.on_close(self.close)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
+        closed. Spare columns hold whatever the memory held.
+        """
+        while (batch := self._free.get()) is not None:
+            try:
+                lengths = self._fill(batch)
+                if lengths is None:
+                    return
+                yield _masked(batch.rollout(), lengths)
+            finally:  # also if the iterator is abandoned
+                batch.clear()
+                self._free.put(batch)
+        self._free.put(None)  # for the next thread
+
+    def close(self) -> None:
+        """Ends the rollout that is played and wakes every waiting thread. May be called again."""
+        self._closed.set()
+        self._free.put(None)
+
+    def end(self) -> None:
+        """Closes the environments."""
+        with self._lock:
+            self._player.forget()
+
+    def status(self) -> dict[str, int]:
+        """Returns counts by the names of log columns; no rollout ever waits for the learner."""
+        steps = self._player.activity.report().steps
+        return {"learner_queue_size": 0, "live_actors": 1, "collected_steps": steps}
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds spent since the start, by stage; queueing: while nobody asks."""
+        seconds = self._player.activity.report().seconds
+        return {stage: seconds[stage] for stage in ACTOR_STAGES}
+
+    def hanging(self) -> str:
+        """Describes a step of the environments that takes over WAIT_S."""
+        stage, seconds, *_ = self._player.activity.report()
+        if stage != "environment" or seconds < WAIT_S:
+            return ""
+        return f"the environments have been in one step for {seconds:.0f} s"
+
+    def away(self) -> list[Away]:
+        """Returns []: there are no streams."""
+        return []
+
+    def _fill(self, batch: Batch) -> list[int] | None:
+        """Plays a whole batch and returns the steps of each of its columns; None if the source was
+        closed, or failed, before.
+        """
+        assert self._supervisor is not None
+        with self._lock:
+            try:
+                with one_thread():  # a row is small: more of them would mostly wait
+                    return self._played(batch)
+            except (UsageError, RunError) as error:
+                self._supervisor.fail("environments", error)
+                return None
+            except Exception as error:
+                self._supervisor.fail("environments", RunError(what_it_raised(error)))
+                return None
+            except BaseException:
+                self._player.forget()
+                raise
+
+    def _played(self, batch: Batch) -> list[int] | None:
+        lengths: list[int] = []
+        while batch.missing:
+            first, count = self._player.columns(
+                batch.missing, functools.partial(self._goes_on, lengths)
+            )
+            if self._closed.is_set():
+                return None
+            batch.add(self._player.slot, first, count)
+            lengths += [self._player.length] * count
+        return lengths
+
+    def _goes_on(self, lengths: list[int], t: int) -> bool:
+        """Says whether to play on after t steps; lengths: of the columns that the batch has."""
+        if self._stops is None or self._closed.is_set():
+            return not self._closed.is_set()
+        batch_size, length = self._rollouts.batch_size, self._rollouts.unroll_length
+        missing = min(batch_size - len(lengths), self._num_envs)
+        collected = sum(lengths) + missing * t
+        return collected == 0 or not self._stops(collected / (batch_size * length))
+
+
+def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
+    """Returns the rollout without the steps that were not played, if there are any.
+
+    lengths: the steps of each column.
+    """
+    if min(lengths) == rollout.unroll_length:
+        return rollout
+    rows = torch.arange(rollout.unroll_length + 1, device="cpu")
+    valid = rows[:, None] <= torch.tensor(lengths, device="cpu")
+    return dataclasses.replace(rollout, valid=valid, collected=sum(lengths))
+
+
+class _RolloutPlayer:
+    """Plays rollouts of E environments into one slot, from which columns are taken in order."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        learner: Learner[Any],
+        make_env: Callable[[int], VecEnv],
+        num_envs: int,
+        slot: dict[str, Any],
+    ) -> None:
+        self.activity = Activity()
+        self._actor, self._learner, self._make_env = actor, learner, make_env
+        self.length = 0  # steps of the rollout that is in the slot
+        self.slot: RolloutArrays = map_leaves(lambda spec: np.empty(spec.shape, spec.dtype), slot)
+        self._num_envs = num_envs
+        self._env: VecEnv | None = None
+        self._incarnation = 0
+        self._next_rollout = 0
+        self._taken = num_envs  # columns of the slot that are in batches already
+
+    def columns(self, wanted: int, goes_on: Callable[[int], bool]) -> tuple[int, int]:
+        """Returns the first of the slot's columns to take next, and how many, at most `wanted`.
+        Plays a rollout when none are left; goes_on: see Player.play.
+        """
+        if self._taken == self._num_envs:
+            self._play(goes_on)
+        first, count = self._taken, min(wanted, self._num_envs - self._taken)
+        self._taken += count
+        return first, count
+
+    def forget(self) -> None:
+        """Closes the environments; the next rollout begins new episodes in new ones."""
+        env, self._env = self._env, None
+        self._incarnation += 1
+        self._next_rollout += 1  # marks a gap
+        self._taken = self._num_envs
+        if env is not None:
+            env.close()
+
+    def _play(self, goes_on: Callable[[int], bool]) -> None:
+        if self._env is None:
+            self._open()
+        writer = SlotWriter(self.slot, self._loop.acted.state, 0, self._next_rollout)
+        length = self._learner.rollouts.unroll_length
+        self.length = self._player.play(writer, length, None, goes_on)
+        self._next_rollout += 1
+        self._taken = 0
+
+    def _open(self) -> None:
+        learner = self._learner
+        self._env = self._make_env(self._num_envs)
+        seed = seed_of(seed_of(learner.seed, "actor", 0, self._incarnation), "environments")
+        self._loop = EnvLoop(self._env, self._actor, seed)
+        weights, mode = learner.weights, learner.mode
+        self._player = Player(self._loop, self._actor, weights, self.activity, mode)

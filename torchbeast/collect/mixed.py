@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source that adds replayed columns to the batches of another source.
+
+    online source --> [ online | spare ] --> replay thread --> [ online | replayed ] --> batches()
+                                               ^   |                                        |
+                                       windows |   | online columns, once they are learnt   v
+                                               replay <-------------------------------- the learner
+
+The online source leaves spare columns in its batches. The replay thread has windows written into
+them, so nothing is copied twice. The online columns are inserted after the batch was learnt from:
+new data is learnt first.
+
+At most `in_flight` batches are between the online source and their insertion: one in each learner
+thread, and one that is prepared meanwhile. Batch k is prepared when the batches up to
+k - in_flight, and no later ones, have been inserted. What is sampled depends on no thread's speed,
+so a run is reproducible if its online source is.
+
+Recurrent networks walk through episodes. Each batch in flight has a set of walks: batch k continues
+those of batch k - in_flight, from the states that its update computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbeast.collect.contract import Source
+from torchbeast.collect.replay import Replay, ReplayClosed, WithReplay
+from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.storages.batch import Feedback
+from torchbeast.core.storages.replay.store import Facts
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import RunError
+from torchbeast.fleets.supervisor import Supervisor
+
+_log = logging.getLogger("torchbeast.replay")
+
+_NO_STATE = (
+    "no final_state was returned for a batch with replayed columns, and the next replayed rollouts "
+    "begin with it: `losses` of an algorithm that learns from replay with a recurrent network "
+    "returns the state after rows 0..T-1 as feedback, as core/algos/impala.py does"
+)
+
+
+class MixedSource(WithReplay):
+    """Yields batches of online and replayed columns.
+
+    Threads: `start` adds those of the online source and the replay thread to the supervisor, whose
+    end closes both, which wakes everyone. `batches` may be iterated from several threads, each with
+    its own iterator. A batch shares its memory with the online source: it ends when its iterator
+    goes on, or ends.
+    """
+
+    yields = Rollout
+
+    def __init__(
+        self,
+        online: Source,
+        replay: Replay,
+        *,
+        batch_size: int,
+        spare_columns: int,
+        learn_start: int,
+        in_flight: int,
+        initial_state: Nest[Tensor],
+    ) -> None:
+        """Makes a source; nothing is collected before `start`.
+
+        online: its batches have batch_size columns and spare_columns after them.
+        learn_start: transitions in the replay from which on it is learnt from.
+        in_flight: number of batches in flight, one more than there are learner threads.
+        initial_state: of the actor, for one column; () without memory.
+        """
+        super().__init__(online, Facts(fill=0.0, samples_per_insert=0.0))
+        self._replay = replay
+        self._batch_size = batch_size
+        self._spare_columns = spare_columns
+        self._learn_start = learn_start
+        self._initial_state = initial_state
+        self._lanes = [_Lane(number, online.batches()) for number in range(in_flight)]
+        self._ready: queue.SimpleQueue[_Mixed | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._is_too_small = False
+        self._is_reached = False  # learn_start, once; tracks that begin later take room
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts collecting."""
+        supervisor.on_close(self.close)
+        self._replay.start(supervisor)
+        self._online.start(supervisor)
+        supervisor.start_thread("replay", self._mix)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts [T+1, B + spare_columns, ...] on the CPU until the source is closed;
+        [T+1, B, ...] while the replay holds too little.
+        """
+        while (mixed := self._ready.get()) is not None:
+            is_learnt = False
+            try:
+                yield mixed.rollout
+                is_learnt = True
+            finally:  # also where the iterator is left for good
+                with self._changed:
+                    mixed.is_learnt = is_learnt
+                    self._changed.notify_all()
+        self._ready.put(None)  # for the next thread
+
+    def close(self) -> None:
+        """Ends every wait here, in the online source and in the replay; may be called again."""
+        self._online.close()
+        self._replay.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()  # the replay thread ends, and tells the learner threads
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the figures of the online source, with the batches that are ready in
+        learner_queue_size, and those of the replay.
+        """
+        status = super().status()
+        ready = self._ready.qsize() * self._batch_size
+        return {**status, "learner_queue_size": status["learner_queue_size"] + ready}
+
+    # --- the replay thread
+
+    def _mix(self) -> None:
+        try:
+            with contextlib.suppress(ReplayClosed):
+                for lane in itertools.cycle(self._lanes):
+                    if not self._is_free(lane):
+                        return
+                    if (rollout := next(lane.batches, None)) is None:
+                        return
+                    lane.mixed = _Mixed(self._joined(rollout, lane))
+                    self._ready.put(lane.mixed)
+        finally:
+            self._ready.put(None)
+
+    def _is_free(self, lane: _Lane) -> bool:
+        """Waits until the lane's batch is learnt and inserts it; returns False once closed."""
+        if (mixed := lane.mixed) is None:
+            return True
+        with self._changed:
+            while mixed.is_learnt is None and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return False
+        if mixed.is_learnt:
+            if mixed.rollout.feeds_back and lane.state is None:
+                raise RunError(_NO_STATE)
+            self._insert(mixed.rollout)
+        lane.mixed = None
+        return True
+
+    def _insert(self, rollout: Rollout) -> None:
+        self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
+        self._facts = self._replay.facts()
+        is_too_small = self._facts.fill == 1.0 and not self._replay.episodes
+        if is_too_small and not self._is_too_small:
+            _log.warning(
+                "the replay is full, but holds no whole episode, so that nothing is learnt from "
+                "it: give more replay_size"
+            )
+        self._is_too_small = is_too_small
+
+    def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
+        """Returns the batch with replayed columns, or without the spare ones."""
+        self._is_reached = self._is_reached or self._replay.size >= self._learn_start
+        if not self._is_reached:
+            return rollout.columns(0, self._batch_size)
+        spare = slice(self._batch_size, self._batch_size + self._spare_columns)
+        is_walking = bool(flatten(self._initial_state))
+        first_walk = lane.number * self._spare_columns if is_walking else None
+        filled = self._replay.fill(arrays_of(rollout), spare, first_walk)
+        if filled is None:
+            return rollout.columns(0, self._batch_size)
+        self._write_states(rollout, lane, filled.begins)
+        replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
+        replayed[:, self._batch_size :] = True
+        return dataclasses.replace(
+            rollout,
+            final_observation=_with_finals(rollout, filled.finals),
+            replayed=replayed,
+            collected=rollout.unroll_length * self._batch_size,
+            feeds_back=is_walking,
+            hand_back=lane.receive,
+        )
+
+    def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
+        """Writes the state before every window: the initial one at an episode's start, else the
+        state after the walk's window before.
+        """
+        written = rollout.initial_agent_state
+        initial = map_leaves2(Tensor.expand_as, self._initial_state, written)
+        states = written, initial, initial if lane.state is None else lane.state
+        for to, first, after in zip(*map(flatten, states), strict=True):
+            for column, is_first in enumerate(begins, start=self._batch_size):
+                to[:, column] = (first if is_first else after)[:, column]
+        lane.state = None
+
+
+@dataclasses.dataclass
+class _Mixed:
+    """A batch on its way to the learner and back."""
+
+    rollout: Rollout
+    is_learnt: bool | None = None  # False: its iterator was left
+
+
+@dataclasses.dataclass
+class _Lane:
+    """What every in_flight-th batch has in common."""
+
+    number: int
+    batches: Iterator[Rollout]  # of the online source; closing it would free a batch in use
+    mixed: _Mixed | None = None  # the batch that is not inserted yet
+    # Before row T of that batch, once it is learnt from; leaves [layers, columns, hidden].
+    state: Nest[Tensor] | None = None
+
+    def receive(self, feedback: Feedback) -> None:
+        """Keeps the state with which the next windows begin."""
+        if feedback.final_state is not None:
+            self.state = map_leaves(Tensor.cpu, feedback.final_state)
+
+
+def arrays_of(rollout: Rollout) -> dict[str, Any]:
+    """Returns views of all tensors of a batch, by field."""
+    parts = rollout.tensors()
+    return {n: map_leaves(Tensor.numpy, nest) for n, nest in parts.items() if nest is not None}
+
+
+def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:
+    """Returns the batch's final observations, and these after them, leaves [K, *shape]."""
+    if not finals:
+        return rollout.final_observation
+    own, more = flatten(rollout.final_observation), map(torch.from_numpy, finals)
+    joined = [torch.cat(pair) for pair in zip(own, more, strict=True)]
+    return pack_as(rollout.final_observation, joined)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of a run, as a source sees it: its own, or one that agents share; and what all sources
+with a replay have in common.
+
+A source inserts the online columns of batches that were learnt from, and has windows written into
+the spare columns of others. `OwnReplay` is the run's own replay, `shared_replay/client.py` and
+`on_ray/replay.py` are clients of a shared one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+
+from torchbeast.collect.contract import Away, Source
+from torchbeast.core.base.nest import flatten
+from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
+from torchbeast.core.storages.replay.store import Facts
+from torchbeast.fleets.supervisor import Supervisor
+
+Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of numpy arrays [T+1, B, ...]
+
+AGENT = 0  # the number of the only agent of a replay that is not shared
+
+
+class ReplayClosed(Exception):
+    """The replay was closed, before or during the call."""
+
+
+class Filled(NamedTuple):
+    """Columns that were read from a replay."""
+
+    begins: list[bool]  # by column: whether its first row is an episode's
+    finals: list[np.ndarray]  # leaves [K, *shape] of their final observations, by column, then row
+
+
+class Replay(Protocol):
+    """A replay of rollouts. One thread makes all calls but `close`.
+
+    Calls raise ReplayClosed once it is closed.
+    """
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions; of a shared replay, when it was last used."""
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that can be sampled; of a shared replay, when it was last used."""
+
+    def facts(self) -> Facts:
+        """Returns figures for logs."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begins to tell the supervisor if the replay fails while nobody uses it."""
+
+    def insert(self, arrays: Arrays, columns: slice) -> None:
+        """Stores columns of a batch; `arrays` has its final observations too.
+
+        Raises ValueError when they cannot be stored.
+        """
+
+    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+        """Writes a window into each of these columns; returns None, and writes nothing, while no
+        episode can be sampled.
+
+        first_walk: number of the walk that goes on in the first column; the next ones go on in the
+            next columns. None: any windows, for a network without memory.
+        """
+
+    def close(self) -> None:
+        """Ends every call; may be called by any thread, and again."""
+
+
+class WithReplay:
+    """The common base of the sources that put a replay in front of another source.
+
+    _facts: of the replay, as of its last use.
+    """
+
+    def __init__(self, online: Source, facts: Facts) -> None:
+        self._online = online
+        self._facts = facts
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the online source; those of the replay are its own."""
+        return self._online.num_bytes
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the figures of the online source and of the replay."""
+        facts = self._facts
+        return {
+            **self._online.status(),
+            "replay_fill": round(facts.fill, 4),
+            "samples_per_insert": round(facts.samples_per_insert, 4),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of the online source's workers, by stage."""
+        return self._online.seconds()
+
+    def hanging(self) -> str:
+        """Describes workers of the online source that hang; "" if there are none."""
+        return self._online.hanging()
+
+    def away(self) -> list[Away]:
+        """Returns the lost streams of the online source."""
+        return self._online.away()
+
+
+class OwnReplay:
+    """The replay of one run alone, which may be saved by another thread meanwhile."""
+
+    def __init__(self, replay: RolloutReplay) -> None:
+        self._replay = replay
+        self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions."""
+        return self._replay.size
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that can be sampled."""
+        return self._replay.episodes
+
+    @property
+    def inserted(self) -> int:
+        """Steps inserted so far."""
+        return self._replay.inserted
+
+    def facts(self) -> Facts:
+        """Returns figures for logs."""
+        return self._replay.facts()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Does nothing: this replay fails only in calls."""
+
+    def insert(self, arrays: Arrays, columns: slice) -> None:
+        """Stores columns of a batch; see Replay."""
+        with self._lock:
+            self._replay.insert(arrays, columns, AGENT)
+
+    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+        """Writes windows into columns; see Replay."""
+        with self._lock:
+            return read_windows(self._replay, AGENT, arrays, columns, first_walk)
+
+    def save_replay(self, file: BinaryIO) -> None:
+        """Writes the contents to a file. Nothing is inserted or read meanwhile."""
+        with self._lock:
+            self._replay.save(file)
+
+    def close(self) -> None:
+        """Does nothing: no call waits for anyone but a `save_replay`."""
+
+
+def has_ended(address: str) -> str:
+    """Says to the user of a run, or of a sweep, that the replay has ended, and how to go on."""
+    return (
+        f"the shared replay {address} has ended: what was learnt is in the checkpoint. Continue "
+        "the sweep that started it; a run outside of sweeps resumes with --replay_service of "
+        "another, or without"
+    )
+
+
+def finals_of(arrays: Arrays, columns: slice) -> list[np.ndarray]:
+    """Returns the final observations that belong to some columns, leaves [K, *shape]."""
+    ends = np.concatenate([[0], arrays["truncated"][1:].sum(axis=0).cumsum()])
+    own = slice(int(ends[columns.start]), int(ends[columns.stop]))
+    return [np.ascontiguousarray(leaf[own]) for leaf in flatten(arrays["final_observation"])]
+
+
+def read_windows(
+    replay: RolloutReplay, agent: int, arrays: Arrays, columns: slice, first_walk: int | None
+) -> Filled | None:
+    """Writes windows into columns of a batch; see Replay.fill. agent: the one that learns."""
+    if not replay.episodes:
+        return None
+    begins: list[bool] = []
+    finals: list[list[np.ndarray]] = []  # by column, then row: leaves
+    for column in range(columns.start, columns.stop):
+        walk = None if first_walk is None else first_walk + len(begins)
+        window = replay.draw() if walk is None else replay.walk(agent, walk)
+        begins.append(window.begins)
+        finals += [leaves for _, leaves in replay.read(window, arrays, column)]
+    return Filled(begins, [np.stack(leaf) for leaf in zip(*finals, strict=True)])

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts in shared memory: written by one worker, copied into batches by the learner.
+
+    slot   [T+1, E, ...]   one rollout of the E environments of one worker
+    batch  [T+1, B, ...]   columns of several slots, side by side; spare columns for a replay's
+
+    slots -- Collector.collect(), in one thread --> the batch in preparation
+                                                        |            ^
+                                                        v            | free again
+                                                     batches() of every learner thread
+
+Both have the fields of `Rollout`. In a slot a frame is stored once, though it is in the stacks of k
+rows: observations are frames [T+k, E, ...] (`core/envs/frame_stack.py`), from which the batch
+rebuilds stacks. A slot has room for the final observations of T * E truncated episodes, which are
+stacks; its pages take no memory until they are written.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
+from torchbeast.core.actors.contract import Acted
+from torchbeast.core.actors.env_loop import EnvRow
+from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.envs.contract import write_numbers
+from torchbeast.core.envs.frame_stack import frame_spec, rebuild_rows, store_row
+from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+
+RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
+
+
+class SharedRollouts:
+    """`num_slots` rollouts of `num_envs` environments each, in one shared file."""
+
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        num_envs: int,
+        num_slots: int,
+        descriptor: int | None = None,
+    ) -> None:
+        """Creates the file, or opens that of `descriptor`, made with the same arguments."""
+        self.num_envs = num_envs
+        specs = slot_fields(spec, num_envs)
+        stride = slot_size(specs)
+        self._file = SharedFile(num_slots * stride, descriptor)
+        self.slots: list[RolloutArrays] = [
+            arrays_at(specs, self._file.bytes, slot * stride) for slot in range(num_slots)
+        ]
+
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor by which another process opens the same rollouts."""
+        return self._file.descriptor
+
+
+def slot_fields(spec: RolloutSpec, num_envs: int) -> dict[str, Any]:
+    """Returns a nest of ArraySpec for every field of a slot."""
+    num_frames, num_steps = spec.agent.frame_stack, spec.unroll_length
+
+    def frames(stack: ArraySpec) -> ArraySpec:
+        frame = frame_spec(stack, num_frames)
+        return ArraySpec((num_steps + num_frames, num_envs, *frame.shape), frame.dtype)
+
+    def finals(stack: ArraySpec) -> ArraySpec:
+        return ArraySpec((num_steps * num_envs, *stack.shape), stack.dtype)
+
+    space = spec.agent.observation_space
+    return {
+        **spec.fields(num_envs),
+        "observation": map_leaves(frames, space),
+        "final_observation": map_leaves(finals, space),
+    }
+
+
+def slot_bytes(spec: RolloutSpec, num_envs: int) -> int:
+    """Returns the bytes of a slot, without final observations."""
+    return num_bytes({**slot_fields(spec, num_envs), "final_observation": ()})
+
+
+class SlotWriter:
+    """Writes one rollout into a slot, row by row."""
+
+    def __init__(
+        self, slot: RolloutArrays, state: Nest[torch.Tensor], first_env: int, index: int
+    ) -> None:
+        """Starts a rollout.
+
+        state: recurrent state before row 0. first_env: number of the slot's first environment.
+        index: number of the rollout.
+        """
+        self._slot = slot
+        self._num_rows = len(slot["reward"])
+        self._finals = 0
+        slot["env_index"][...] = first_env + np.arange(slot["env_index"].shape[1])
+        slot["rollout_index"][...] = index
+        _write(slot["initial_agent_state"], ..., _arrays(state))
+
+    def write(self, t: int, row: EnvRow, acted: Acted, version: int) -> None:
+        """Writes row t and the action that led to it; row 0 repeats the previous rollout's last."""
+        slot = self._slot
+        for name in _ENV_FIELDS:
+            slot[name][t] = getattr(row, name)
+        self._write_observation(t, row.observation)
+        _write(slot["action"], t, map_leaves(lambda leaf: leaf[0].numpy(), acted.action))
+        for name, array in slot["extras"].items():
+            array[t] = acted.extras[name][0].numpy()
+        slot["policy_version"][t] = version
+        for name, array in slot["info"].items():
+            write_numbers(array[t], row.final_info, name)
+        is_new = t > 0  # the final observations of row 0 are in the previous rollout
+        if is_new and row.final_observation is not None:
+            self._write_finals(row.final_observation, int(row.truncated.sum()))
+
+    def repeat(self, t: int) -> None:
+        """Fills the rows after t with row t, of a rollout that was cut short there: no episode ends
+        in them, and nobody learns from the steps to them.
+        """
+        slot = self._slot
+        for name in (*_ENV_FIELDS, "policy_version", "action", "extras", "info"):
+            map_leaves(functools.partial(_repeat, t), slot[name])
+        for name in ("reward", "done", "truncated", "episode_end"):
+            slot[name][t + 1 :] = 0
+        map_leaves(
+            lambda frames: _repeat(t + len(frames) - self._num_rows, frames), slot["observation"]
+        )
+
+    def written(self) -> RolloutArrays:
+        """Returns the slot without the room for final observations that there were not."""
+        used = map_leaves(lambda array: array[: self._finals], self._slot["final_observation"])
+        return {**self._slot, "final_observation": used}
+
+    def _write_observation(self, t: int, observation: Any) -> None:
+        def write(frames: np.ndarray, stacks: np.ndarray) -> None:
+            store_row(frames, t, stacks, num_frames=1 + len(frames) - self._num_rows)
+
+        map_leaves2(write, self._slot["observation"], observation)
+
+    def _write_finals(self, final_observation: Any, count: int) -> None:
+        """Appends final observations, ordered by row, then column."""
+        rows = slice(self._finals, self._finals + count)
+        _write(self._slot["final_observation"], rows, final_observation)
+        self._finals += count
+
+
+_ENV_FIELDS = ("reward", "done", "truncated", "episode_end", "episode_step", "episode_return")
+
+
+class Batch:
+    """A reusable buffer for one batch, filled column by column, with spare columns behind it."""
+
+    def __init__(
+        self, spec: RolloutSpec, batch_size: int, pin: bool, spare_columns: int = 0
+    ) -> None:
+        """Allocates the buffer.
+
+        pin: use pinned memory, for asynchronous copies to a GPU. spare_columns: columns that are
+        left to others to fill.
+        """
+        fields = spec.fields(batch_size + spare_columns)
+        self._tensors = map_leaves(lambda leaf: _empty(leaf, pin), fields)
+        self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
+        self._size = batch_size
+        self._filled = 0
+        self._finals: list[tuple[int, int, list[np.ndarray]]] = []  # column, row, leaves
+
+    @property
+    def missing(self) -> int:
+        """Number of columns not yet filled."""
+        return self._size - self._filled
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return sum(leaf.nbytes for leaf in flatten(self._tensors))
+
+    def clear(self) -> None:
+        """Empties the buffer."""
+        self._filled = 0
+        self._finals = []
+
+    def add(self, slot: RolloutArrays, first: int, count: int) -> None:
+        """Copies columns first, ..., first + count - 1 of a slot."""
+        here, there = slice(self._filled, self._filled + count), slice(first, first + count)
+        done = slot["done"][:, there]
+        for name, arrays in self._arrays.items():
+            for mine, theirs in zip(flatten(arrays), flatten(slot[name]), strict=True):
+                if name == "observation":
+                    rebuild_rows(mine[:, here], theirs[:, there], done)
+                else:
+                    mine[:, here] = theirs[:, there]
+        self._add_finals(slot, first, count)
+        self._filled += count
+
+    def rollout(self) -> Rollout:
+        """Returns the full batch, which shares the buffer's memory and is valid until `clear`.
+
+        In its spare columns is whatever the memory held. final_observation has none of theirs.
+        """
+        return Rollout(**self._tensors, final_observation=self._final_observation())
+
+    def _add_finals(self, slot: RolloutArrays, first: int, count: int) -> None:
+        truncated = slot["truncated"][1:]
+        for index, (row, column) in enumerate(np.argwhere(truncated)):
+            if first <= column < first + count:
+                leaves = [leaf[index].copy() for leaf in flatten(slot["final_observation"])]
+                self._finals.append((self._filled + int(column) - first, int(row), leaves))
+
+    def _final_observation(self) -> Nest[torch.Tensor]:
+        """Returns leaves [K, ...] in the order of Rollout.truncations(): by column, then row."""
+        if not self._finals:
+            return _no_rows(self._tensors["observation"])
+        ordered = [leaves for _, _, leaves in sorted(self._finals, key=lambda final: final[:2])]
+        stacked = [torch.from_numpy(np.stack(leaf)) for leaf in zip(*ordered, strict=True)]
+        packed: Nest[torch.Tensor] = pack_as(self._tensors["observation"], stacked)
+        return packed
+
+
+def _no_rows(observation: Nest[torch.Tensor]) -> Nest[torch.Tensor]:
+    empty: Nest[torch.Tensor] = map_leaves(
+        lambda leaf: leaf.new_empty((0, *leaf.shape[2:])), observation
+    )
+    return empty
+
+
+def _write(arrays: Any, index: Any, values: Any) -> None:
+    def write(array: np.ndarray, value: np.ndarray) -> None:
+        array[index] = value
+
+    map_leaves2(write, arrays, values)
+
+
+def _repeat(t: int, array: np.ndarray) -> None:
+    array[t + 1 :] = array[t]
+
+
+def _arrays(tensors: Nest[torch.Tensor]) -> Any:
+    return map_leaves(lambda leaf: leaf.numpy(), tensors)
+
+
+def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype)
+    return torch.empty(spec.shape, dtype=dtype, device="cpu", pin_memory=pin)
+
+
+class Written(NamedTuple):
+    """A written rollout of several environments."""
+
+    arrays: RolloutArrays
+    num_envs: int
+    release: Callable[[], None]  # called by the collector once every column is copied
+
+
+class Collector:
+    """Fills batches in one thread for learner threads.
+
+    num_bytes: of all its batches.
+
+    Closing: `close` ends `collect`, and every iterator once the full batches are taken.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.num_bytes = 0
+        self._ready: queue.Queue[Batch | None] = queue.Queue()
+        self._free: queue.Queue[Batch | None] = queue.Queue()
+        for batch in batches:
+            self.num_bytes += batch.num_bytes
+            self._free.put(batch)
+
+    def __len__(self) -> int:
+        """Number of full batches that wait for a learner thread."""
+        return self._ready.qsize()
+
+    def collect(self, rollouts: Iterator[Written]) -> None:
+        """Copies the columns of rollouts into batches until there are no more, or until closed."""
+        rollout, first = None, 0
+        while (batch := self._free.get()) is not None:
+            while batch.missing:
+                if rollout is None:
+                    if (rollout := next(rollouts, None)) is None:
+                        return
+                    first = 0
+                count = min(batch.missing, rollout.num_envs - first)
+                batch.add(rollout.arrays, first, count)
+                first += count
+                if first == rollout.num_envs:
+                    rollout.release()
+                    rollout = None
+            self._ready.put(batch)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields batches, each valid until the iterator advances or ends."""
+        while (batch := self._ready.get()) is not None:
+            try:
+                yield batch.rollout()
+            finally:  # also if the iterator is abandoned
+                batch.clear()
+                self._free.put(batch)
+        self._ready.put(None)  # for the next thread
+
+    def close(self) -> None:
+        """Wakes every waiting thread. May be called again."""
+        self._ready.put(None)
+        self._free.put(None)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared memory: nests of numpy arrays in an anonymous file.
+
+The file has no name, so nothing is left behind however its processes end. A child process inherits
+the descriptor, or receives it, and maps the same bytes. On Linux nobody can resize the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from torchbeast.core.base.nest import flatten, pack_as
+from torchbeast.core.envs.spaces import ArraySpec
+
+_ALIGNMENT = 64  # a cache line: no two arrays share one
+
+
+class SharedFile:
+    """Memory shared by all processes that have the descriptor."""
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        """Creates a file of `size` bytes, or maps the open file `descriptor`."""
+        self.descriptor = _anonymous(size) if descriptor is None else descriptor
+        if descriptor is None:  # arrays keep the memory alive, but would not close this
+            weakref.finalize(self, os.close, self.descriptor)
+        self.bytes = mmap.mmap(self.descriptor, size)
+
+
+def slot_size(specs: Any) -> int:
+    """Returns the bytes that a nest of ArraySpec occupies."""
+    return sum(aligned(_size(spec)) for spec in flatten(specs))
+
+
+def arrays_at(specs: Any, memory: mmap.mmap, offset: int) -> Any:
+    """Returns the nest of arrays at `offset`, as views of the memory."""
+    leaves: Sequence[ArraySpec] = flatten(specs)
+    arrays = []
+    for spec in leaves:
+        count = math.prod(spec.shape)
+        flat = np.frombuffer(memory, dtype=spec.dtype, count=count, offset=offset)
+        arrays.append(flat.reshape(spec.shape))
+        offset += aligned(_size(spec))
+    return pack_as(specs, arrays)
+
+
+def _size(spec: ArraySpec) -> int:
+    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+
+
+def aligned(size: int) -> int:
+    """Rounds a size up to the start of the next array."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _anonymous(size: int) -> int:
+    """Returns a descriptor of a new anonymous file, whose pages take memory once written."""
+    if hasattr(os, "memfd_create"):  # does not use /dev/shm, which is small in containers
+        descriptor = os.memfd_create("torchbeast", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return descriptor
+    with tempfile.TemporaryFile() as file:
+        descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor

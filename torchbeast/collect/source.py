@@ -1,0 +1,608 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source of a fleet of workers: rollouts -> batches. Python only.
+
+    worker 0 [env x E, model] --+                                      +--> batches() --> learner
+    worker 1 [env x E, model] --+-- rollouts -- dispatcher, collector -+
+         ^                      |                     the batch in preparation
+         +-- play(), load() ----+
+
+A slot is room for a rollout of all environments of a worker. It is granted to the worker, which
+plays the rollout. Child processes write it into a slot in shared memory, Ray's actors return it as
+arrays. The collector copies its columns into the batch in preparation, and the slot is free to be
+granted again. This module alone decides which worker acts when, and with which weights.
+
+By default the learner takes rollouts in the order of their completion, nobody waits for a slow
+worker, and every action is chosen with the newest weights. Workers read the weights from the
+learner's memory. A worker that cannot is sent them; while it still fetches one version, no other is
+sent, and then the newest. With a fixed lag of K the learner takes the rollouts of the workers in
+turn. The slot of a rollout is granted once the weights exist that will be K updates old in its
+update, so the run is reproducible however fast its workers are. On demand, every worker gets a slot
+when the learner asks for the next batch, and acts with the weights of then.
+
+A worker that dies is replaced. Its successor begins new episodes and has other seeds. A worker that
+is lost with its node is replaced wherever there is room, and until then the run does without it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from torchbeast.collect.activity import ActivityReport, Played, Started
+from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
+from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, Learner
+from torchbeast.collect.rollout_buffers import Batch, Collector, SharedRollouts, Written, slot_bytes
+from torchbeast.collect.weights import SharedWeights, address_of
+from torchbeast.core.base.checks import require
+from torchbeast.core.base.specs import Precision
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import RunError
+from torchbeast.fleets.child_process import ProcessDied
+from torchbeast.fleets.fleet import Failed, Fleet, LocalFleet, Place, Worker, WorkerLost
+from torchbeast.fleets.places import Deaths, Places
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.seeds import seed_of
+
+WORKER = "torchbeast.collect.worker:RolloutWorker"
+"""The class of the workers that a fleet has to make."""
+
+_log = logging.getLogger("torchbeast.actors")
+
+_POLL_S = 1.0  # between two questions to each worker what it does
+_WAITING_FOR_ROOM = "no room yet"  # a stage of ours: its worker is nowhere yet
+_SILENT = "silent"  # another one: it has a rollout to play, and does not say that it does
+_DOING = {
+    "environment": "in one step of its environments",
+    "inference": "choosing one action",
+    "starting": "starting",
+    _SILENT: "without an answer",
+}
+"""What a worker does in these stages, for messages; in the others it waits for its turn."""
+
+_HANG_S = 600.0
+"""Longest stay in one stage of `_DOING`; PolyBeast waits as long for one step."""
+
+_NEVER = sys.maxsize  # a version that nobody publishes
+
+Event = Callable[[], None]
+
+
+class FleetSource:
+    """Yields batches of rollouts from the workers of a fleet.
+
+    Threads: `start` adds two to the supervisor, the dispatcher and the collector. Only events talk
+    to workers, and one thread at a time runs them, see `_do`. When the run ends, the supervisor
+    closes the source, which wakes every waiting thread; the fleet ends the workers. `batches` may
+    be iterated from several threads, each with its own iterator. A batch shares memory with the
+    source and is valid until its iterator advances or ends.
+    """
+
+    yields = Rollout
+
+    def __init__(
+        self,
+        learner: Learner[SharedWeights],
+        env: EnvSpec,
+        precision: Precision,
+        fleet: Fleet,
+        actors: BufferedActorsConfig,
+        num_workers: int,
+        fixed_lag: int | None = None,
+        on_demand: bool = False,
+    ) -> None:
+        """Allocates buffers and shared memory.
+
+        precision: of the workers' features, on the CPU. fleet: of WORKERs. actors: with a fixed lag
+        whole rollouts must fill a batch. on_demand: collect nothing before a batch is asked for;
+        one thread asks. It needs a fixed lag of 0, and a batch of all environments.
+        """
+        self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
+        require(
+            not on_demand or (fixed_lag == 0 and self._batch_size == num_envs),
+            f"rollouts on demand need fixed_lag 0 and a batch_size of num_actors {num_envs}, got "
+            f"fixed_lag {fixed_lag} and batch_size {self._batch_size}",
+        )
+        self._learner, self._env, self._precision, self._fleet = learner, env, precision, fleet
+        self._weights, self._lag, self._on_demand = learner.weights, fixed_lag, on_demand
+        self._first_version = self._weights.version
+        self._asked = 0  # batches, on demand
+        self._asked_version = _NEVER  # of the weights for the last one
+        self._is_asked = False  # for a batch that was not taken yet
+        self._events: collections.deque[Event] = collections.deque()
+        self._wake = threading.Semaphore(0)  # of the dispatcher
+        self._running = threading.Lock()  # held by the thread that runs events
+        self._played: queue.Queue[tuple[_Actor, Written] | None] = queue.Queue()
+        self._stored: tuple[int, Any] | None = None  # version of the weights, reference
+        self._is_told = threading.Event()  # that there are newer weights
+        self._places = Places(_log)
+        spec = self._rollout_spec()
+        self._collector = Collector(self._made_batches(spec, actors))
+        self.num_slots = actors.slots_per_process()
+        self._slot_bytes = self.num_slots * slot_bytes(spec, num_envs)
+        counts = split_evenly(num_envs, num_workers)
+        first_envs = [0, *itertools.accumulate(counts)]
+        self._actors = [
+            _Actor(index, self._slots(spec, count), count, first_envs[index], self)
+            for index, count in enumerate(counts)
+        ]
+
+    def _rollout_spec(self) -> RolloutSpec:
+        learner, keywords = self._learner, self._env.options.info_keywords
+        return RolloutSpec(learner.agent, learner.extras, learner.rollouts.unroll_length, keywords)
+
+    def _made_batches(self, spec: RolloutSpec, actors: BufferedActorsConfig) -> Iterator[Batch]:
+        """Yields one batch in preparation, those in use, and those that are filled ahead."""
+        learner = self._learner
+        pin = learner.device.type == "cuda"
+        for _ in range(1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)):
+            yield Batch(spec, self._batch_size, pin, learner.spare_columns)
+
+    def _slots(self, spec: RolloutSpec, num_envs: int) -> SharedRollouts | None:
+        """Returns the memory of a worker's slots; None: it returns arrays."""
+        if not self._fleet.shares_memory:
+            return None
+        return SharedRollouts(spec, num_envs, self.num_slots)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the batches, of the slots without their final observations, of the weights."""
+        return self._collector.num_bytes + self._slot_bytes + self._weights.num_bytes
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Asks for workers, and starts the threads that collect from them."""
+        self._supervisor = self._places.supervisor = supervisor
+        supervisor.on_close(self.close)
+        self._weights.on_publish = self._tell_dispatcher
+        for actor in self._actors:
+            self._places.start(actor)
+        supervisor.start_thread("dispatcher", self._dispatch)
+        supervisor.start_thread("collector", self._collect)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
+        closed. Spare columns hold whatever the memory held.
+        """
+        batches = self._collector.batches()
+        return self._when_asked(batches) if self._on_demand else batches
+
+    def _when_asked(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
+        """Yields batches, each of which is collected when it is asked for."""
+        with contextlib.closing(batches):  # type: ignore[type-var]
+            while True:
+                self._ask()
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                self._is_asked = False
+                yield batch
+
+    def _ask(self) -> None:
+        """Has a rollout of every worker played, unless one was asked for in vain."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._do(functools.partial(self._begin_batch, self._weights.version))
+
+    def close(self) -> None:
+        """Wakes every waiting thread, and grants nothing more. May be called again."""
+        self._places.close()
+        self._collector.close()
+        self._wake.release()
+        self._played.put(None)
+
+    def status(self) -> dict[str, int]:
+        """Returns counts of the present: rollouts that wait for the learner and for the collector,
+        workers, those of them that wait for room on the cluster, and those that wait for a grant.
+        Totals: replaced workers and collected steps.
+        """
+        stages = [actor.present()[0] for actor in self._actors]
+        room = {} if self._fleet.shares_memory else {"pending_actors": _WAITING_FOR_ROOM}
+        return {
+            "learner_queue_size": len(self._collector) * self._batch_size,
+            "rollout_queue_size": self._played.qsize(),
+            "live_actors": sum(actor.is_alive for actor in self._actors),
+            **{name: stages.count(stage) for name, stage in room.items()},
+            "waiting_actors": stages.count("queueing"),
+            "replaced_actors": self._places.replaced,
+            "collected_steps": sum(report.steps for report in self._reports()),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds that all workers have spent since the start, by stage."""
+        each = [report.seconds for report in self._reports()]
+        return {stage: sum(seconds[stage] for seconds in each) for stage in ACTOR_STAGES}
+
+    def _reports(self) -> list[ActivityReport]:
+        return [report for actor in self._actors for report in actor.reports()]
+
+    def hanging(self) -> str:
+        """Describes the workers that have been in one stage, or found no room, for WAIT_S."""
+        each = [(actor.name, *actor.present()) for actor in self._actors]
+        said = [
+            f"{name} has found no room on the cluster for {seconds:.0f} s"
+            if stage == _WAITING_FOR_ROOM
+            else f"{name} has been {_DOING[stage]} for {seconds:.0f} s"
+            for name, stage, seconds in each
+            if seconds >= WAIT_S and (stage in _DOING or stage == _WAITING_FOR_ROOM)
+        ]
+        if said and self._lag is not None:
+            said.append("with a fixed lag the others wait for its turn")
+        return "; ".join(said)
+
+    def away(self) -> list[Away]:
+        """Returns []: a worker that is lost is replaced at once, or waits for room."""
+        return []
+
+    # --- the collector thread
+
+    def _collect(self) -> None:
+        self._collector.collect(self._in_turn(iter(self._played.get, None)))
+
+    def _in_turn(self, played: Iterator[tuple[_Actor, Written]]) -> Iterator[Written]:
+        """Yields rollouts in the order in which they are learnt."""
+        if self._lag is None:
+            yield from (written for _, written in played)
+            return
+        waiting: list[collections.deque[Written]] = [collections.deque() for _ in self._actors]
+        turn = 0
+        for actor, written in played:
+            waiting[actor.index].append(written)
+            while waiting[turn]:
+                yield waiting[turn].popleft()
+                turn = (turn + 1) % len(waiting)
+
+    # --- the learner thread that publishes
+
+    def _tell_dispatcher(self) -> None:
+        if self._lag is None and all(actor.reads_weights for actor in self._actors):
+            return
+        if not self._is_told.is_set():
+            self._is_told.set()
+            self._do(self._has_newer_weights)
+
+    # --- the thread that starts or replaces a worker
+
+    def start_worker(self, actor: _Actor) -> None:
+        """Asks for a worker, which an event then lets start."""
+        shared = [] if actor.slots is None else [actor.slots.descriptor, self._weights.descriptor]
+        worker = self._fleet.worker(actor.full_name, shared)
+        self._do(functools.partial(self._begin, actor, worker))
+
+    # --- events: everything below
+
+    def _dispatch(self) -> None:
+        polled = time.monotonic()
+        while not self._places.closed.is_set():
+            left = polled + _POLL_S - time.monotonic()
+            if left <= 0:
+                self._do(self._poll)
+                polled, left = time.monotonic(), _POLL_S
+            self._wake.acquire(timeout=left)
+            self._run_events()
+
+    def _do(self, event: Event) -> None:
+        """Runs an event in the dispatcher; over child processes in this thread, or in the one that
+        is running events, because every change of threads would delay a rollout.
+        """
+        self._events.append(event)
+        if self._fleet.shares_memory:
+            self._run_events()
+        else:
+            self._wake.release()
+
+    def _run_events(self) -> None:
+        while self._events and self._running.acquire(blocking=False):
+            try:
+                while self._events:
+                    self._events.popleft()()
+            except Exception as error:
+                self._supervisor.fail("dispatcher", error)
+            finally:
+                self._running.release()
+
+    def _begin(self, actor: _Actor, worker: Worker) -> None:
+        """Lets a new worker start in an actor's place."""
+        actor.worker, actor.since = worker, time.monotonic()
+        self._call(actor, self._placed, "place")
+        sent = None if self._fleet.shares_memory else self._newest(actor)
+        self._call(actor, self._started, "start", self._arguments_of(actor), sent)
+
+    def _call(
+        self,
+        actor: _Actor,
+        then: Callable[[_Actor, Any], None],
+        method: str,
+        *arguments: Any,
+    ) -> None:
+        """Calls a method of the actor's worker; `then` gets the result, in an event.
+
+        A worker that is lost, or a failure, is dealt with here; the results of replaced workers are
+        dropped.
+        """
+        incarnation = actor.incarnation
+
+        def answered(result: Any) -> None:
+            if actor.incarnation != incarnation or self._places.closed.is_set():
+                return
+            if isinstance(result, WorkerLost):
+                self._lost(actor, self._fleet.explain(result, actor.place))
+            elif isinstance(result, ProcessDied):
+                self._lost(actor, result)
+            elif isinstance(result, RunError):
+                self._supervisor.fail(actor.name, result)
+            elif isinstance(result, Failed):
+                self._lost(actor, result.exception())
+            else:
+                then(actor, result)
+
+        assert actor.worker is not None
+        actor.worker.call(
+            lambda result: self._do(functools.partial(answered, result)),
+            method,
+            *arguments,
+        )
+
+    def _placed(self, actor: _Actor, place: Place) -> None:
+        actor.place, actor.since = place, time.monotonic()
+        _log.info("%s is process %d on %s", actor.full_name, place.pid, place.host)
+
+    def _started(self, actor: _Actor, started: Started) -> None:
+        actor.is_alive, actor.reads_weights = True, started.reads_weights
+        actor.report(started.activity)
+        self._grant(actor)
+
+    # rollouts
+
+    def _begin_batch(self, version: int) -> None:
+        """A batch was asked for, to be played with this version."""
+        self._asked += 1
+        self._asked_version = version
+        for actor in self._actors:
+            self._grant(actor)
+
+    def _grant(self, actor: _Actor) -> None:
+        """Lets an actor play as many rollouts as it has slots for, with weights that exist."""
+        while actor.is_alive and actor.free:
+            wanted = self._wanted(actor)
+            if wanted is not None and wanted > self._weights.version:
+                break
+            is_sent = wanted is not None and not actor.reads_weights
+            sent = self._newest(actor) if is_sent and actor.version != wanted else None
+            slot, rollout = actor.grant()
+            played = functools.partial(self._has_played, rollout)
+            self._call(actor, played, "play", slot, rollout, wanted, sent)
+        self._send_to(actor)
+
+    def _wanted(self, actor: _Actor) -> int | None:
+        """Returns the version of the weights for an actor's next rollout; None: the newest at every
+        step.
+
+        Rollouts are numbered in turn over the workers: number i is learnt in update i * E // B.
+        """
+        if self._lag is None:
+            return None
+        number = actor.given * len(self._actors) + actor.index
+        update = number * actor.num_envs // self._batch_size
+        if self._on_demand:
+            return self._asked_version if update < self._asked else _NEVER
+        return self._first_version + max(0, update - self._lag)
+
+    def _has_played(self, rollout: int, actor: _Actor, played: Played) -> None:
+        self._places.works(actor)
+        actor.report(played.activity)
+        for slot, arrays in actor.in_order(rollout, played.arrays):
+            free = functools.partial(self._free, actor, slot)
+            release = functools.partial(self._do, free)
+            self._played.put((actor, Written(arrays, actor.num_envs, release)))
+
+    def _free(self, actor: _Actor, slot: int) -> None:
+        """A rollout of the actor was copied into a batch."""
+        actor.free.append(slot)
+        self._grant(actor)
+
+    # weights
+
+    def _has_newer_weights(self) -> None:
+        self._is_told.clear()  # before they are read: newer ones are told again
+        for actor in self._actors:
+            self._grant(actor)
+
+    def _send_to(self, actor: _Actor) -> None:
+        """Sends the newest weights to an actor that plays with them, unless it still fetches
+        earlier ones, or reads them by itself.
+        """
+        wants = actor.is_playing and actor.version != self._weights.version
+        if wants and self._lag is None and not (actor.fetches or actor.reads_weights):
+            actor.fetches = True
+            self._call(actor, self._has_loaded, "load", self._newest(actor))
+
+    def _has_loaded(self, actor: _Actor, _: None) -> None:
+        actor.fetches = False
+        self._send_to(actor)
+
+    def _newest(self, actor: _Actor) -> tuple[int, list[Any]]:
+        """Returns the newest version and a reference to its weights, which are stored once."""
+        if self._stored is None or self._stored[0] != self._weights.version:
+            version, weights = self._weights.newest
+            self._stored = version, self._fleet.put(weights)
+        actor.version, reference = self._stored
+        return actor.version, [reference]
+
+    # what workers do
+
+    def _poll(self) -> None:
+        for actor in self._actors:
+            stage, seconds = actor.present()
+            if stage in _DOING and seconds >= _HANG_S and actor.worker is not None:
+                why = f"was given up after {seconds:.0f} s {_DOING[stage]}"
+                self._lost(actor, WorkerLost(why))
+            elif actor.is_alive and not actor.is_asked:
+                actor.is_asked = True
+                self._call(actor, _Actor.answer, "activity")
+
+    # ends
+
+    def _lost(self, actor: _Actor, error: Exception) -> None:
+        """Replaces a worker, or fails the run, in another thread, which may have to pause.
+
+        The worker is ended: one that hangs, or that is out of reach, still has its environments.
+        """
+        assert actor.worker is not None
+        actor.worker.kill()
+        actor.forget_worker()
+        has_left = isinstance(error, WorkerLost) and error.has_left
+        deal = self._places.replace if has_left else self._places.ended
+        self._supervisor.start_thread(actor.name, functools.partial(deal, actor, error))
+
+    def _arguments_of(self, actor: _Actor) -> dict[str, Any]:
+        """Returns the arguments of an actor's worker."""
+        learner, fleet = self._learner, self._fleet
+        return {
+            "env": self._env.as_json(),
+            "actor": learner.agent.spec.as_json(),
+            "precision": self._precision,
+            "unroll_length": learner.rollouts.unroll_length,
+            "extras": learner.extras,
+            "mode": learner.mode,
+            "num_envs": actor.num_envs,
+            "first_env": actor.first_env,
+            "num_slots": self.num_slots,
+            "slots": None if actor.slots is None else actor.slots.descriptor,
+            "seed": seed_of(learner.seed, "actor", actor.index, actor.incarnation),
+            "ring": address_of(self._weights, fleet.own_node, fleet.shares_memory),
+        }
+
+
+class _Actor:
+    """A place for one worker after the other. Events write, any thread reads."""
+
+    def __init__(
+        self,
+        index: int,
+        slots: SharedRollouts | None,
+        num_envs: int,
+        first_env: int,
+        source: FleetSource,
+    ) -> None:
+        """slots: their memory; None: workers return arrays."""
+        self.index = index
+        self.num_envs, self.first_env = num_envs, first_env
+        self.slots, self._source = slots, source
+        self.name = f"actor {index}"
+        self.deaths = Deaths()
+        self.incarnation = 0
+        self.free = collections.deque(range(source.num_slots))
+        self.given = 0  # rollouts that were granted, and are or will be played
+        self._next_rollout = 0
+        self._before: list[ActivityReport] = []  # the last reports of workers that were lost
+        self._forget()
+
+    def _forget(self) -> None:
+        self.worker: Worker | None = None
+        self.is_alive = False  # and has started
+        self.place: Place | None = None
+        self.version = -1  # of the newest weights that were sent
+        self.reads_weights = False  # from the learner's memory
+        self.fetches = False  # weights
+        self.is_asked = False  # what it does
+        self.since = time.monotonic()
+        self._granted: dict[int, int] = {}  # rollout -> slot, in order, until it is played
+        self._early: dict[int, Any] = {}  # arrived before those granted earlier
+        self._report: tuple[float, ActivityReport] | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The name in Ray's dashboard: no two workers share one."""
+        return f"{self.name}.{self.incarnation}" if self.incarnation else self.name
+
+    def start(self) -> None:
+        """Asks for a worker: the first one, or one that replaces another."""
+        self._source.start_worker(self)
+
+    def forget_worker(self) -> None:
+        """The worker is gone, with what it was playing: its slots are free."""
+        self.free += self._granted.values()
+        self.given -= len(self._granted)
+        if self._report is not None:
+            self._before.append(self._report[1])
+        self._next_rollout += 1  # the successor's rollouts do not continue these
+        self.incarnation += 1
+        self._forget()
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether it has rollouts to play; one that waits for room needs no newer weights yet."""
+        return self.is_alive and bool(self._granted)
+
+    def grant(self) -> tuple[int, int]:
+        """Numbers a rollout that is about to be played; returns its slot and its number."""
+        slot, rollout = self.free.popleft(), self._next_rollout
+        self._granted[rollout] = slot
+        self._next_rollout += 1
+        self.given += 1
+        return slot, rollout
+
+    def in_order(self, rollout: int, arrays: Any) -> Iterator[tuple[int, Any]]:
+        """Yields slot and arrays of the rollouts that can be used now that this one has arrived."""
+        self._early[rollout] = arrays
+        while self._granted and (first := next(iter(self._granted))) in self._early:
+            slot, arrays = self._granted.pop(first), self._early.pop(first)
+            yield slot, arrays if self.slots is None else self.slots.slots[slot]
+
+    def report(self, activity: ActivityReport) -> None:
+        """The worker told what it does; answers of two lanes may arrive out of order."""
+        if self._report is None or activity.steps >= self._report[1].steps:
+            self._report = time.monotonic(), activity
+
+    def answer(self, activity: ActivityReport) -> None:
+        """The worker was asked what it does."""
+        self.is_asked = False
+        self.report(activity)
+
+    def present(self) -> tuple[str, float]:
+        """Returns the current stage, and seconds since it began.
+
+        One that does not answer is still in the stage that it was in, but it does not wait for a
+        grant that it has.
+        """
+        now = time.monotonic()
+        if self._report is None:
+            has_room = self.place or self.slots is not None
+            return ("starting" if has_room else _WAITING_FOR_ROOM), now - self.since
+        told, activity = self._report
+        if activity.stage == "queueing" and self._granted:
+            return _SILENT, now - told
+        return activity.stage, activity.seconds_in_stage + now - told
+
+    def reports(self) -> list[ActivityReport]:
+        """Returns the last report of each worker that has been in this place."""
+        last = self._report
+        return [*self._before, *([] if last is None else [last[1]])]
+
+
+def process_source(
+    learner: Learner[SharedWeights],
+    env: EnvSpec,
+    precision: Precision,
+    processes: ProcessesConfig,
+    on_demand: bool,
+    ending: ExitStack,
+) -> FleetSource:
+    """Returns the source of worker processes of this machine, which `ending` ends.
+
+    on_demand: collect nothing before a batch is asked for.
+    """
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # there is a process per core
+    fleet = ending.enter_context(LocalFleet(WORKER, one_thread))
+    count, lag = processes.processes(), processes.fixed_lag
+    return FleetSource(learner, env, precision, fleet, processes, count, lag, on_demand)

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes weights from the learner to those who act.
+
+Threads of the learner's process read `PublishedWeights`: one immutable snapshot, which each loads
+into its own replica of the model between two batches. Workers in other processes read
+`SharedWeights`, a ring in shared memory:
+
+    learner -- publish --> [ v4 | v1 | v2 | v3 ] -- refresh --> workers' own copies of the model
+                             a ring, behind the number of the newest version
+
+Version v is in place v % size. A place is locked while it is written or read. The kernel releases a
+file's locks when their process ends, so a worker that is killed while it reads blocks nobody. Nor
+does one that is stopped: a version whose place is still read is left out.
+
+Child processes inherit the ring's descriptor. Other processes of the learner's machine open it
+through /proc. Where they cannot, weights are sent as bytes (`SentWeights`): on other nodes, on
+systems without /proc, in containers that see other processes, as another user.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchbeast.collect.shared_memory import SharedFile, aligned
+
+_HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
+_NOTHING = -1  # in a place that was never written, or is just written
+
+Packed = np.ndarray
+"""The bytes of a state_dict, in the order of its entries."""
+
+
+def ring_size(fixed_lag: int | None) -> int:
+    """Returns the number of versions of the weights that a ring must hold."""
+    return 4 if fixed_lag is None else fixed_lag + 2
+
+
+class _Layout:
+    """Where the entries of a model's state_dict are in memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._entries = {
+            name: (tensor.dtype, tensor.shape, max(tensor.numel(), 1) * tensor.element_size())
+            for name, tensor in model.state_dict().items()
+        }
+        self.num_bytes = sum(aligned(size) for _, _, size in self._entries.values())
+
+    def views(self, memory: Any, offset: int = 0) -> dict[str, Tensor]:
+        """Returns the state_dict at this offset, as views of the memory."""
+        tensors = {}
+        for name, (dtype, shape, size) in self._entries.items():
+            count = max(shape.numel(), 1)
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+            tensors[name] = flat[: shape.numel()].view(shape)
+            offset += aligned(size)
+        return tensors
+
+
+class SharedWeights:
+    """A ring of the newest versions of a model's weights. One process publishes, others read."""
+
+    def __init__(
+        self, model: nn.Module, version: int = 0, size: int = 4, descriptor: int | None = None
+    ) -> None:
+        """Creates a ring and publishes `model`, or opens the ring of `descriptor`.
+
+        model: has the same shapes in every process. size: number of versions in the ring.
+        """
+        if not 2 <= size < _HEADER // 8:
+            raise ValueError(f"a ring has 2 to {_HEADER // 8 - 1} places, got {size}")
+        self.size = size
+        layout = _Layout(model)
+        self._stride = layout.num_bytes
+        self._file = SharedFile(_HEADER + size * max(self._stride, 1), descriptor)
+        self._versions = np.frombuffer(self._file.bytes, np.int64, count=size + 1)
+        self._places = [
+            layout.views(self._file.bytes, _HEADER + place * self._stride) for place in range(size)
+        ]
+        self.on_publish: Callable[[], None] = lambda: None
+        if descriptor is None:
+            self._versions[1:] = _NOTHING
+            self.publish(model, version)
+
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor by which another process opens the same ring."""
+        return self._file.descriptor
+
+    @property
+    def version(self) -> int:
+        """Newest published version."""
+        return int(self._versions[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all places of the ring."""
+        return self.size * self._stride
+
+    @property
+    def newest(self) -> tuple[int, Packed]:
+        """Newest version and a copy of its weights, for the process that publishes.
+
+        Nobody waits: the copy is made again if its place was written to meanwhile.
+        """
+        while True:
+            version = self.version
+            start = _HEADER + version % self.size * self._stride
+            weights = np.frombuffer(self._file.bytes, np.uint8, self._stride, start).copy()
+            if self._holds(version):
+                return version, weights
+
+    @torch.no_grad()
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Publishes the model's current weights as the newest version.
+
+        Leaves them out if somebody still reads the version in their place, however long: the next
+        version has another place. With a fixed lag nobody reads a version as old as that.
+        """
+        place = version % self.size
+        try:
+            with self._locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                self._versions[1 + place] = _NOTHING
+                for name, tensor in model.state_dict().items():
+                    self._places[place][name].copy_(tensor)
+                self._versions[1 + place] = version
+        except (BlockingIOError, PermissionError):  # systems differ
+            return
+        self._versions[0] = version
+        self.on_publish()
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the wanted version, or the newest, into `replica`; returns that version.
+
+        held: the version that `replica` holds, which is not loaded again; None: unknown. Raises
+        LookupError if the wanted version is not in the ring.
+        """
+        while True:
+            version = self.version if wanted is None else wanted
+            if version == held:
+                return version
+            if self._load(replica, version):
+                return version
+            if wanted is not None:
+                raise LookupError(
+                    f"version {wanted} is not among the {self.size} versions up to {self.version}"
+                )
+
+    def _load(self, replica: nn.Module, version: int) -> bool:
+        """Loads a version; returns false if a newer one has taken its place."""
+        place = version % self.size
+        with self._locked(place, fcntl.LOCK_SH):
+            if not self._holds(version):
+                return False
+            replica.load_state_dict(self._places[place])
+        return True
+
+    def _holds(self, version: int) -> bool:
+        """Returns whether a version's place still has its weights, whole."""
+        return int(self._versions[1 + version % self.size]) == version
+
+    @contextmanager
+    def _locked(self, place: int, kind: int) -> Iterator[None]:
+        fcntl.lockf(self.descriptor, kind, 1, place, os.SEEK_SET)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, place, os.SEEK_SET)
+
+
+class RingAddress(NamedTuple):
+    """The file of a ring of weights, as processes of its node find it.
+
+    Device and inode tell whether the path leads to this file: in a container the same numbers may
+    be those of another process.
+    """
+
+    node: str  # id
+    file: int | str  # a descriptor that they inherit, or a path
+    device: int
+    inode: int
+    size: int  # of the ring: number of versions
+
+
+def address_of(ring: SharedWeights, node: str, is_inherited: bool = False) -> RingAddress | None:
+    """Returns the address of this process's ring; None for a learner outside the cluster.
+
+    node: the id of the node that this process runs on; "" outside the cluster.
+    """
+    if not node and not is_inherited:
+        return None
+    found = os.fstat(ring.descriptor)
+    path = f"/proc/{os.getpid()}/fd/{ring.descriptor}"
+    file = ring.descriptor if is_inherited else path
+    return RingAddress(node, file, found.st_dev, found.st_ino, ring.size)
+
+
+def opened(address: RingAddress | None, model: nn.Module) -> SharedWeights | None:
+    """Opens the ring, which holds weights of this model; None where it cannot be reached."""
+    if address is None:
+        return None
+    try:
+        return _opened(address, model)
+    except (OSError, ValueError):  # no such process, not permitted, a file of another size
+        return None
+
+
+def _opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
+    found = os.stat(address.file)  # first: to open anything but a file may block
+    if (found.st_dev, found.st_ino) != (address.device, address.inode):
+        return None
+    file = address.file
+    descriptor = os.dup(file) if isinstance(file, int) else os.open(file, os.O_RDWR)
+    try:
+        ring = SharedWeights(model, size=address.size, descriptor=descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    weakref.finalize(ring, os.close, descriptor)
+    return ring
+
+
+class SentWeights:
+    """The newest weights that a worker was sent. Any thread receives, one acts."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[int, Packed] = 0, np.empty(0)
+
+    @property
+    def version(self) -> int:
+        """Newest version."""
+        return self._newest[0]
+
+    def receive(self, version: int, weights: Packed) -> None:
+        """Replaces the newest weights."""
+        self._newest = version, weights  # in one assignment
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the newest weights unless `replica` holds them; returns their version."""
+        version, weights = self._newest
+        if wanted not in (None, version):
+            raise LookupError(f"version {wanted} was not sent; the newest one is {version}")
+        if version != held:
+            _use(unpacked(weights, replica), replica)
+        return version
+
+
+@torch.no_grad()
+def packed(model: nn.Module) -> Packed:
+    """Returns a copy of the model's weights, on the CPU."""
+    layout = _Layout(model)
+    found = np.zeros(layout.num_bytes, np.uint8)
+    views = layout.views(found)
+    for name, tensor in model.state_dict().items():
+        views[name].copy_(tensor)
+    return found
+
+
+def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
+    """Returns the entries of a state_dict with the dtypes and shapes of the model's.
+
+    They share memory with `weights`, which may be read-only: do not write to them.
+    """
+    return _Layout(model).views(weights)
+
+
+def _use(state: Mapping[str, Tensor], replica: nn.Module) -> None:
+    """Lets the model act with parameters where they are: all workers of a node share that memory.
+
+    A copy of all else: a network may write to its buffers, and others would see it. Parameters and
+    buffers remain the same objects, as a network may refer to them by other names too.
+    """
+    written = _written_by_forward(replica)
+    parameters = dict(replica.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        parameter.data = state[name].clone() if name in written else state[name]
+    others = {name: entry for name, entry in state.items() if name not in parameters}
+    replica.load_state_dict(others, strict=False)
+
+
+def _written_by_forward(model: nn.Module) -> set[str]:
+    """Returns the names of parameters that acting writes to: embeddings that it renormalises."""
+    return {
+        f"{name}.weight".removeprefix(".")
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+    }
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An immutable copy of the weights after `version` updates."""
+
+    version: int
+    tensors: dict[str, Tensor]
+    written: torch.cuda.Event | None  # recorded after the copy on the GPU; None: on the CPU
+
+
+class PublishedWeights:
+    """The newest snapshot. One thread publishes, any number of threads read."""
+
+    def __init__(self, model: nn.Module, version: int = 0) -> None:
+        self._snapshot = _snapshot(model, version)
+
+    @property
+    def version(self) -> int:
+        """Version of the newest snapshot."""
+        return self._snapshot.version
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Publishes the model's current weights as this version."""
+        self._snapshot = _snapshot(model, version)  # replaced in one assignment
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the newest snapshot unless `replica` already holds it; returns its version.
+
+        held: the version that `replica` holds; None: unknown. Raises LookupError if another version
+        than the newest is wanted.
+        """
+        snapshot = self._snapshot
+        if wanted not in (None, snapshot.version):
+            raise LookupError(f"version {wanted} is not the newest one, {snapshot.version}")
+        if snapshot.version != held:
+            _load(replica, snapshot)
+        return snapshot.version
+
+
+@torch.no_grad()
+def _snapshot(model: nn.Module, version: int) -> Snapshot:
+    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    written = None
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        written.record()
+    return Snapshot(version, tensors, written)
+
+
+def _load(replica: nn.Module, snapshot: Snapshot) -> None:
+    """Loads a snapshot; the reader's CUDA stream waits for the copy and keeps its memory alive."""
+    if snapshot.written is None:
+        replica.load_state_dict(snapshot.tensors)
+        return
+    snapshot.written.wait()
+    replica.load_state_dict(snapshot.tensors)
+    for tensor in snapshot.tensors.values():
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

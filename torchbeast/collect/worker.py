@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker of a fleet: a group of environments, and a policy that acts in all of them at once.
+
+    start()      makes environments and network
+    play()       one rollout, into a shared slot or as arrays           one at a time
+    load()       newer weights, which act from the next step on         at any time
+                 (workers on the learner's machine read them)
+    activity()   current stage, and seconds in each stage               at any time
+    place()      where it runs                                          at any time
+    end()        ends the present rollout after its current step        at any time
+    close()      closes the environments                                after all others
+
+Threads: one calls `start`, `play` and `close`, a second one `load`, a third one the others.
+Nothing here knows of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from torchbeast.collect.activity import Activity, ActivityReport, Played, Started
+from torchbeast.collect.contract import Weights
+from torchbeast.collect.rollout_buffers import SharedRollouts, SlotWriter
+from torchbeast.collect.weights import Packed, SentWeights, opened
+from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.storages.rollout import RolloutSpec
+from torchbeast.envs import make_environment
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.fleets.fleet import Failed, Place
+from torchbeast.fleets.system import keep_freed_memory
+from torchbeast.seeds import seed_of
+
+Sent = tuple[int, Any]
+"""A version and its weights, as the fleet sends them; see `RolloutWorker.fetched`."""
+
+
+class RolloutWorker:
+    """Plays rollouts of its environments on request."""
+
+    LANES: ClassVar[Mapping[str, str]] = {
+        "load": "weights",
+        "activity": "control",
+        "place": "control",
+        "end": "control",
+    }
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closing = ExitStack()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._activity = Activity()
+        self._ended = threading.Event()
+        self._sent = SentWeights()
+
+    def __repr__(self) -> str:
+        return self._name  # Ray puts it before every line that the worker prints
+
+    def place(self) -> Place:
+        """Returns where the worker runs."""
+        return Place(socket.gethostname(), os.getpid(), "")
+
+    def fetched(self, weights: Any) -> Packed:
+        """Returns the weights behind what the fleet has sent."""
+        found: Packed = weights
+        return found
+
+    def start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started | Failed:
+        """Makes environments and network.
+
+        arguments: those of `acting`, and mode; first_env, the number of the first environment;
+            ring, the RingAddress of the learner's weights, or None; slots, the descriptor of
+            rollouts that the worker shares with the learner, or None; num_slots, of these.
+        sent: the first weights; None: the worker can read them.
+        """
+        try:
+            return self._start(arguments, sent)
+        except Exception as error:
+            return Failed.by(error)
+
+    def _start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started:
+        made = self._closing.enter_context(acting(arguments))
+        actor = made.rollouts.agent.model
+        address = arguments["ring"]
+        is_near = address is not None and address.node == self.place().node
+        ring = opened(address, actor) if is_near else None
+        if ring is None and sent is not None:
+            self.load(sent)
+        self._arguments, self._loop = arguments, made.loop
+        descriptor = arguments["slots"]
+        num_slots = 1 if descriptor is None else arguments["num_slots"]
+        sizes = arguments["num_envs"], num_slots
+        self._rollouts = SharedRollouts(made.rollouts, *sizes, descriptor)
+        weights = self._sent if ring is None else ring
+        self._player = Player(made.loop, actor, weights, self._activity, arguments["mode"])
+        self._activity.enter("queueing")
+        return Started(self.activity(), ring is not None)
+
+    def play(
+        self, slot: int, rollout: int, wanted: int | None, sent: Sent | None
+    ) -> Played | Failed | None:
+        """Plays one rollout; None: the worker was asked to end.
+
+        slot: to write it into. The arrays of one that is not shared are overwritten by the next
+            call. rollout: its number. wanted: the version of the weights to act with; None: the
+            newest at every step. sent: these weights; None: the worker has them.
+        """
+        try:
+            return self._play(slot, rollout, wanted, sent)
+        except Exception as error:
+            return Failed.by(error)
+
+    def _play(
+        self, slot: int, rollout: int, wanted: int | None, sent: Sent | None
+    ) -> Played | None:
+        if sent is not None:
+            self.load(sent)
+        arguments, slots = self._arguments, self._rollouts.slots
+        arrays = slots[slot % len(slots)]
+        writer = SlotWriter(arrays, self._loop.acted.state, arguments["first_env"], rollout)
+        length = arguments["unroll_length"]
+        if self._player.play(writer, length, wanted, self._goes_on) < length:
+            return None
+        is_shared = arguments["slots"] is not None
+        return Played(None if is_shared else writer.written(), self.activity())
+
+    def _goes_on(self, t: int) -> bool:
+        return not self._ended.is_set()
+
+    def load(self, sent: Sent) -> None:
+        """Hands over newer weights, which are used from the next step on."""
+        version, weights = sent
+        self._sent.receive(version, self.fetched(weights))
+
+    def activity(self) -> ActivityReport:
+        """Returns the current stage, and totals since the start."""
+        return self._activity.report()
+
+    def end(self) -> None:
+        """Ends `play` after its current step, and lets no later one begin."""
+        self._ended.set()
+
+    def close(self) -> None:
+        """Closes the environments; the worker may be started again."""
+        self._closing.close()
+        self._begin_again()
+
+
+class Acting(NamedTuple):
+    """The environments of one process, and the agent that acts in them."""
+
+    loop: EnvLoop
+    rollouts: RolloutSpec  # that they play
+
+
+@contextmanager
+def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
+    """Makes the environments and the network of a process, and closes the environments again.
+
+    Sets torch's number of threads and random numbers, and malloc, for the whole process.
+
+    arguments: env and actor, the JSON of their specs, from the parent; precision, of features;
+        num_envs; extras and unroll_length, of its rollouts; seed, of this process alone.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(1)  # there is a process for every core
+    torch.manual_seed(seed_of(arguments["seed"], "actions"))
+    env_spec = EnvSpec.from_parent(arguments["env"])
+    with closing(make_environment(env_spec, arguments["num_envs"])) as env:
+        spec = ActorSpec.from_parent(arguments["actor"])
+        agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
+        actor = agent.model
+        actor.compute_dtype = dtype_for(
+            arguments["precision"], torch.device("cpu"), actor.feature_weights()
+        )
+        loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
+        length, keywords = arguments["unroll_length"], env_spec.options.info_keywords
+        yield Acting(loop, RolloutSpec(agent, arguments["extras"], length, keywords))
+
+
+class Player:
+    """Plays its environments continuously, one rollout at a time."""
+
+    def __init__(
+        self, loop: EnvLoop, actor: Actor, weights: Weights, activity: Activity, mode: Mode
+    ) -> None:
+        self._loop, self._actor, self._weights = loop, actor, weights
+        self._activity = activity
+        self._mode: Mode = mode
+        self._version: int | None = None
+        self._acted_with: int | None = None
+
+    def play(
+        self,
+        writer: SlotWriter,
+        unroll_length: int,
+        wanted: int | None,
+        goes_on: Callable[[int], bool] = lambda t: True,
+    ) -> int:
+        """Writes one rollout; its row 0 repeats the last row of the previous one.
+
+        wanted: the version of the weights to act with; None: the newest at every step. goes_on: is
+        asked with t before the step to row t + 1; where it says no the rollout ends, and its other
+        rows repeat row t.
+
+        Returns the number of steps, the unroll length unless the rollout ended before.
+        """
+        loop, activity = self._loop, self._activity
+        if self._acted_with is None:  # the very first row 0: no weights have acted yet
+            self._acted_with = self._weights.version if wanted is None else wanted
+        writer.write(0, loop.row, loop.acted, self._acted_with)
+        t = 0
+        while t < unroll_length and goes_on(t):
+            t += 1
+            activity.enter("inference")
+            self._version = self._weights.refresh(self._actor, self._version, wanted)
+            self._acted_with = self._version
+            loop.act(self._mode)
+            activity.enter("environment")
+            loop.step()
+            activity.count(len(loop.row.reward))
+            writer.write(t, loop.row, loop.acted, self._acted_with)
+        if t < unroll_length:
+            writer.repeat(t)
+        activity.enter("queueing")
+        return t

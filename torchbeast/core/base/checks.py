@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of settings and of the arguments of `create_factory`, and words for messages.
+
+Each message names the setting, what it may be and what it was. A setting of None has no value and
+passes. The module imports nothing else of TorchBeast, so that torchbeast.core.envs can use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
+
+
+def require(holds: bool, sentence: str) -> None:
+    """Raises ValueError with this sentence unless the condition holds."""
+    if not holds:
+        raise ValueError(sentence)
+
+
+def at_least(minimum: float, **values: float | None) -> None:
+    """Raises ValueError unless every value is `minimum` or more."""
+    for name, value in values.items():
+        holds = value is None or value >= minimum
+        require(holds, f"{name} must be at least {minimum}, got {value}")
+
+
+def above(limit: float, **values: float | None) -> None:
+    """Raises ValueError unless every value is greater than `limit`."""
+    for name, value in values.items():
+        holds = value is None or value > limit
+        require(holds, f"{name} must be greater than {limit}, got {value}")
+
+
+def between(low: float, high: float, **values: float | None) -> None:
+    """Raises ValueError unless every value is in [low, high]."""
+    for name, value in values.items():
+        holds = value is None or low <= value <= high
+        require(holds, f"{name} must be between {low} and {high}, got {value}")
+
+
+def one_of(choices: Sequence[str], **values: str) -> None:
+    """Requires every value to be one of the choices."""
+    for name, value in values.items():
+        require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message that suggests the closest known names, or an empty string."""
+    by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
+    close = get_close_matches(name.lower(), by_lower, n=3)
+    return f"; did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""
+
+
+def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) -> None:
+    """Raises TypeError, with the names that there are, unless every given name is accepted."""
+    for name in given:
+        if name not in accepted:
+            hint = did_you_mean(name, accepted) or "."
+            raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
+
+
+_NUMBERS = {"int": (Integral, "a whole number"), "float": (Real, "a number")}
+
+
+def refuse_other_types(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Raises TypeError unless every value annotated as int, float or bool, or None, is of its type.
+
+    annotations: as Python keeps them, so also as text. Values of other types are not checked.
+    """
+    for name, value in given.items():
+        kinds = _kinds(annotations[name])
+        if value is None and "None" in kinds:
+            continue
+        match [kind for kind in kinds if kind != "None"]:
+            case ["bool"] if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+            case ["int" | "float" as kind]:
+                _refuse_other_number(name, value, kind)
+
+
+def _kinds(annotation: Any) -> list[str]:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return [kind.strip() for kind in text.split("|")]
+
+
+def _refuse_other_number(name: str, value: Any, kind: str) -> None:
+    number, called = _NUMBERS[kind]
+    if not isinstance(value, number) or isinstance(value, bool):
+        is_whole = isinstance(value, float) and value.is_integer()
+        hint = f": write {int(value):_}" if is_whole else ""
+        raise TypeError(f"{name} must be {called}, got {value!r}{hint}")
+
+
+def names_checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a method refuse unknown keyword arguments as `refuse_unknown` does, and values as
+    `refuse_other_types` does.
+    """
+    parameters = inspect.signature(function).parameters
+    accepted = list(parameters)[1:]
+    annotations = {name: parameters[name].annotation for name in accepted}
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        owner = getattr(args[0], "__name__", type(args[0]).__name__)
+        refuse_unknown(f"{owner}.{function.__name__}", kwargs, accepted)
+        refuse_other_types({**dict(zip(accepted, args[1:], strict=False)), **kwargs}, annotations)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns so many of something in words: "1 server", "2 servers"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def typed(flag: str, value: object) -> list[str]:
+    """Returns a flag and its value as words of a command line that the programs read back."""
+    text = str(value)
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Specs, from which another process makes the same environment or network.
+
+    Spec("my_module:make", {"size": 8}) -- as_json() --> process -- from_json() --> make(size=8)
+
+A spec is a name, either a built-in one or "module:attribute", and keyword arguments, all JSON. A
+callable that cannot be imported by name, such as a lambda or a function of a notebook, is pickled.
+
+Unpickling can run any code. So pickled callables are only sent from a process to its own children,
+which read them with `from_parent`. Specs in files, checkpoints and messages of peers are read with
+`from_json`, which refuses pickled callables.
+
+The name in a spec still decides which module of the user's own path is imported and so run. The
+attribute is then called:
+
+* for an environment with recorded keyword arguments only when the command line names it, see
+  `run.recorded.check_named`; else with none;
+* for a network with the spaces, and with keyword arguments only if it is a subclass of Actor;
+* for an algorithm only if it is a subclass of Algorithm.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import importlib
+import inspect
+import json
+import operator
+import pickle
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal, TypeVar
+
+from torchbeast.core.base.checks import did_you_mean
+from torchbeast.errors import UsageError
+
+Precision = Literal["auto", "float32", "bfloat16"]
+"""Precision of features; everything else is float32. auto: bfloat16 if the hardware supports it."""
+
+RewardClipping = Literal["abs_one", "none"]
+"""Treatment of rewards. abs_one: clipped to [-1, 1]. none: as the environment gave them."""
+
+
+AnySpec = TypeVar("AnySpec", bound="Spec")
+
+
+class SpecError(UsageError):
+    """A spec that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A callable and its keyword arguments.
+
+    Keyword arguments are converted to JSON and back (a tuple becomes a list), so that the callable
+    gets the same arguments here and in another process.
+    """
+
+    name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    # The callable in base64, if it cannot be imported by name.
+    pickled: str = field(default="", kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kwargs", _through_json(self.name, self.kwargs))
+
+    @classmethod
+    def of(
+        cls: type[AnySpec],
+        source: str | Callable[..., Any],
+        kwargs: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> AnySpec:
+        """Makes the spec of a name, or of a callable, pickled if it cannot be imported by name.
+
+        fields: further fields of the class. Raises SpecError when the callable cannot be pickled.
+        """
+        if isinstance(source, str):
+            return cls(source, kwargs or {}, **fields)
+        if name := _importable_name(source):
+            return cls(name, kwargs or {}, **fields)
+        label = _label(source)
+        return cls(label, kwargs or {}, pickled=_pickled(source, label), **fields)
+
+    @classmethod
+    def naming(
+        cls: type[AnySpec], source: Callable[..., Any], kwargs: Mapping[str, Any] | None = None
+    ) -> AnySpec:
+        """Makes a spec that says what a callable is; nothing is pickled, so it may lead nowhere."""
+        return cls(_importable_name(source) or _label(source), kwargs or {})
+
+    @classmethod
+    def from_parent(cls: type[AnySpec], value: Mapping[str, Any]) -> AnySpec:
+        """Reads the JSON that the parent process sent.
+
+        Never call it with JSON from elsewhere: `load` would run whatever code is pickled there.
+        """
+        return cls(**value)
+
+    @classmethod
+    def from_json(cls: type[AnySpec], value: Any) -> AnySpec:
+        """Reads JSON from a file, a checkpoint or a peer.
+
+        Raises SpecError unless it is the JSON of such a spec without a pickled callable.
+        """
+        _check_json(value, {entry.name for entry in dataclasses.fields(cls)})
+        return cls.from_parent(value)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns JSON from which `from_parent` and `from_json` restore the spec."""
+        return dataclasses.asdict(self)
+
+    def load(self) -> Callable[..., Any]:
+        """Imports or unpickles the callable; raises SpecError if there is none."""
+        if not self.pickled:
+            return find(self.name)
+        _cloudpickle(self.name)
+        return pickle.loads(base64.b64decode(self.pickled))
+
+
+@dataclass(frozen=True)
+class ActorSpec(Spec):
+    """A network: "auto", a built-in name, or "my_module:MyNet"."""
+
+    use_lstm: bool = field(default=False, kw_only=True)
+    # The form of its reward input, see ActorCritic.seen_reward.
+    reward_input: RewardClipping = field(default="abs_one", kw_only=True)
+    # Whether it encodes observations by the value ranges of their space; False: by dtype and shape
+    # alone, as networks of older checkpoints do.
+    reads_values: bool = field(default=True, kw_only=True)
+
+
+def find(name: str) -> Callable[..., Any]:
+    """Returns the callable "package.module:attribute"; raises SpecError if there is none."""
+    module_name, _, attribute = name.partition(":")
+    module = import_module(module_name, name)
+    try:
+        found = operator.attrgetter(attribute)(module)
+    except AttributeError:
+        hint = did_you_mean(attribute, dir(module))
+        raise SpecError(f"{name}: the module {module_name} has no {attribute!r}{hint}") from None
+    if not callable(found):
+        raise SpecError(f"{name}: {attribute} is {found!r}, expected a function or class")
+    return found
+
+
+def import_module(module_name: str, wanted: str) -> ModuleType:
+    """Imports a module; raises SpecError, which names `wanted`, when there is none."""
+    if not module_name or module_name.startswith("."):
+        raise SpecError(f"{wanted}: {module_name!r} is not the name of a module")
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"{wanted}: there is no module {error.name}; install it, or start the program in its "
+            "folder"
+        ) from error
+
+
+def check_takes(
+    function: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    name: str,
+    *,
+    positional: int = 0,
+    ours: Collection[str] = (),
+    also: Collection[str] = (),
+) -> None:
+    """Raises SpecError unless `function` takes these keyword arguments.
+
+    name: names the function in the message. positional: number of arguments that the caller passes
+    by position. ours: names of those that it passes by name. also: further names that are allowed.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[positional:]
+    except (TypeError, ValueError):  # written in C: the call itself will fail
+        return
+    named = [p for p in parameters if p.kind in _NAMED and p.name not in ours]
+    taken = [*(parameter.name for parameter in named), *also]
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    unknown = {key: value for key, value in kwargs.items() if key not in taken}
+    if unknown and (not takes_any or unknown.keys() & ours):
+        raise SpecError(f"{name} takes {_arguments(taken)}, got {values_in(unknown)}")
+    needed = [p.name for p in named if p.default is inspect.Parameter.empty]
+    if missing := [key for key in needed if key not in kwargs]:
+        raise SpecError(f"{name} needs {_arguments(missing)}, got {values_in(kwargs)}")
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _arguments(names: Collection[str]) -> str:
+    if not names:
+        return "no keyword arguments"
+    return f"the keyword argument{'s' * (len(names) > 1)} {', '.join(names)}"
+
+
+def values_in(kwargs: Mapping[str, Any]) -> str:
+    """Formats keyword arguments as "hidden=64, depth=2"; "none" without any."""
+    return ", ".join(f"{key}={json.dumps(value)}" for key, value in kwargs.items()) or "none"
+
+
+def _through_json(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns kwargs as another process receives them; raises SpecError if they are not JSON."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(kwargs)))
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"{name}: keyword arguments must be JSON (numbers, strings, true, false, null, lists, "
+            f"objects), got {dict(kwargs)!r}: {error}"
+        ) from None
+    return plain
+
+
+def _check_json(value: Any, known: Collection[str]) -> None:
+    """Raises SpecError unless value is JSON of a spec with the known fields, and not pickled."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise SpecError(f"a spec must be a JSON object with a name, got {value!r}")
+    if value.get("pickled"):
+        raise SpecError(
+            f"{value['name']}: a pickled callable is only accepted from the parent process; "
+            "put it in a module and give it as my_module:name"
+        )
+    if unknown := sorted(value.keys() - known):
+        raise SpecError(f"{value['name']}: a spec has {sorted(known)}, got {unknown}")
+    kwargs = value.get("kwargs", {})
+    if not isinstance(kwargs, Mapping):
+        raise SpecError(f"{value['name']}: keyword arguments must be a JSON object, got {kwargs!r}")
+
+
+def _label(source: Callable[..., Any]) -> str:
+    return getattr(source, "__qualname__", repr(source))
+
+
+def _importable_name(source: Callable[..., Any]) -> str:
+    """Returns the "module:attribute" by which other processes can import source, or ""."""
+    module, attribute = getattr(source, "__module__", None), getattr(source, "__qualname__", "")
+    if module in (None, "__main__") or not attribute:  # a child's __main__ is another module
+        return ""
+    name = f"{module}:{attribute}"
+    try:
+        return name if find(name) is source else ""
+    except SpecError:  # a lambda, or defined inside a function
+        return ""
+
+
+def _pickled(source: Callable[..., Any], label: str) -> str:
+    try:
+        data: bytes = _cloudpickle(label).dumps(source)
+    except (TypeError, pickle.PicklingError) as error:
+        raise SpecError(f"{label} cannot be sent to another process: {error}") from error
+    return base64.b64encode(data).decode()
+
+
+def _cloudpickle(label: str) -> Any:
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        raise SpecError(
+            f"{label} cannot be imported by name, and sending it to another process needs "
+            "cloudpickle: pip install 'torchbeast[cloudpickle]', or put it in a module and give it "
+            "as my_module:name"
+        ) from None
+    return cloudpickle
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network."""
+
+    model: str = "auto"
+    """deep (IMPALA ResNet), fixup (the same with Fixup's blocks), shallow (the original's AtariNet,
+    3x faster), shallow-norm (AtariNet with standardised images and orthogonal initialisation:
+    learns Pong in fewer steps), small (one convolution), mlp, my_module:MyNet; auto: for
+    images deep in PolyBeast, as in the original, and shallow elsewhere; small for images below 36
+    pixels and maps of names, mlp for vectors. docs/observations.md defines images and maps."""
+    use_lstm: bool = False
+    """Give the network a recurrent memory: an LSTM, or a GRU with --model_kwargs
+    '{"core": "gru"}'. Costs speed; needed where a single observation does not determine the
+    state."""
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the network's constructor as JSON. The built-in networks take their
+    width and memory, '{"hidden": 128, "core": "gru"}'. Default: none; with --mode test those
+    of the run."""
+
+    @property
+    def spec(self) -> ActorSpec:
+        """The spec of the network."""
+        return ActorSpec(self.model, self.model_kwargs, use_lstm=self.use_lstm)

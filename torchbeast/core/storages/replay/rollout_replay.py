@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay of whole episodes, of which windows of T + 1 consecutive rows are sampled, as in LASER
+(Schmitt, Hessel, Simonyan 2019, arXiv 1909.11583).
+
+    insert    columns [T+1, B] --> rows 1..T, newest frames only --> ring of chunks (RolloutStore)
+    draw      one of the complete episodes, then one of its rows, both uniformly
+    walk      an episode from its first row on, T rows at a time
+    read      rows of the ring, stacks rebuilt --> straight into a column [T+1] of a batch
+
+An episode is what lies between two rows that are `done`. It can be sampled as soon as its end and
+the T + 1 rows from its first one on are stored, until its first row is overwritten: first in, first
+out. A window may run on into the environment's next episode, as rollouts do. Recurrent state is not
+stored.
+
+Thread safety: none; one thread makes all calls. A window is valid until the next insert.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from torchbeast.core.base.checks import require
+from torchbeast.core.base.nest import flatten
+from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
+from torchbeast.core.storages.replay.store import Arrays, RolloutStore
+from torchbeast.core.storages.replay.tracks import Track
+
+
+class Window(NamedTuple):
+    """T + 1 consecutive rows of a track."""
+
+    track: Track
+    episode: int  # position of the episode's first row
+    position: int  # position of the window's first row
+
+    @property
+    def begins(self) -> bool:
+        """Whether the first row is the episode's: the recurrent state before it is zero."""
+        return self.position == self.episode
+
+
+Final = tuple[int, list[np.ndarray]]  # row of a truncation; leaves of its final observation
+
+NO_ROLLOUT = -1  # the rollout_index of a window
+
+
+class RolloutReplay(RolloutStore):
+    """Rollouts joined to episodes, at most `capacity` transitions.
+
+        replay.insert(arrays, slice(0, 8), agent=0)
+        if replay.episodes:
+            window = replay.draw()                   or replay.walk(0, 0), for recurrent networks
+            finals = replay.read(window, batch, column=8)
+
+    `arrays` and `batch` are dicts of numpy arrays [T+1, B, ...] by field of Rollout, and may be
+    views of torch's memory. Walks are not saved: the recurrent states that belong to them are not.
+    """
+
+    def _clear_sampling(self) -> None:
+        # The next window of each walk, by agent and number: the first row of its episode, and the
+        # steps that lie before the window.
+        self._walks: dict[tuple[int, int], tuple[int, int]] = {}
+
+    # --- facts
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that can be sampled."""
+        return len(self._ring.episodes)
+
+    # --- sampling
+
+    def draw(self) -> Window:
+        """Returns a window that begins at any row of any episode, both drawn uniformly, for which T
+        rows after it are stored. LookupError when there is no episode.
+        """
+        track, start, length = self._locate(self._draw_episode())
+        starts = min(length, track.end - self.unroll_length - start)
+        return Window(track, start, start + int(self._generator.integers(starts)))
+
+    def walk(self, agent: int, number: int) -> Window:
+        """Returns the next window of a walk through an episode, T rows after the last one.
+
+        agent, number: of the agent that learns from it, and of its walk. The episode may be
+        another agent's.
+
+        Where the episode is over or overwritten, or no T rows are stored any further, the walk goes
+        on at the beginning of another (`Window.begins`). LookupError when there is no episode.
+        """
+        row, before = self._walks.get((agent, number), (-1, 0))
+        if not self._goes_on(row, before):
+            row, before = self._draw_episode(), 0
+        self._walks[agent, number] = row, before + self.unroll_length
+        track, start, _ = self._locate(row)
+        return Window(track, start, start + before)
+
+    def forget_walks(self, agent: int) -> None:
+        """Lets every walk of an agent go on at the beginning of another episode."""
+        self._walks = {key: walk for key, walk in self._walks.items() if key[0] != agent}
+
+    def _goes_on(self, row: int, before: int) -> bool:
+        if row not in self._ring.episodes:
+            return False
+        track, start, length = self._locate(row)
+        return before < length and start + before + self.unroll_length < track.end
+
+    def _draw_episode(self) -> int:
+        if not len(self._ring.episodes):
+            raise LookupError("the replay has no complete episode yet")
+        return self._ring.episodes.draw(self._generator)
+
+    def _locate(self, row: int) -> tuple[Track, int, int]:
+        """Returns the track of an episode, the position of its first row, and its length."""
+        return *self._ring.locate(row), self._ring.episodes.length(row)
+
+    # --- reading
+
+    def read(self, window: Window, batch: Arrays, column: int) -> list[Final]:
+        """Writes a window into a column of a batch, and returns the final observations of the
+        truncations in its rows 1..T, in order.
+
+        batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT. Raises ValueError
+        when the window has been overwritten.
+        """
+        require(
+            window.episode >= window.track.start,
+            "the window's episode was overwritten: read windows before the next insert",
+        )
+        positions = np.arange(window.position, window.position + self.unroll_length + 1)
+        self._read_others(window.track, positions, batch, column)
+        starts = np.where(batch["done"][:, column], positions, window.episode)
+        frames = stack_positions(positions, np.maximum.accumulate(starts), self.frame_stack)
+        stacks = [leaf[:, column] for leaf in flatten(batch["observation"])]
+        self._read_stacks(self._ring.ring_rows_at(window.track, frames), stacks)
+        self.sampled += self.unroll_length
+        return self._finals(window, batch["truncated"][:, column], stacks)
+
+    def _read_others(self, track: Track, positions: np.ndarray, batch: Arrays, column: int) -> None:
+        """Writes all fields but the observation."""
+        rows = runs(self._ring.ring_rows_at(track, positions))
+        leaves = flatten({name: batch[name] for name in self._ring.fields})
+        for leaf, source in zip(leaves, self._ring.others, strict=True):
+            copy_runs(leaf[:, column], source, rows)
+        batch["env_index"][:, column] = track.env_index
+        batch["rollout_index"][:, column] = NO_ROLLOUT
+
+    def _read_stacks(self, frame_rows: np.ndarray, stacks: list[np.ndarray]) -> None:
+        """Copies frames to stacks [T+1, k * C, ...]; frame_rows: their ring rows [T+1, k]."""
+        by_place = [runs(rows) for rows in frame_rows.T]
+        for stack, frames in zip(stacks, self._ring.frames, strict=True):
+            places = stack.reshape(*frame_rows.shape, *frames.shape[1:])  # a view
+            for place, rows in enumerate(by_place):
+                copy_runs(places[:, place], frames, rows)
+
+    def _finals(
+        self, window: Window, truncated: np.ndarray, stacks: list[np.ndarray]
+    ) -> list[Final]:
+        """Returns the final observations of truncations in rows 1..T; truncated: [T+1]."""
+        found: list[Final] = []
+        for row in (1 + np.flatnonzero(truncated[1:])).tolist():
+            newest = self._ring.final(window.track.row(window.position + row))
+            pairs = zip(stacks, newest, strict=True)
+            whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
+            found.append((row, [leaf[0] for leaf in whole]))
+        return found

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts joined to tracks, in a ring: what the replays have in common.
+
+    insert    columns [T+1, B] --> rows 1..T, newest frames only --> ring of chunks
+
+First in, first out. Recurrent state is not stored.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.nest import flatten, map_leaves
+from torchbeast.core.envs.frame_stack import frame_spec, newest
+from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.storages.replay.file import ReplayReader, ReplayWriter, integer
+from torchbeast.core.storages.replay.tracks import Track, TrackRing
+
+Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
+
+
+_MANY_ENVIRONMENTS = 10_000  # more may have left the run
+_PRIORITIES = "has_priorities"  # in the header of a file
+
+
+class Facts(NamedTuple):
+    """Figures for logs."""
+
+    fill: float  # share of the memory in use; at 1.0 every rollout overwrites the oldest
+    samples_per_insert: float  # steps read per step inserted, since the beginning
+
+
+class RolloutStore(ABC):
+    """Rollouts joined to tracks, at most `capacity` transitions.
+
+        store.insert(arrays, slice(0, 8), agent=0)
+
+    `arrays` is a dict of numpy arrays [T+1, B, ...] by field of Rollout, which may be views of
+    torch's memory.
+
+    inserted, sampled: steps inserted and read so far.
+    """
+
+    def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
+        """Reserves memory, which is committed page by page as it is written.
+
+        fields, frame_stack: see `row_specs`. capacity: in transitions.
+
+        Raises ValueError when the capacity has no room for two rollouts, and MemoryError when so
+        much memory cannot be reserved.
+        """
+        self.unroll_length = fields["reward"].shape[0] - 1
+        self.capacity = capacity
+        self.frame_stack = frame_stack
+        self.bytes_per_transition = bytes_per_transition(fields, frame_stack)
+        self._specs = row_specs(fields, frame_stack)
+        _check_capacity(capacity, self.unroll_length)
+        try:
+            num_chunks = capacity // self.unroll_length
+            self._ring = TrackRing(self._specs, self.unroll_length, num_chunks)
+        except MemoryError:
+            each = self.bytes_per_transition
+            raise MemoryError(
+                f"a replay of {capacity} transitions takes {capacity * each} bytes of memory, "
+                f"{each} each, which cannot be reserved"
+            ) from None
+        self._generator = np.random.default_rng(seed)
+        self._clear(first_chunk=0)
+
+    def _clear(self, first_chunk: int) -> None:
+        """Forgets everything stored and counted; chunks are numbered from first_chunk on."""
+        self._ring.clear(first_chunk)
+        self._clear_sampling()
+        self._open: dict[tuple[int, int], Track] = {}  # by agent and environment: may be continued
+        self.inserted = 0
+        self.sampled = 0
+
+    # --- facts
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions."""
+        return self._ring.size
+
+    def facts(self) -> Facts:
+        """Returns figures for logs."""
+        return Facts(
+            fill=len(self._ring.chunks) / self._ring.num_chunks,
+            samples_per_insert=self.sampled / max(1, self.inserted),
+        )
+
+    # --- inserting
+
+    def insert(self, arrays: Arrays, columns: slice, agent: int) -> None:
+        """Stores columns of a batch of rollouts.
+
+        arrays: with final_observation, leaves [K, *shape] of the truncations in rows 1..T of all
+        columns, by column, then row. agent: number of the agent that acted.
+
+        A rollout whose rollout_index does not follow its environment's last one begins a new track.
+
+        Raises ValueError when rollouts have another length.
+        """
+        steps = arrays["reward"].shape[0] - 1
+        require(
+            steps == self.unroll_length,
+            f"the replay stores rollouts of {self.unroll_length} steps, not {steps}",
+        )
+        leaves = flatten({name: arrays[name] for name in self._ring.fields})
+        stacks, finals = flatten(arrays["observation"]), flatten(arrays["final_observation"])
+        ends = [0, *arrays["truncated"][1:].sum(axis=0).cumsum().tolist()]
+        for column in range(*columns.indices(len(ends) - 1)):
+            rows = [leaf[:, column] for leaf in leaves]
+            rows += [newest(stack[:, column], self.frame_stack) for stack in stacks]
+            own = slice(ends[column], ends[column + 1])
+            frames = [newest(leaf[own], self.frame_stack).copy() for leaf in finals]
+            env_index, rollout = (
+                int(arrays[name][0, column]) for name in ("env_index", "rollout_index")
+            )
+            track = self._open.get((agent, env_index))
+            if track is None or rollout != track.rollout + 1:
+                track = self._begin(Track(agent, env_index, rollout, self.unroll_length), rows)
+            track.rollout = rollout
+            self._append(track, rows, frames if own.start < own.stop else [])
+            self.inserted += self.unroll_length
+
+    def new_source(self, agent: int) -> None:
+        """Announces that the agent's next rollouts are from another source, such as a resumed
+        run's, which counts them from zero: none of them follows one that is stored.
+        """
+        self._open = {key: track for key, track in self._open.items() if key[0] != agent}
+
+    def _begin(self, track: Track, rows: list[np.ndarray]) -> Track:
+        """Begins a track with row 0 of a rollout, in a chunk of zeros."""
+        if len(self._open) >= _MANY_ENVIRONMENTS + 2 * self._ring.num_chunks:
+            # Most tracks without a stored row are of environments that left the run.
+            self._open = {key: old for key, old in self._open.items() if old.start < old.end}
+        self._open[track.agent, track.env_index] = track
+        row_0 = [np.zeros_like(leaf) for leaf in rows]
+        for alone, leaf in zip(row_0, rows, strict=True):
+            alone[-1] = leaf[0]
+        self._append(track, row_0, [])
+        return track
+
+    def _append(self, track: Track, rows: list[np.ndarray], finals: list[np.ndarray]) -> None:
+        """Copies rows 1..T of leaves [T+1, *shape] to the next chunk of a track.
+
+        finals: see TrackRing.finish.
+        """
+        ring_rows = self._ring.extend(track)
+        for to, leaf in zip(self._ring.leaves, rows, strict=True):
+            to[ring_rows] = leaf[1:]
+        self._note_rows(track)
+        self._ring.finish(track, finals)
+
+    # --- files
+
+    def save(self, file: BinaryIO) -> None:
+        """Writes the contents and the state of sampling, chunk by chunk."""
+        tracks = self._ring.tracks(self._open.values())
+        state, numbers = self._sampling_state()
+        header = {
+            **self._description(),
+            "first_chunk": self._ring.chunks.start,
+            "chunks": len(self._ring.chunks),
+            "tracks": [self._saved(track) for track in tracks],
+            "episodes": len(self._ring.episodes),
+            "inserted": self.inserted,
+            "sampled": self.sampled,
+            **state,
+            _PRIORITIES: numbers is not None,
+            "generator": self._generator.bit_generator.state,
+        }
+        writer = ReplayWriter(file, header)
+        self._ring.write(writer, tracks)
+        writer.array(np.array(self._ring.episodes.rows, np.int64))
+        if numbers is not None:
+            writer.array(numbers)
+        writer.end()
+
+    def load(self, file: BinaryIO) -> None:
+        """Replaces the contents by those that `save` wrote, as far as they fit the capacity: the
+        newest. A replay of the same capacity then samples as the saved one would have.
+
+        A resumed run calls `new_source` afterwards.
+
+        Raises ValueError, and leaves the replay empty, when the file is damaged or was saved by a
+        replay of other rows.
+        """
+        try:
+            self._load(ReplayReader(file))
+        except (KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
+            self._clear(first_chunk=0)
+            raise ValueError(f"the saved replay is damaged: {error!r}") from None
+        except ValueError as error:
+            self._clear(first_chunk=0)
+            raise ValueError(f"the saved replay cannot be used: {error}") from None
+
+    def _load(self, reader: ReplayReader) -> None:
+        header = reader.header
+        for name, own in self._description().items():
+            require(header[name] == own, f"its {name} is {header[name]}, that of this replay {own}")
+        self._clear(integer(header["first_chunk"]))
+        tracks = [self._restored(*entry) for entry in header["tracks"]]
+        chunks, count = integer(header["chunks"]), integer(header["episodes"])
+        self._ring.read(reader, tracks, chunks)
+        require(count <= chunks * self.unroll_length, f"it cannot have {count} episodes")
+        order = reader.array((count,), "int64").tolist()
+        rows = chunks * self.unroll_length
+        numbers = reader.array((rows,), "float64") if header.get(_PRIORITIES) else None
+        reader.end()
+        self._ring.episodes.reorder([row for row in order if row in self._ring.episodes])
+        self.inserted, self.sampled = integer(header["inserted"]), integer(header["sampled"])
+        self._generator.bit_generator.state = header["generator"]
+        self._restore_sampling(header, numbers)
+
+    def _saved(self, track: Track) -> list[int]:
+        """Returns a track without its chunks, as JSON values."""
+        is_open = self._open.get((track.agent, track.env_index)) is track
+        return [track.agent, track.env_index, track.rollout, track.overwritten, int(is_open)]
+
+    def _restored(self, *entry: int) -> Track:
+        agent, env_index, rollout, overwritten, is_open = map(integer, entry)
+        track = Track(agent, env_index, rollout, self.unroll_length, overwritten)
+        if is_open:
+            self._open[agent, env_index] = track
+        return track
+
+    def _description(self) -> dict[str, Any]:
+        """Returns what a file and the replay that loads it must have in common, as JSON values."""
+        return {
+            "unroll_length": self.unroll_length,
+            "frame_stack": self.frame_stack,
+            "rows": described(self._specs),
+        }
+
+    # --- what the kinds of replay define
+
+    @abstractmethod
+    def _clear_sampling(self) -> None:
+        """Begins with nothing that refers to stored rows."""
+
+    def _note_rows(self, track: Track) -> None:  # noqa: B027
+        """Takes note of a track's newest chunk, which is written; its ends are not noted yet."""
+
+    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
+        """Returns what `_restore_sampling` needs: JSON values, and a float64 for each stored row,
+        oldest first, or None.
+        """
+        return {}, None
+
+    def _restore_sampling(  # noqa: B027
+        self, state: dict[str, Any], numbers: np.ndarray | None
+    ) -> None:
+        """Takes over a state, after the rows; numbers: of all rows of the file."""
+
+
+def _check_capacity(capacity: int, unroll_length: int) -> None:
+    least = 2 * unroll_length
+    require(
+        least <= capacity < 2**31,
+        f"a replay has room for 2 rollouts of {unroll_length} steps or more, {least} to "
+        f"{2**31 - 1} transitions; got {capacity}",
+    )
+
+
+_NOT_STORED = ("initial_agent_state", "final_observation", "env_index", "rollout_index", "info")
+
+
+def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
+    """Returns what is stored of a row: a nest of ArraySpec for each field.
+
+    fields: a nest of ArraySpec [T+1, B, *shape] for each field of Rollout. frame_stack: number of
+    frames in every leaf of an observation, of which one is stored.
+
+    Raises ValueError when a leaf cannot be a stack of so many frames.
+    """
+    at_least(1, frame_stack=frame_stack)
+    rows: dict[str, Any] = {
+        name: map_leaves(lambda spec: ArraySpec(spec.shape[2:], spec.dtype), nest)
+        for name, nest in fields.items()
+        if name not in _NOT_STORED
+    }
+    stacks = rows["observation"]
+    rows["observation"] = map_leaves(lambda stack: frame_spec(stack, frame_stack), stacks)
+    return rows
+
+
+def bytes_per_transition(fields: Mapping[str, Any], frame_stack: int) -> int:
+    """Returns the bytes of memory that a stored transition takes, without those of
+    `bytes_per_truncation`. The arguments are those of `row_specs`.
+    """
+    return num_bytes(row_specs(fields, frame_stack))
+
+
+def bytes_per_truncation(fields: Mapping[str, Any], frame_stack: int) -> int:
+    """Returns the bytes of the frames of a final observation, which each stored truncation takes
+    besides. The arguments are those of `row_specs`.
+    """
+    return num_bytes(row_specs(fields, frame_stack)["observation"])
+
+
+def described(rows: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each leaf of `row_specs`, such as "action int64 []"; two lists are equal
+    if the same bytes mean the same in both.
+    """
+    return [
+        f"{name} {leaf.dtype} {list(leaf.shape)} {sys.byteorder}-endian"
+        for name, nest in sorted(rows.items())
+        for leaf in flatten(nest)
+    ]

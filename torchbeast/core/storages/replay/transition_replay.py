@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay of transitions, for off-policy algorithms.
+
+    insert    columns [T+1, B] --> ring of chunks, newest frames only (RolloutStore)
+    sample    steps of any track, uniformly or by priority --> arrays [B, ...], stacks rebuilt
+
+A transition is named by the row of its first step's outcome: row e holds its action and reward, the
+row before e the observation that the action was chosen by. With n-step returns it goes on through
+the rows after e, until the episode ends, n steps are joined or nothing newer is stored.
+
+    row         s          e         e+1       e+2
+    holds   observation  action    action    action         n = 3: rewards of e, e+1, e+2
+                         reward    reward    reward                next observation of e+2
+
+A truncated episode bootstraps from its own final observation, which is stored beside the rows.
+
+Thread safety: none; the caller makes one call at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchbeast.core.base.checks import require
+from torchbeast.core.base.nest import flatten, map_leaves, pack_as
+from torchbeast.core.envs.frame_stack import shifted
+from torchbeast.core.storages.replay.store import RolloutStore
+from torchbeast.core.storages.replay.tracks import Track
+
+
+class SumTree:
+    """Priorities of `size` entries, all 0 at first. All methods take arrays of any length."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._leaves = 1 << max(0, size - 1).bit_length()
+        self._sums = np.zeros(2 * self._leaves)
+
+    @property
+    def total(self) -> float:
+        """The sum of all priorities."""
+        return float(self._sums[1])
+
+    def priorities(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the priorities of entries; float64 of their shape."""
+        return self._sums[self._leaves + entries]
+
+    def set(self, entries: np.ndarray, priorities: np.ndarray | float) -> None:
+        """Sets the priorities of entries; the last one counts of an entry that is given twice.
+
+        Raises ValueError unless they are finite and at least 0.
+        """
+        require(
+            bool(np.isfinite(priorities).all() and (np.asarray(priorities) >= 0).all()),
+            f"priorities must be finite and at least 0, got {priorities}",
+        )
+        nodes = self._leaves + entries
+        self._sums[nodes] = priorities
+        while len(nodes) and nodes[0] > 1:  # all are on one level
+            nodes = np.unique(nodes // 2)
+            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+
+    def find(self, targets: np.ndarray) -> np.ndarray:
+        """Returns for each target in [0, total) the entry i for which sum(p[:i]) <= target and
+        target < sum(p[:i+1]); int64 of its shape.
+        """
+        nodes = np.ones(targets.shape, np.int64)
+        for _ in range(self._leaves.bit_length() - 1):
+            left = self._sums[2 * nodes]
+            # A sum that is rounded may send a target beyond the last entry that has a priority.
+            goes_right = (targets >= left) & (self._sums[2 * nodes + 1] > 0)
+            targets = np.where(goes_right, targets - left, targets)
+            nodes = 2 * nodes + goes_right
+        return nodes - self._leaves
+
+
+GOAL, ACHIEVED = "desired_goal", "achieved_goal"  # leaves of a goal environment's observation
+_RUNNING = -1  # steps left in an episode whose end is not stored
+_SMALLEST = 1e-6  # priority, so that everything is sampled now and then
+_MOST_ROUNDS = 1000  # of drawing until enough transitions are whole
+
+Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Takes achieved and desired goals [N, *shape]; returns rewards and terminated [N]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How transitions are sampled."""
+
+    n_step: int
+    """Most steps that a transition joins."""
+    priority_exponent: float
+    """alpha of Schaul et al. 2016: 0 samples uniformly, 1 in proportion to the priorities."""
+    hindsight: Outcome | None
+    """Says what would have happened with another goal; None: goals stay."""
+    hindsight_share: float
+    """Share of the sampled transitions that get another goal."""
+
+    def extra_bytes(self, capacity: int) -> int:
+        """Returns the bytes that a transition takes beside its row."""
+        tree = _bytes_per_entry(capacity) if self.priority_exponent else 0
+        return tree + (4 if self.hindsight is not None else 0)
+
+
+UNIFORM = Sampling(n_step=1, priority_exponent=0, hindsight=None, hindsight_share=0)
+
+
+class Sample(NamedTuple):
+    """Sampled transitions, numpy arrays [B, ...] as in Transitions."""
+
+    names: np.ndarray  # int64 [B], for `set_priorities`
+    observation: Any
+    action: Any
+    reward: np.ndarray
+    later_rewards: np.ndarray  # float32 [B, n_step - 1]
+    num_joined: np.ndarray  # int64 [B]
+    terminated: np.ndarray
+    next_observation: Any
+    extras: dict[str, np.ndarray]
+    policy_version: np.ndarray  # int64 [B]
+    probabilities: np.ndarray  # float64 [B], up to a factor that all have in common
+
+
+class TransitionReplay(RolloutStore):
+    """Transitions of any number of environments, at most `capacity`.
+
+    replay = TransitionReplay(fields, capacity, sampling=sampling)
+    replay.insert(arrays, slice(0, 8), agent=0)
+    sample = replay.sample(256)
+    """
+
+    _tree: SumTree  # of ring rows
+    _highest: float  # priority of what was not sampled yet
+    _left: np.ndarray  # int32 [ring rows] steps to the end of the row's episode
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        capacity: int,
+        frame_stack: int = 1,
+        seed: int = 0,
+        sampling: Sampling = UNIFORM,
+    ) -> None:
+        """Reserves memory; see RolloutStore. hindsight needs what `check_goals` asks for."""
+        self._how = sampling
+        super().__init__(fields, capacity, frame_stack, seed)
+
+    def sample(self, count: int) -> Sample:
+        """Returns transitions drawn with replacement.
+
+        Raises LookupError when none is stored, or hardly one is whole.
+        """
+        names, starts = self._draw(count)
+        rewards, num_joined, last = self._joined(names)
+        observation = self._observations(self._stack_rows(starts))
+        drawn = Sample(
+            names=names,
+            observation=observation,
+            action=self._rows_of("action", names),
+            reward=rewards[:, 0],
+            later_rewards=rewards[:, 1:],
+            num_joined=num_joined,
+            terminated=self._rows_of("done", last) & ~self._rows_of("truncated", last),
+            next_observation=self._next_observations(last),
+            extras=self._rows_of("extras", names),
+            policy_version=self._rows_of("policy_version", names),
+            probabilities=self._probabilities(names),
+        )
+        self.sampled += count
+        return self._with_other_goals(drawn, starts)
+
+    def set_priorities(self, names: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities [N] of sampled transitions by the sizes of their errors. Whatever has
+        overwritten one keeps its own.
+        """
+        is_stored = names >= self._ring.rows.start
+        raised = (np.abs(priorities[is_stored]).astype(np.float64) + _SMALLEST) ** self._alpha
+        self._tree.set(self._ring_rows(names[is_stored]), raised)
+        self._highest = max(self._highest, raised.max(initial=0.0))
+
+    # --- drawing
+
+    @property
+    def _alpha(self) -> float:
+        return self._how.priority_exponent
+
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns transitions, and the rows before them [count]."""
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        missing = count
+        for _ in range(_MOST_ROUNDS if self.size else 0):
+            names = self._draw_rows(missing)
+            starts = self._ring.rows_beside(names, -1)
+            is_whole = self._is_whole(names, starts)
+            found.append((names[is_whole], starts[is_whole]))
+            missing -= int(is_whole.sum())
+            if not missing:
+                names, starts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+                return names, starts
+        raise LookupError(
+            f"the replay has no whole transition in {self.size} of {self.capacity} steps: give it "
+            "more room"
+        )
+
+    def _draw_rows(self, count: int) -> np.ndarray:
+        """Returns rows [count] of any stored chunks."""
+        stored = self._ring.rows
+        if not self._alpha:
+            return self._generator.integers(stored.start, stored.stop, count)
+        places = np.arange(count) + self._generator.random(count)  # stratified
+        ring_rows = self._tree.find(places / count * self._tree.total)
+        return stored.start + self._ring_rows(ring_rows - stored.start)
+
+    def _is_whole(self, names: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Returns whether everything that belongs to transitions is stored."""
+        known: np.ndarray = (starts >= 0) & ~self._ring.begin_tracks(names)
+        known[known] = (self._stack_rows(starts[known]) >= 0).all(axis=1)
+        return known
+
+    def _probabilities(self, names: np.ndarray) -> np.ndarray:
+        if not self._alpha:
+            return np.ones(len(names))
+        return self._tree.priorities(self._ring_rows(names))
+
+    # --- reading
+
+    def _ring_rows(self, rows: np.ndarray) -> np.ndarray:
+        return rows % self._ring.num_rows
+
+    def _rows_of(self, name: str, rows: np.ndarray) -> Any:
+        """Returns a field of rows, leaves [N, ...]."""
+        ring_rows = self._ring_rows(rows)
+        return map_leaves(lambda leaf: leaf[ring_rows], self._ring.fields[name])
+
+    def _joined(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns rewards float32 [N, n_step] of the steps of transitions, 0 behind the last step,
+        their number int64 [N], and the row of the last one int64 [N].
+        """
+        last, count = names, np.ones(len(names), np.int64)
+        rewards = np.zeros((len(names), self._how.n_step), np.float32)
+        rewards[:, 0] = self._rows_of("reward", names)
+        goes_on = np.ones(len(names), bool)
+        for step in range(1, self._how.n_step):
+            following = self._ring.rows_beside(last, 1)
+            goes_on = goes_on & ~self._rows_of("done", last) & (following >= 0)
+            last = np.where(goes_on, following, last)
+            rewards[:, step] = np.where(goes_on, self._rows_of("reward", last), 0.0)
+            count = count + goes_on
+        return rewards, count, last
+
+    def _stack_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows [N, k] of the frames in the stacks of rows, oldest first; -1 where one
+        is not stored.
+        """
+        stacks = np.empty((len(rows), self.frame_stack), np.int64)
+        stacks[:, -1] = rows
+        for place in range(self.frame_stack - 2, -1, -1):
+            before = self._ring.rows_beside(rows, -1)
+            # The rows before a track's first are fillers; an episode's first repeats itself.
+            before[self._ring.begin_tracks(rows)] = -1
+            rows = np.where(self._rows_of("done", rows), rows, before)
+            stacks[:, place] = rows
+        return stacks
+
+    def _observations(self, stack_rows: np.ndarray) -> Any:
+        """Returns observations, leaves [N, k * C, ...], of the rows [N, k] of their frames."""
+        rows = self._ring_rows(stack_rows)
+        if self.frame_stack == 1:
+            return pack_as(
+                self._specs["observation"], [all_[rows[:, 0]] for all_ in self._ring.frames]
+            )
+        frames = [all_[rows] for all_ in self._ring.frames]
+        leaves = [leaf.reshape(len(rows), -1, *leaf.shape[3:]) for leaf in frames]
+        return pack_as(self._specs["observation"], leaves)
+
+    def _next_observations(self, last: np.ndarray) -> Any:
+        """Returns the observations after the last steps of transitions, [N] rows."""
+        is_end = self._rows_of("done", last)
+        before = self._ring.rows_beside(last, -1)
+        seen = np.where(is_end, before, last)  # next episodes begin at ends
+        observations = self._observations(self._stack_rows(seen))
+        cuts = np.flatnonzero(is_end & self._rows_of("truncated", last))
+        for place in cuts.tolist():
+            finals = self._ring.final(int(last[place]))
+            for leaf, final in zip(flatten(observations), finals, strict=True):
+                leaf[place] = shifted(leaf[place][None], final[None], self.frame_stack)[0]
+        return observations
+
+    # --- hindsight
+
+    def _with_other_goals(self, drawn: Sample, starts: np.ndarray) -> Sample:
+        """Returns transitions of which some have a goal that was achieved later in their episode
+        (Andrychowicz et al. 2017, arXiv 1707.01495, strategy "future").
+
+        Those keep theirs that terminated, whose outcome is not known, and those of running
+        episodes.
+        """
+        if self._how.hindsight is None:
+            return drawn
+        share = self._how.hindsight_share
+        left = self._left[self._ring_rows(starts)]
+        chosen = self._generator.random(len(starts)) < share
+        which = np.flatnonzero(chosen & (left != _RUNNING) & ~drawn.terminated)
+        goals = self._achieved_later(starts[which], left[which].astype(np.int64))
+        achieved = drawn.next_observation[ACHIEVED][which]
+        rewards, terminated = self._how.hindsight(achieved, goals)
+        for observation in (drawn.observation, drawn.next_observation):
+            observation[GOAL][which] = goals
+        drawn.reward[which], drawn.terminated[which] = rewards, terminated
+        return drawn
+
+    def _achieved_later(self, rows: np.ndarray, left: np.ndarray) -> np.ndarray:
+        """Returns goals [N, *shape] achieved after rows, each 1 to `left` steps later.
+
+        left: steps to the episode's end [N], whose observation is known if it was truncated.
+        """
+        ends = self._ring.rows_ahead(rows, left)
+        is_cut = self._rows_of("truncated", ends)
+        steps = self._generator.integers(1, left + is_cut)
+        chosen = self._ring.rows_ahead(rows, steps)
+        achieved = pack_as(self._specs["observation"], self._ring.frames)[ACHIEVED]
+        goals: np.ndarray = achieved[self._ring_rows(chosen)]
+        for number in np.flatnonzero(steps == left).tolist():
+            final = self._ring.final(int(ends[number]))
+            goals[number] = pack_as(self._specs["observation"], final)[ACHIEVED]
+        return goals
+
+    # --- what a RolloutStore asks for
+
+    def _clear_sampling(self) -> None:
+        rows = self._ring.num_rows
+        self._tree = SumTree(rows if self._alpha else 1)
+        self._left = np.zeros(rows if self._how.hindsight is not None else 0, np.int32)
+        self._highest = 1.0
+
+    def _note_rows(self, track: Track) -> None:
+        if self._alpha:
+            is_first = track.overwritten + len(track.chunks) == 1
+            rows = self._ring.ring_rows(track.chunks[-1])
+            priority = 0.0 if is_first else self._highest
+            self._tree.set(np.arange(rows.start, rows.stop), priority)
+        if self._how.hindsight is not None:
+            self._note_steps_left(track, track.end - self.unroll_length, track.episode)
+
+    def _note_steps_left(self, track: Track, first: int, episode: int | None) -> None:
+        """Notes for the rows of a track how many steps there are to the end of their episode.
+
+        first: position from which on nothing is noted. episode: position of the first row of the
+        episode that ran before; None: not known.
+        """
+        new = self._ring.ring_rows_at(track, np.arange(first, track.end))
+        self._left[new] = _RUNNING
+        start = max(track.start, episode or 0)
+        for end in (first + np.flatnonzero(self._ring.fields["done"][new])).tolist():
+            positions = np.arange(start, end)
+            if len(positions):
+                self._left[self._ring.ring_rows_at(track, positions)] = end - positions
+            start = max(start, end)
+
+    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
+        names = np.array(self._ring.rows, np.int64)
+        priorities = self._tree.priorities(self._ring_rows(names)) if self._alpha else None
+        return {"highest": self._highest}, priorities
+
+    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
+        """Takes over the priorities; where none were saved, every transition has the same."""
+        names = np.array(self._ring.rows, np.int64)
+        rows = self._ring_rows(names)
+        if self._alpha and len(rows):
+            self._tree.set(rows, np.where(self._ring.begin_tracks(names), 0.0, self._highest))
+            if numbers is not None:
+                self._tree.set(rows, numbers[len(numbers) - len(rows) :])
+                self._highest = float(state["highest"])
+        if self._how.hindsight is not None:
+            for track in self._ring.tracks([]):
+                self._note_steps_left(track, track.start, None)
+
+
+def check_goals(observation: Any, frame_stack: int) -> None:
+    """Raises ValueError unless observations have goals that hindsight can change.
+
+    observation: nest of ArraySpec. frame_stack: number of frames in every leaf.
+    """
+    names = sorted(observation) if isinstance(observation, Mapping) else []
+    require(
+        {GOAL, ACHIEVED} <= set(names),
+        f"hindsight needs observations with {ACHIEVED} and {GOAL}, as Gymnasium's goal "
+        f"environments give them, got {names or 'no dict'}",
+    )
+    require(
+        frame_stack == 1,
+        f"hindsight needs single observations, but {frame_stack} frames are stacked",
+    )
+
+
+def importance_weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
+    """Returns w_i = (p_i / min p)^-beta, float32 [B]: the weights of Schaul et al. 2016, section
+    3.4, divided by the largest of the batch.
+    """
+    weights = (probabilities / probabilities.min()) ** -beta
+    return weights.astype(np.float32)
+
+
+def _bytes_per_entry(size: int) -> int:
+    """Returns the bytes of a SumTree for each of `size` entries, rounded up."""
+    return -(-16 * (1 << max(0, size - 1).bit_length()) // size)

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The update that all algorithms share: from a batch to new weights.
+
+batch -> statistics -> prepare, metrics -> for each minibatch, until stops_after:
+    gradients of its slices -> joined over learners -> checked -> clipped -> step -> after_step
+-> a new version of the weights
+
+Several learners do the same side by side, with one OptimiserStep each, and join what they found at
+two places: the statistics of observations, and the gradients (`ranks.py`). Or others compute the
+gradients (`begin`, `contribution`), and one OptimiserStep applies them (`apply`, `count`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.algos.base import (
+    Algorithm,
+    BatchT,
+    Counters,
+    Optimizer,
+    check_metrics,
+    checked_losses,
+)
+from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback, joined
+from torchbeast.core.update import saving
+from torchbeast.core.update.figures import (
+    TOTAL,
+    addends,
+    clip_gradients,
+    divided,
+    fetched,
+    first_non_finite,
+    gradient_norm,
+    means,
+)
+from torchbeast.core.update.ranks import (
+    Contribution,
+    Found,
+    Joining,
+    Ranks,
+    added_in_order,
+    check_same_step,
+)
+from torchbeast.core.update.slices import Learn, Slices
+from torchbeast.core.update.statistics import Statistics
+
+
+class LinearDecay:
+    """Learning rates that go linearly to 0 over total_steps, and stay there.
+
+    Over the first warmup_steps they also grow linearly from 0. Both are env steps.
+    """
+
+    def __init__(
+        self, optimisers: Iterable[Optimizer], total_steps: int, warmup_steps: int = 0
+    ) -> None:
+        self._optimisers = list(optimisers)
+        self._initial = [float(group["lr"]) for group in self._groups()]
+        self._total_steps = total_steps
+        self._warmup_steps = warmup_steps
+        self.set(0)
+
+    def set(self, env_steps: int) -> None:
+        """Sets the learning rates of an update that begins after so many env steps."""
+        remaining = max(0.0, 1.0 - env_steps / self._total_steps)
+        warmth = min(1.0, env_steps / self._warmup_steps) if self._warmup_steps else 1.0
+        for group, initial in zip(self._groups(), self._initial, strict=True):
+            group["lr"] = initial * remaining * warmth
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Returns the present groups, which loading a state replaces in a torch.optim optimiser."""
+        return [group for optimiser in self._optimisers for group in optimiser.param_groups]
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or gradient is NaN or infinite; the weights are as before the optimiser step."""
+
+
+def is_separable(algo: Algorithm[Any]) -> bool:
+    """Returns whether algorithm and actor both allow learning from slices of a batch."""
+    return algo.separable and algo.actor.separable
+
+
+class Learnt(NamedTuple):
+    """The result of an update."""
+
+    figures: dict[str, float]
+    """The numbers to log, by name of the column."""
+    feedback: Feedback = NO_FEEDBACK
+    """Priorities and final states, for the replay that the batch came from."""
+
+
+class OptimiserStep(Generic[BatchT]):
+    """Updates an algorithm's models in place. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        algo: Algorithm[BatchT],
+        config: StepConfig,
+        *,
+        total_steps: int,
+        bytes_at_once: int | None = None,
+        num_threads: int = 1,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Prepares updates; raises ValueError when the algorithm's optimisers are incomplete.
+
+        total_steps: env steps after which learning rates are 0.
+        bytes_at_once: bytes of observations in a slice of a batch; None: the whole batch.
+        num_threads: threads that learn from slices. Like the size of slices it changes speed and
+            the last digits of results only; a batch that is not separable is learnt in one slice.
+        ranks: all learners that take every optimiser step together; None: this one alone.
+        """
+        self.algo = algo
+        self._config = config
+        self._ranks = ranks
+        self._minimisers = _minimisers(algo)
+        parameters = [p for minimiser in self._minimisers for p in minimiser.parameters]
+        self._joining = Joining(parameters, algo.reduction)
+        self.statistics = Statistics(algo)
+        self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
+        cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
+        self._slices = Slices(algo.actor, *cut)
+
+    @property
+    def counters(self) -> Counters:
+        """Counts from the start of the run, across restarts, which the algorithm reads too."""
+        return self.algo.counters
+
+    @property
+    def version(self) -> int:
+        """Version of the weights: number of updates, across restarts."""
+        return self.counters.version
+
+    def update(self, batch: BatchT) -> Learnt:
+        """Learns from a batch.
+
+        The figures are terms, total_loss, metrics and grad_norm (before clipping), each a mean over
+        the minibatches, metrics of the whole batch, and learning_rate. With several optimisers the
+        figures grad_norm and learning_rate have the optimiser's name in front: "critic_grad_norm".
+        A metric of no steps is left out.
+
+        Raises NonFiniteError when a loss or gradient is NaN or infinite, and ValueError when
+        `losses` returns terms that cannot be minimised. The weights are then as the previous
+        minibatch left them.
+        """
+        with self.statistics.restored_on_error():
+            self.statistics.observe(batch, self._ranks)
+            minibatches, metrics = self.begin(batch)
+            learnt = list(self._learnt(minibatches, batch.env_steps))
+            if not learnt:
+                raise ValueError("minibatches() yielded none: yield at least one for each batch")
+        figures = means(found for found, _ in learnt) | metrics
+        figures |= self.count(sum(found.env_steps for _, found in learnt))
+        return Learnt(figures, joined([found.feedback for _, found in learnt], batch.batch_size))
+
+    def begin(self, batch: BatchT) -> tuple[Iterator[BatchT], dict[str, float]]:
+        """Prepares a batch; returns its minibatches, and metrics of the whole batch. Without
+        `update`, another OptimiserStep applies its gradients.
+        """
+        with torch.no_grad():
+            prepared = self.algo.prepare(batch)
+            metrics = self.algo.metrics(prepared)
+            check_metrics(f"{type(self.algo).__name__}.metrics", metrics)
+            found = divided(fetched(addends(metrics, 1.0)))
+        return iter(self.algo.minibatches(prepared)), found
+
+    def contribution(self, minibatch: BatchT, number: int, env_steps: int) -> Contribution:
+        """Returns the gradients of a minibatch, for `apply`; changes no weight.
+
+        number: of the minibatch in its batch. env_steps: newly collected, that no other counts.
+        """
+        return self._packed(self._found(minibatch, number, env_steps))
+
+    def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
+        """Takes one step of every optimiser, with the gradients of all; returns its figures.
+
+        The result is that of one learner with all their minibatches in one. Raises NonFiniteError
+        as `update` does.
+        """
+        messages = [each.message for each in contributions]
+        check_same_step(messages)
+        total = added_in_order([each.gradients for each in contributions])
+        return self._apply(self._joining.unpacked(messages, total))
+
+    def count(self, env_steps: int) -> dict[str, float]:
+        """Counts a learnt batch and sets the learning rates; returns the rates it was learnt
+        with.
+        """
+        rates = {
+            f"{each.prefix}learning_rate": float(each.optimiser.param_groups[0]["lr"])
+            for each in self._minimisers
+        }
+        self.counters.version += 1
+        self.counters.env_steps += env_steps
+        self._schedule.set(self.counters.env_steps)
+        return rates
+
+    def _learnt(
+        self, minibatches: Iterator[BatchT], env_steps: int
+    ) -> Iterator[tuple[dict[str, float], Found]]:
+        """Learns from one minibatch after the other; yields the figures of each, and what all
+        learners found in it.
+        """
+        for number, minibatch in enumerate(minibatches):
+            found = self._joined(self._found(minibatch, number, 0 if number else env_steps))
+            figures = self._apply(found)
+            yield figures, found
+            if self.algo.stops_after(figures):
+                return
+
+    def _found(self, minibatch: BatchT, number: int, env_steps: int) -> Found:
+        """Computes the gradients of a minibatch; returns what else was found in it."""
+        for minimiser in self._minimisers:
+            minimiser.optimiser.zero_grad()
+        sums, feedback = self._slices.backward(minibatch, self._learning_from(minibatch))
+        return Found(sums, minibatch.num_steps, env_steps, number, feedback)
+
+    def _joined(self, found: Found) -> Found:
+        """Replaces the gradients by those of all learners; returns what they found together."""
+        if self._ranks is None:
+            return found
+        own = self._packed(found)
+        messages = self._ranks.gather(own.message)
+        check_same_step(messages)  # before vectors of different lengths are added up
+        return self._joining.unpacked(messages, self._ranks.add(own.gradients))
+
+    def _packed(self, found: Found) -> Contribution:
+        return self._joining.packed(replace(found, figures=fetched(found.figures)))
+
+    def _apply(self, found: Found) -> dict[str, float]:
+        """Takes one step of every optimiser; none when no learner has a step to learn from."""
+        norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
+        figures = divided(fetched({**found.figures, **norms}))
+        self._check_finite(figures)
+        if found.steps or any(figures[m.norm_name] for m in self._minimisers):
+            self._step(figures)
+        self.counters.learnt_steps += found.steps
+        return figures
+
+    def _learning_from(self, minibatch: BatchT) -> Learn:
+        """Returns a function that adds the gradients of one slice of the minibatch."""
+        num_steps = max(1, minibatch.num_steps)  # a mask may leave none
+
+        def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
+            terms, metrics, feedback = checked_losses(self.algo, self.algo.losses(columns))
+            share = columns.num_steps / num_steps
+            if self.algo.reduction == "mean":
+                terms = {name: share * term for name, term in terms.items()}
+            figures = {**terms, TOTAL: self._backward(terms), **addends(metrics, share)}
+            return {name: figure.detach() for name, figure in figures.items()}, feedback
+
+        return learn
+
+    def _backward(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Adds the gradients of each optimiser's terms to its own parameters; returns the total."""
+        totals = self._totals(terms)
+        for number, (minimiser, total) in enumerate(totals, start=1):
+            trained = _trained(self.algo, minimiser)
+            if total.requires_grad:  # else its terms depend on frozen parameters only
+                total.backward(  # type: ignore[no-untyped-call]
+                    inputs=trained, retain_graph=number < len(totals)
+                )
+            _check_connected(self.algo, minimiser)
+        return torch.stack([total for _, total in totals]).sum()
+
+    def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
+        """Returns the sum of each optimiser's terms, without optimisers that have none."""
+        losses: dict[str, list[Tensor]] = {}
+        usual = self._minimisers[0].name if len(self._minimisers) == 1 else "none"
+        for term, loss in terms.items():
+            name = self.algo.minimised_by.get(term, usual)
+            _check_minimiser(self.algo, term, name)
+            losses.setdefault(name, []).append(loss)
+        return [
+            (minimiser, torch.stack(losses[minimiser.name]).sum())
+            for minimiser in self._minimisers
+            if minimiser.name in losses
+        ]
+
+    def _check_finite(self, figures: Mapping[str, float]) -> None:
+        """Raises NonFiniteError unless terms, their sum and the gradients are finite.
+
+        figures: terms first, then their sum. Metrics, which follow, may be NaN.
+        """
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(self._failure(f"{name} is {value}"))
+            if name == TOTAL:
+                break
+        for minimiser in self._minimisers:
+            if not math.isfinite(figures[minimiser.norm_name]):
+                name = first_non_finite(_named_parameters(self.algo))
+                raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
+
+    def _failure(self, what: str) -> str:
+        """Returns the message of an update that fails."""
+        return (
+            f"{what} in optimiser step {self.counters.optimiser_steps}; the weights are as before "
+            "it. Look for very large rewards or observations, or lower the learning rate"
+        )
+
+    def _step(self, figures: Mapping[str, float]) -> None:
+        """Clips gradients and takes a step, for each optimiser by itself."""
+        for minimiser in self._minimisers:
+            norm = figures[minimiser.norm_name]
+            clip_gradients(minimiser.parameters, norm, self._config.grad_norm_clipping)
+            minimiser.optimiser.step()
+        self.counters.optimiser_steps += 1
+        with torch.no_grad():
+            self.algo.after_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state that the next update depends on; tensors are shared, not copied."""
+        counters = {"scheduler_state_dict": self.counters.state_dict()}
+        return saving.state_of(self.algo) | counters
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state_dict.
+
+        Raises ValueError, with nothing changed, when it belongs to another model, algorithm or
+        optimiser.
+        """
+        counters = Counters()
+        saving.check_state(self.algo, state)
+        counters.load_state_dict(state["scheduler_state_dict"])
+        saving.restore(self.algo, state)
+        self.algo.counters = counters
+        self._schedule.set(counters.env_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Minimiser:
+    """An optimiser and its parameters, frozen ones included."""
+
+    name: str
+    prefix: str  # of the names of its figures
+    optimiser: Optimizer
+    parameters: list[nn.Parameter]
+
+    @property
+    def norm_name(self) -> str:
+        return f"{self.prefix}grad_norm"
+
+
+def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
+    """Returns the optimisers with their parameters; raises ValueError if one has none."""
+    if not algo.optimisers:
+        raise ValueError(f"{type(algo).__name__} has no optimiser: add one to `optimisers`")
+    for term, name in algo.minimised_by.items():
+        _check_minimiser(algo, term, name)
+    is_only = len(algo.optimisers) == 1
+    minimisers = [
+        _Minimiser(
+            name=name,
+            prefix="" if is_only else f"{name}_",
+            optimiser=optimiser,
+            parameters=[p for group in optimiser.param_groups for p in group["params"]],
+        )
+        for name, optimiser in algo.optimisers.items()
+    ]
+    for minimiser in minimisers:
+        _trained(algo, minimiser)
+    return minimisers
+
+
+def _check_minimiser(algo: Algorithm[Any], term: str, name: str) -> None:
+    """Raises ValueError unless the name is that of one of the algorithm's optimisers."""
+    if name not in algo.optimisers:
+        raise ValueError(
+            f"{type(algo).__name__}.minimised_by gives the term {term} to {name}: give it to one "
+            f"of its optimisers, {', '.join(algo.optimisers)}"
+        )
+
+
+def _check_connected(algo: Algorithm[Any], minimiser: _Minimiser) -> None:
+    """Raises ValueError unless the terms of an optimiser gave one of its parameters a gradient."""
+    if all(parameter.grad is None for parameter in minimiser.parameters):
+        raise ValueError(
+            f"{type(algo).__name__}'s optimiser {minimiser.name} minimises terms that depend on "
+            "none of its parameters that are not frozen: give it the parameters of the network "
+            "that they depend on, give the terms to another optimiser by minimised_by, or set "
+            "requires_grad of a layer that they depend on"
+        )
+
+
+def _trained(algo: Algorithm[Any], minimiser: _Minimiser) -> list[nn.Parameter]:
+    """Returns the optimiser's parameters that are not frozen at present; ValueError without any.
+
+    A parameter may be frozen or unfrozen between two updates, so nobody keeps the list.
+    """
+    found = [parameter for parameter in minimiser.parameters if parameter.requires_grad]
+    if not found:
+        raise ValueError(
+            f"{type(algo).__name__}'s optimiser {minimiser.name} has no parameter to train, "
+            "because requires_grad is False for all of them: set it for at least one layer"
+        )
+    return found
+
+
+def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields all parameters with their names; those of other models than the actor get a prefix."""
+    for model_name, model in algo.models.items():
+        yield from model.named_parameters("" if model is algo.actor else model_name)

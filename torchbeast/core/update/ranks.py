@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners that take every optimiser step together, each from a minibatch of its own.
+
+    rank 0: gradients, figures --+                       +--> the same step
+    rank 1: gradients, figures --+-- gather, sum --> all +--> the same step
+
+Their weights stay bit-equal without being sent, because all compute the same step from the same
+numbers: a loss that is not finite, or an algorithm that leaves out the rest of its minibatches, is
+so for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.losses import Reduction
+from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
+from torchbeast.core.update.figures import joined
+
+
+class Ranks(Protocol):
+    """The learners of a run, each of which calls these methods in the same order.
+
+    Both raise RunError when another learner has ended, with its reason if it gave one.
+    """
+
+    def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Returns the messages of all learners, which are JSON, in the order of ranks."""
+
+    def add(self, vector: Tensor) -> Tensor:
+        """Returns the sum of the learners' vectors [n], added in the order of ranks."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a learner found in a minibatch, beside the gradients.
+
+    figures: addends, see `figures.py`. steps: learnt from. env_steps: newly collected, counted with
+    the first minibatch of a batch. minibatch: its number in the batch. feedback: of one learner
+    alone: several have no replay.
+    """
+
+    figures: Mapping[str, Any]  # scalar tensors, or floats
+    steps: int
+    env_steps: int
+    minibatch: int
+    feedback: Feedback = NO_FEEDBACK
+
+
+class Contribution(NamedTuple):
+    """One learner's share of an optimiser step."""
+
+    message: dict[str, Any]  # JSON of a Found, and of the parameters that have a gradient
+    gradients: Any  # [n] of the parameters that are not frozen; of means times the steps
+
+
+class Joining:
+    """Joins the gradients of all parameters of an algorithm.
+
+    Gradients of a "sum" are added up. Those of a "mean" are weighted by the number of steps, so
+    that the result is the mean over all valid steps of all learners. Frozen parameters are left
+    out; `check_same_step` checks that all learners freeze the same ones.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], reduction: Reduction) -> None:
+        self._parameters = list(parameters)
+        self._is_mean = reduction == "mean"
+        is_double = any(p.dtype == torch.float64 for p in parameters)
+        self._dtype = torch.float64 if is_double else torch.float32
+
+    def packed(self, found: Found) -> Contribution:
+        """Returns the present gradients with what else was found, whose figures are floats."""
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        pieces = [self._gradient(parameter, found.steps) for parameter in trained]
+        message = {
+            "figures": dict(found.figures),
+            "steps": found.steps,
+            "env_steps": found.env_steps,
+            "minibatch": found.minibatch,
+            "trained": [int(p.requires_grad) for p in self._parameters],
+            "has_gradient": [int(p.grad is not None) for p in trained],
+        }
+        return Contribution(message, torch.cat(pieces))
+
+    def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> Found:
+        """Sets the gradients to those of all learners; returns what they found together.
+
+        messages: checked by `check_same_step`. total: the sum of their vectors.
+        """
+        steps = sum(message["steps"] for message in messages)
+        if self._is_mean:
+            total = total / max(1, steps)
+        for parameter in self._parameters:
+            parameter.grad = None
+        both = zip(self._parameters, messages[0]["trained"], strict=True)
+        trained = [parameter for parameter, is_trained in both if is_trained]
+        pieces = torch.split(total, [parameter.numel() for parameter in trained])
+        have = [any(has) for has in zip(*(m["has_gradient"] for m in messages), strict=True)]
+        for parameter, piece, has in zip(trained, pieces, have, strict=True):
+            if has and parameter.requires_grad:  # it may have been frozen meanwhile
+                parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+        figures = joined(
+            [message["figures"] for message in messages],
+            [message["steps"] for message in messages],
+            terms_add_up=not self._is_mean,
+        )
+        env_steps = sum(message["env_steps"] for message in messages)
+        return Found(figures, steps, env_steps, messages[0]["minibatch"])
+
+    def _gradient(self, parameter: nn.Parameter, steps: int) -> Tensor:
+        """Returns a parameter's gradient as a vector of our dtype."""
+        if parameter.grad is None or (self._is_mean and not steps):
+            return torch.zeros(parameter.numel(), dtype=self._dtype, device=parameter.device)
+        gradient = parameter.grad.reshape(-1).to(self._dtype)
+        return gradient * steps if self._is_mean else gradient
+
+
+def added_in_order(vectors: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of vectors, added one after the other: the same bits wherever it is done."""
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total += vector
+    return total
+
+
+def check_same_place(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if the learners are at different minibatches of their batches.
+
+    A message without one says what the learner observed, before the first.
+    """
+    numbers = [message.get("minibatch", "before the first") for message in messages]
+    if len(set(numbers)) > 1:
+        raise ValueError(
+            f"the learners are at different minibatches of their batches, {numbers}: minibatches() "
+            "must yield equally many in each of them"
+        )
+
+
+def check_same_step(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if the gradients of the learners cannot be added up.
+
+    They are of different minibatches, or of different parameters.
+    """
+    check_same_place(messages)
+    trained = [message["trained"] for message in messages]
+    different = [n for n, flags in enumerate(zip(*trained, strict=True)) if len(set(flags)) > 1]
+    if different:
+        raise ValueError(
+            f"the learners freeze different parameters: requires_grad of numbers {different} of "
+            "the optimisers' parameters, counted from 0, is not the same in all learners: freeze "
+            "the same layers in each of them"
+        )

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running statistics that the models of an algorithm keep in buffers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.running_norm import Moments, RunningNorm
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.storages.batch import Batch
+from torchbeast.core.update.ranks import Ranks, check_same_place
+
+
+class Statistics:
+    """Counts each batch once, or those of several learners together."""
+
+    def __init__(self, algo: Algorithm[Any]) -> None:
+        self._algo = algo
+        modules = [module for model in algo.models.values() for module in model.modules()]
+        norms = [module for module in modules if isinstance(module, RunningNorm)]
+        self._norms = list(dict.fromkeys(norms))  # a module may be in two models
+
+    def observed(self, batch: Batch) -> list[Moments]:
+        """Adds a batch, and returns what it adds to each RunningNorm.
+
+        Raises NotImplementedError if the actor keeps statistics elsewhere: nothing says how those
+        of several learners would be joined.
+        """
+        before, others = [norm.moments() for norm in self._norms], self._others()
+        self._algo.observe(batch)
+        for name, buffer in self._others().items():
+            if not torch.equal(buffer, others[name]):
+                raise NotImplementedError(
+                    f"{type(self._algo.actor).__name__}.observe changes the buffer {name}, and "
+                    "several learners can join only the statistics of a RunningNorm: keep them in "
+                    "one, or learn with one learner"
+                )
+        return [norm.moments().without(was) for norm, was in zip(self._norms, before, strict=True)]
+
+    def add(self, observed: Sequence[Sequence[Moments]]) -> None:
+        """Adds what several learners observed, in their order."""
+        for norm, *parts in zip(self._norms, *observed, strict=True):
+            seen = (part for part in parts if part.rows)
+            norm.set_moments(functools.reduce(Moments.merged, seen, norm.moments()))
+
+    def observe(self, batch: Batch, ranks: Ranks | None) -> None:
+        """Adds a batch, or those of all learners."""
+        if ranks is None:
+            self._algo.observe(batch)
+            return
+        before = [norm.moments() for norm in self._norms]
+        own = self.observed(batch)
+        if not self._norms:
+            return
+        messages = ranks.gather(
+            {"observed": [[part.tolist() for part in moments] for moments in own]}
+        )
+        check_same_place(messages)
+        for norm, moments in zip(self._norms, before, strict=True):
+            norm.set_moments(moments)
+        self.add([self._from_message(message["observed"]) for message in messages])
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Restores all buffers of the models if the body fails."""
+        buffers = [buffer for model in self._algo.models.values() for buffer in model.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        except BaseException:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            raise
+
+    def _from_message(self, observed: Sequence[Sequence[Any]]) -> list[Moments]:
+        found = []
+        for parts, norm in zip(observed, self._norms, strict=True):
+            both = zip(parts, norm.moments(), strict=True)
+            tensors = (torch.tensor(p, dtype=like.dtype, device=like.device) for p, like in both)
+            found.append(Moments(*tensors))
+        return found
+
+    def _others(self) -> dict[str, Tensor]:
+        """Returns copies of the actor's buffers that belong to no RunningNorm."""
+        ours = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
+        named = self._algo.actor.named_buffers()
+        return {name: b.clone() for name, b in named if id(b) not in ours}

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Setup at the start of every child process; child_process.py is the parent's side."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn
+
+from torchbeast import errors
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.system import is_lost
+
+_GRACE_S = 3.0  # for the present step once stdin is closed; a stuck environment is abandoned
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def follow_parent() -> None:
+    """Leaves the end of this process to its parent; the first call of a child's main.
+
+    Signals that ask a program to stop are ignored: whoever sends them to every process of a
+    program, as systemd and Slurm do, means that the parent ends this one in order. Processes that
+    this one forks or starts do not ignore them. They are killed at its end if the parent, which
+    would kill them otherwise, is gone.
+    """
+    _ignore_signals()
+    atexit.register(_kill_group_of_orphan)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exits without waiting for threads, one of which may be stuck in an environment."""
+    _kill_group_of_orphan()
+    errors.exit_now(code)
+
+
+def _kill_group_of_orphan() -> None:
+    """Kills this process and all that it forked if nobody reads its output, so has no parent."""
+    if is_lost(2, pipes=True) and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+
+
+def _ignore_signals() -> None:
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    # a handler, because programs that are started would inherit SIG_IGN
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    os.register_at_fork(after_in_child=restore)
+
+
+def take_stdout() -> Report:
+    """Reserves stdout for reports and redirects everything else printed there to stderr.
+
+    Output of C code is redirected too. Returns a function that writes a report.
+    """
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    lock = threading.Lock()  # several threads report, each whole lines
+
+    def report(message: dict[str, Any]) -> None:
+        with lock:
+            pipe.write(f"{json.dumps(message)}\n")
+            pipe.flush()
+
+    return report
+
+
+def follow_stdin(
+    on_line: Callable[[bytes], None], on_end: Callable[[], None], grace_s: float = _GRACE_S
+) -> None:
+    """Calls `on_line` with every line of stdin and `on_end` at its end. The process exits so many
+    seconds later.
+
+    A thread reads stdin, so that its end is noticed while the main thread is busy.
+    """
+    stdin = take_stdin()
+
+    def read() -> None:
+        for line in stdin:
+            on_line(line)
+        with contextlib.suppress(OSError):  # what it closes has been closed
+            on_end()
+        time.sleep(grace_s)
+        exit_now(0)
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def take_stdin() -> BinaryIO:
+    """Reserves stdin for the parent's messages and returns it.
+
+    Every other reader of stdin, including processes that an environment starts, finds it empty. The
+    result is a separate file because a thread blocked in sys.stdin would break Python's exit.
+    """
+    pipe = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return pipe
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Returns an error as a report; our own errors are messages and need no traceback."""
+    usage = isinstance(error, UsageError)
+    own = usage or isinstance(error, RunError)
+    message = str(error) if own else "".join(traceback.format_exception(error))
+    return {"error": message, "usage": usage}

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main module of the processes of a LocalFleet; started by fleet.py, never by a user.
+
+    socket  requests (number, method, arguments) and answers (number, result), both pickled
+    stdin   the process ends when it is closed, which also happens when its parent dies
+    stdout  one line of JSON if the worker cannot even be made
+
+Each lane of the worker has a thread, the main thread that of the methods without a lane. At the end
+`end` ends the present call, in some thread, and then the main thread calls `close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from torchbeast.core.base.specs import find
+from torchbeast.fleets.child_main import (
+    exit_now,
+    failure,
+    follow_parent,
+    follow_stdin,
+    take_stdout,
+)
+from torchbeast.fleets.fleet import Failed
+from torchbeast.fleets.system import available_cores
+
+_MAIN_LANE = ""
+
+Request = tuple[int, str, tuple[Any, ...]]
+Requests = queue.SimpleQueue[Request | None]
+
+
+def main(arguments: Mapping[str, Any]) -> int:
+    """Answers requests until stdin or the socket is closed; returns the exit code."""
+    follow_parent()
+    report = take_stdout()
+    torch.set_num_threads(available_cores())
+    try:
+        worker = find(arguments["worker"])(arguments["name"])
+    except Exception as error:
+        report(failure(error))
+        return 1
+    Answering(worker, Connection(arguments["socket"])).run()
+    worker.close()
+    return 0
+
+
+class Answering:
+    """Executes the requests of one socket."""
+
+    def __init__(self, worker: Any, connection: Connection) -> None:
+        self._worker, self._connection = worker, connection
+        self._lane_of: Mapping[str, str] = getattr(worker, "LANES", {})
+        lanes = {_MAIN_LANE, *self._lane_of.values()}
+        self._lanes: dict[str, Requests] = {lane: queue.SimpleQueue() for lane in lanes}
+        self._sending = threading.Lock()
+
+    def run(self) -> None:
+        """Answers until the parent has gone; called by the main thread."""
+        for lane in self._lanes.keys() - {_MAIN_LANE}:
+            threading.Thread(target=self._answer, args=(lane,), daemon=True).start()
+        threading.Thread(target=self._read, daemon=True).start()
+        follow_stdin(lambda _: None, self._close)
+        self._answer(_MAIN_LANE)
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                request: Request = pickle.loads(self._connection.recv_bytes())
+                self._lanes[self._lane_of.get(request[1], _MAIN_LANE)].put(request)
+        self._close()
+
+    def _close(self) -> None:
+        """Ends the current call, and then the main thread."""
+        self._lanes[_MAIN_LANE].put(None)
+        self._worker.end()
+
+    def _answer(self, lane: str) -> None:
+        while (request := self._lanes[lane].get()) is not None:
+            number, method, arguments = request
+            answer = pickle.dumps((number, self._result(method, arguments)), protocol=5)
+            with self._sending, contextlib.suppress(OSError):  # the parent has gone
+                self._connection.send_bytes(answer)
+            del request, arguments, answer
+
+    def _result(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        try:
+            return getattr(self._worker, method)(*arguments)
+        except Exception as error:
+            return Failed.by(error)
+
+
+if __name__ == "__main__":
+    code = main(json.loads(sys.argv[1]))
+    exit_now(code)  # nothing is left to be saved, and torch takes seconds to be taken down

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaces workers that die: one policy for actor processes, environment servers and Ray's workers.
+
+start --> works --> dies --> pause --> the next one starts in its place
+                     |
+                     +--> the run fails: nobody has worked yet, or too many died here
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from typing import Protocol
+
+from torchbeast.fleets.child_process import ProcessDied
+from torchbeast.fleets.supervisor import Supervisor
+
+_MOST_DEATHS = 5  # of a worker and its replacements ...
+_DEATHS_S = 600.0  # ... within this time: another replacement would die too
+_LONGEST_PAUSE_S = 90.0
+_PAUSE_S = 10.0  # after a replacement that could not start, then three times as long each time
+
+
+class Deaths:
+    """Counts the deaths of a worker and its replacements. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._times: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
+        self._any_worked = self._works = False
+        self._failed_starts = 0
+
+    def works(self) -> None:
+        """Records that the present process has begun to work."""
+        self._any_worked = self._works = True
+        self._failed_starts = 0
+
+    def may_pass(self, error: Exception) -> bool:
+        """Returns whether the next process may live: this one was killed or crashed, or could not
+        start where an earlier one could, as when a file or a port is away for a moment.
+        """
+        return isinstance(error, ProcessDied) or (self._any_worked and not self._works)
+
+    def pause(self) -> float:
+        """Returns the seconds until the next start: 0 unless the last one failed."""
+        if not self._failed_starts:
+            return 0.0
+        return min(_LONGEST_PAUSE_S, _PAUSE_S * 3.0 ** (self._failed_starts - 1))
+
+    def too_many(self, error: Exception) -> ProcessDied | None:
+        """Counts a death; returns the final error if replacing is hopeless by now, else None."""
+        self._works = False
+        self._failed_starts += not isinstance(error, ProcessDied)
+        self._times.append(time.monotonic())
+        seconds = self._times[-1] - self._times[0]
+        if len(self._times) < _MOST_DEATHS or seconds >= _DEATHS_S:
+            return None
+        many = f"{_MOST_DEATHS} processes died in its place within {seconds:.0f} s"
+        return ProcessDied(f"{many}. The last one: {error}")
+
+
+class Place(Protocol):
+    """Where one worker after the other does the same work."""
+
+    name: str
+    deaths: Deaths
+
+    def start(self) -> None:
+        """Starts a worker: the first one, or one that replaces another.
+
+        Raises OSError where none can be started.
+        """
+
+
+class Places:
+    """The places of a group of workers. Any thread may call any method.
+
+    Attributes:
+        closed: set by `close`.
+        replaced: number of workers that were replaced.
+        supervisor: of the run; set it before the first worker starts.
+    """
+
+    def __init__(self, log: logging.Logger, supervisor: Supervisor | None = None) -> None:
+        """log: gets a warning for every worker that is replaced."""
+        self.closed = threading.Event()
+        self.replaced = 0
+        self.supervisor = supervisor
+        self._log = log
+        self._any_works = False
+        self._lock = threading.Lock()
+
+    def start(self, place: Place) -> None:
+        """Starts the first worker in a place."""
+        with self._lock:  # `ended` waits until the place knows its worker
+            place.start()
+
+    def works(self, place: Place) -> None:
+        """Records that the worker in a place has begun to work."""
+        self._any_works = True
+        place.deaths.works()
+
+    def ended(self, place: Place, error: Exception) -> None:
+        """Replaces a worker that died, or that could not replace another.
+
+        Any other end fails the run. So does a worker that dies before any has worked, or too often:
+        its replacement would probably die of the same cause.
+        """
+        with self._lock:
+            if self.closed.is_set():
+                return
+        if not (place.deaths.may_pass(error) and self._any_works):
+            self._fail(place, error)
+        elif failure := place.deaths.too_many(error):
+            self._fail(place, failure)
+        else:
+            self.replace(place, error)
+
+    def replace(self, place: Place, error: Exception) -> None:
+        """Replaces a worker, unless closed; waits first if the last one could not start."""
+        pause = place.deaths.pause()
+        when = f" in {pause:g} s" if pause else ""
+        self._log.warning("%s: %s; another takes its place%s", place.name, error, when)
+        self.closed.wait(pause)
+        try:
+            with self._lock:
+                if self.closed.is_set():
+                    return
+                self.replaced += 1
+                place.start()
+        except OSError as problem:  # no process can be started
+            self._fail(place, problem)  # without the lock: the end of the run calls `close`
+
+    def close(self) -> None:
+        """Replaces nobody any more. May be called again."""
+        with self._lock:
+            self.closed.set()
+
+    def _fail(self, place: Place, error: Exception) -> None:
+        assert self.supervisor is not None
+        self.supervisor.fail(place.name, error)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends a run: the first failure or stop closes everything once, and is the one reported.
+
+    start_thread() ... a thread raises -> fail() -+
+    Ctrl-C, SIGTERM,
+    SIGHUP          -> wait() sees it  -> stop() -+-> every on_close function, in reverse order
+    all steps are learnt               -> stop() -+
+
+Thread safety: every method may be called from any thread, except `wait` and `signals`, which belong
+to the main thread. Every wait has a time limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torchbeast.errors import RunError, UsageError, exit_now
+from torchbeast.fleets.system import leave_lost_terminal
+
+_log = logging.getLogger("torchbeast.supervisor")
+
+_SIGNAL_POLL_S = 0.1
+EXIT_INTERRUPTED_TWICE = 130
+# Programs such as `timeout` signal a process and its group: the same signal arrives twice at once.
+SECOND_SIGNAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a run."""
+
+    origin: str  # the thread or process that failed; "" for the program itself
+    error: BaseException
+
+    def __str__(self) -> str:
+        what = str(self.error).strip() or type(self.error).__name__
+        return f"{self.origin}: {what}" if self.origin else what
+
+
+class _RunThread(threading.Thread):
+    """A thread that a supervisor has started."""
+
+
+def end_program(code: int) -> NoReturn:
+    """Ends a program whose run has ended, even if some threads of the run have not.
+
+    Such a thread may be inside torch's C++ code. If it returned from there while Python is
+    finalised, it would abort the process: "terminate called without an active exception".
+    """
+    if any(isinstance(thread, _RunThread) for thread in threading.enumerate()):
+        exit_now(code)
+    sys.exit(code)
+
+
+class Supervisor:
+    """Runs the threads of a run, ends them together, and keeps the reason."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._closers: list[Callable[[], None]] = []
+        self._threads: list[threading.Thread] = []
+        self._signal: str | None = None
+        self._asked_time: float | None = None  # of the first SIGINT or SIGTERM
+        self.reason: str | None = None
+        self.failure: Failure | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True from the first stop or failure on."""
+        return self._ended.is_set()
+
+    @property
+    def interrupted(self) -> bool:
+        """True when a signal ended the run."""
+        return self._signal is not None and self.reason == self._signal
+
+    def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
+        """Runs `body` in a thread; its exception fails the run, unless the run has ended before."""
+        thread = _RunThread(target=self._run, args=(name, body), name=name, daemon=True)
+        with self._lock:
+            self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Registers `close` to be called once when the run ends; calls it now if it has ended."""
+        with self._lock:
+            if not self.ended:
+                self._closers.append(close)
+                return
+        self._call(close)
+
+    def fail(self, origin: str, error: BaseException) -> None:
+        """Ends the run with this failure; if the run has ended already, only logs it.
+
+        It has if a signal came first: that may have caused the failure, as of a process that got
+        the same signal.
+        """
+        if self._signal is not None:
+            self._stop_by(self._signal)
+        if not self._end(None, Failure(origin, error)):
+            _log.info("after the end, %s: %r", origin, error)
+
+    def fail_at_end(self, origin: str, error: BaseException) -> None:
+        """Records this failure if the run has none yet, even if it has already ended in order."""
+        with self._lock:
+            if self.ended and self.failure is None:
+                self.failure = Failure(origin, error)
+        self.fail(origin, error)
+
+    def stop(self, reason: str) -> None:
+        """Ends the run in order; a no-op if it has ended already."""
+        self._end(reason, None)
+
+    def wait(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds for the end of the run; returns whether it has ended.
+
+        Where signals are handled, for the main thread only.
+        """
+        leave_lost_terminal()  # of a program that outlives it
+        deadline = time.monotonic() + timeout
+        while not self.ended:
+            if self._signal is not None:
+                self._stop_by(self._signal)
+                break
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._ended.wait(min(left, _SIGNAL_POLL_S))
+        return self.ended
+
+    def join(self, timeout: float) -> list[str]:
+        """Waits `timeout` seconds in total for the threads; returns the names of those still
+        running.
+        """
+        deadline = time.monotonic() + timeout
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def check_goes_on(self) -> None:
+        """Raises RunError once the run has ended, or a signal has asked for its end."""
+        if self.ended or self._signal is not None:
+            raise RunError("the run has ended")
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Handles SIGINT, SIGTERM and SIGHUP: the first one stops the run in order.
+
+        A second one, at least SECOND_SIGNAL_S later, ends the process immediately. SIGHUP is never
+        counted as one of the two: nobody asks twice by a terminal that is lost, and those who end
+        a session send SIGTERM after it. Where it is ignored, as under nohup, it stays ignored.
+        """
+        before = {number: signal.signal(number, self._on_signal) for number in _handled()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        # Runs between two instructions of the main thread, which may hold any lock: only records
+        # it.
+        self._signal = self._signal or signal.Signals(number).name
+        leave_lost_terminal()
+        if number == signal.SIGHUP:
+            return
+        now = time.monotonic()
+        if self._asked_time is None:
+            self._asked_time = now
+        elif now - self._asked_time >= SECOND_SIGNAL_S:
+            os._exit(EXIT_INTERRUPTED_TWICE)
+
+    def _stop_by(self, name: str) -> None:
+        leave_lost_terminal(pipes=True)  # to `tee`, which the same signal has ended
+        self.stop(name)
+
+    def _run(self, name: str, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            self.fail(name, error)
+            # Release the objects that the thread held: others may be waiting for them, such as the
+            # callers of an inference batch that was dropped.
+            traceback.clear_frames(error.__traceback__)
+
+    def _end(self, reason: str | None, failure: Failure | None) -> bool:
+        with self._lock:
+            if self.ended:
+                return False
+            self.reason, self.failure = reason, failure
+            closers, self._closers = self._closers[::-1], []
+            self._ended.set()
+        if failure is not None:
+            is_refused = isinstance(failure.error, UsageError)  # its sentence says everything
+            trace = None if is_refused else failure.error
+            _log.error("the run failed: %s", failure, exc_info=trace)
+        for close in closers:
+            self._call(close)
+        return True
+
+    def _call(self, close: Callable[[], None]) -> None:
+        try:
+            close()
+        except Exception:
+            _log.exception("while closing")
+
+
+def _handled() -> list[signal.Signals]:
+    """Returns the signals that end a run; a process started with nohup outlives its terminal."""
+    is_kept = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if is_kept else [])]

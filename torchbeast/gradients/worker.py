@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One gradient worker: a source of batches, and a learner's copy that computes gradients of them.
+
+    start()        makes both
+    collect()      takes the next batch                             synchronous
+    contribute()   the gradients of its next minibatch              synchronous, centralised
+    update()       learns from it, together with the other ranks    decentralised
+    step()         the gradients of the next minibatch, of the next batch where there is none left
+                                                                    asynchronous
+    state()        everything that the next update depends on       decentralised
+    stop_early()   cuts the batch that is being collected short     beside them
+    place()        where it runs                                    beside them
+    end()          ends the source                                  beside them
+    close()        ends what the source has started                 after all others
+
+Threads: `stop_early`, `place` and `end` may be called by others while one thread calls the rest.
+Nothing here knows of processes or Ray. A function that the learner sends makes a worker's parts:
+
+    make(index, ranks, stops_early) -> Made(source, optimiser_step, ...)
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchbeast.collect.contract import Source
+from torchbeast.collect.weights import Packed, unpacked
+from torchbeast.core.actors.running_norm import Moments
+from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.core.update.ranks import Contribution, Ranks
+from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
+from torchbeast.errors import RunError
+from torchbeast.fleets.child_main import failure
+from torchbeast.fleets.fleet import Failed, Place
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.gradients.joint import Report, load, report_of, saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The parts of a worker."""
+
+    source: Source
+    optimiser_step: OptimiserStep[Any]
+    publish: Callable[[nn.Module, int], None] = lambda model, version: None
+    """Gives the source the weights to act with, and their version, before each batch. The model is
+    that of the optimiser step."""
+    end: Callable[[], None] = lambda: None
+    """Ends what the source has started, such as environments and processes, once it is closed."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Of the models; batches are moved to it."""
+
+
+Make = Callable[[int, Ranks | None, Callable[[float], bool]], Made]
+"""Makes the parts of a worker, in its process. It is sent there by cloudpickle where that is
+installed, by pickle otherwise.
+
+index: of the worker; give its environments and random numbers seeds of their own by this.
+ranks: for the OptimiserStep; None where another process applies the gradients.
+stops_early: a source that can be cut short calls it after every step with the share of its batch
+    that it has collected. Where it returns true the batch ends: its other steps are not valid,
+    repeat the last row, and do not count as collected.
+"""
+
+Meeting = tuple[str, int, str]
+"""Host and port of a store at which ranks meet, and the device of their gradients, "cpu" or "cuda".
+"""
+
+Weights = tuple[Packed, tuple[bool, ...]]
+"""The weights of all models of an algorithm, and which parameters are not frozen at present, by
+requires_grad."""
+
+
+def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a method return what it raises, as a Failed."""
+
+    @functools.wraps(method)
+    def call(self: GradientWorker, *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except RankGone as error:
+            return Failed(str(error), usage=False, is_consequence=True)
+        except Exception as error:
+            if self.ranks is not None:  # tells the others why this one ends
+                said = str(error).strip().splitlines()
+                self.ranks.leave(said[-1] if said else repr(error))
+            return Failed(**failure(error))
+
+    return call
+
+
+class GradientWorker:
+    """Computes gradients on request."""
+
+    LANES: ClassVar[Mapping[str, str]] = dict.fromkeys(("stop_early", "place", "end"), "control")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._supervisor = Supervisor()
+        self._end: Callable[[], None] = lambda: None
+        self.ranks: TorchRanks | None = None
+        self._round = self._stopped_round = -1  # counts batches
+        self._least = 0.0  # share of the batch of the round that is stopped
+        self._version = 0  # of the weights
+        self._minibatches: Iterator[Contribution] = iter(())
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def place(self) -> Place:
+        """Returns where the worker runs; it does not know its node."""
+        return Place(socket.gethostname(), os.getpid(), "")
+
+    @_reporting
+    def start(
+        self, make: bytes, index: int, count: int, meeting: Meeting | None, state: bytes
+    ) -> None:
+        """Makes source and learner.
+
+        make: a pickled `Make`. meeting: None: another process applies the gradients. state: of the
+        learner.
+        """
+        make_parts: Make = pickle.loads(make)
+        if meeting is not None:
+            host, port, device = meeting
+            store = store_at(host, port)
+            self.ranks = TorchRanks(store, index, count, device=torch.device(device))
+        self._parts = made = make_parts(index, self.ranks, self._stops_early)
+        self._end = made.end
+        self._step = made.optimiser_step
+        self._models = nn.ModuleDict(self._step.algo.models)
+        load(self._step, state)
+        self._publish(self._step.version)
+        made.source.start(self._supervisor)
+        self._supervisor.on_close(made.source.close)
+        self._batches = iter(made.source.batches())
+
+    @_reporting
+    def collect(self, number: int, counters: Mapping[str, int], weights: Weights | None) -> Report:
+        """Takes the next batch, with newer weights if any.
+
+        number: of the round, for `stop_early`. counters: of the run, at the weights that the worker
+        then has, newer ones or not.
+        """
+        self._load(counters, weights)
+        self._publish(counters["version"])
+        return self._collect(number)
+
+    @_reporting
+    def contribute(
+        self, counters: Mapping[str, int], weights: Weights | None
+    ) -> Contribution | None:
+        """Returns the gradients of the batch's next minibatch, with newer weights if any; None:
+        there is none left.
+        """
+        self._load(counters, weights)
+        return self._next_contribution()
+
+    @_reporting
+    def update(self, trained: tuple[bool, ...]) -> tuple[dict[str, float], dict[str, int]] | str:
+        """Learns from the batch, together with the other ranks; trained: as in Weights.
+
+        Returns the figures of all of them, except for the metrics of the whole batch, which are its
+        own, and the counters. Or why it has changed nothing: a loss or gradient was not finite.
+        """
+        self._freeze(trained)
+        try:
+            with own_settings():
+                figures = self._step.update(self._batch).figures
+        except NonFiniteError as error:
+            return str(error)
+        return figures, self._step.counters.state_dict()
+
+    @_reporting
+    def step(
+        self, counters: Mapping[str, int], weights: Weights | None, goes_on: bool
+    ) -> tuple[Report | None, Contribution | None]:
+        """Returns the gradients of the next minibatch with newer weights if any, after the report
+        of a batch that begins with it; None, once, after the last one of a batch.
+
+        goes_on: with the same batch; otherwise the rest of it is left out.
+        """
+        self._load(counters, weights)
+        if goes_on:
+            return None, self._next_contribution()
+        self._publish(counters["version"])
+        return self._collect(self._round + 1), self._next_contribution()
+
+    @_reporting
+    def state(self) -> bytes:
+        """Returns the state of the learner."""
+        return saved(self._step)
+
+    def stop_early(self, number: int, fraction: float) -> None:
+        """Ends the collection in this round, once the batch has this share of its steps."""
+        self._least, self._stopped_round = fraction, number
+
+    def end(self) -> None:
+        """Ends the source, and with it every wait for a batch."""
+        self._supervisor.stop("the run ended")
+
+    def close(self) -> None:
+        """Ends what the source has started."""
+        self._end()
+
+    def _stops_early(self, share: float) -> bool:
+        return self._stopped_round == self._round and share >= self._least
+
+    def _collect(self, number: int) -> Report:
+        self._round = number
+        taken = next(self._batches, None)
+        if taken is None:
+            failed = self._supervisor.failure
+            raise RunError("the source has ended") if failed is None else failed.error
+        device = self._parts.device
+        self._batch = batch = taken.map(lambda leaf: leaf.to(device))
+        observed: list[Moments] = []
+        if self.ranks is None:
+            with own_settings():
+                observed = self._step.statistics.observed(batch)
+            self._minibatches = self._contributions(batch)
+        sent = [[part.cpu().numpy() for part in moments] for moments in observed]
+        return report_of(self._parts.source, taken, self._version)._replace(observed=sent)
+
+    def _next_contribution(self) -> Contribution | None:
+        with own_settings():
+            return next(self._minibatches, None)
+
+    def _contributions(self, batch: Any) -> Iterator[Contribution]:
+        """Yields the gradients of the minibatches as arrays; their messages also have the number of
+        optimiser steps of the weights, and the first one metrics of the whole batch.
+        """
+        minibatches, metrics = self._step.begin(batch)
+        for number, minibatch in enumerate(minibatches):
+            env_steps = 0 if number else batch.env_steps
+            message, gradients = self._step.contribution(minibatch, number, env_steps)
+            steps = self._step.counters.optimiser_steps
+            more = {"optimiser_steps": steps, "metrics": {} if number else metrics}
+            yield Contribution(message | more, gradients.cpu().numpy())
+
+    def _load(self, counters: Mapping[str, int], weights: Weights | None) -> None:
+        if self.ranks is None:  # else this worker counts its steps itself
+            self._step.counters.load_state_dict(counters)
+        if weights is not None:
+            packed, trained = weights
+            self._models.load_state_dict(unpacked(packed, self._models))
+            self._freeze(trained)
+
+    def _freeze(self, trained: tuple[bool, ...]) -> None:
+        for parameter, is_trained in zip(self._models.parameters(), trained, strict=True):
+            parameter.requires_grad_(is_trained)
+
+    def _publish(self, version: int) -> None:
+        self._version = version
+        self._parts.publish(self._step.algo.actor, version)
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """Returns an array that was sent; a copy if it is read-only, as in the memory of Ray."""
+    return torch.from_numpy(np.require(array, requirements="W"))

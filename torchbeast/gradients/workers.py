@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several gradient workers as one learner: the source and the update of a training loop.
+
+    Centralised     every minibatch: gradients of all --> the centre's step --> weights to all
+    Asynchronous    gradients of one --> the centre's step --> weights to this one
+    Decentralised   the workers join their gradients among themselves, and each takes the step
+
+The workers keep their batches; a JointBatch says what they have collected. `env_steps` counts those
+of all workers, and `version` the updates: rounds in which all took part, or with asynchronous
+workers batches of one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from torchbeast.collect.contract import WAIT_S, Away
+from torchbeast.collect.weights import packed
+from torchbeast.core.actors.running_norm import Moments
+from torchbeast.core.update.figures import means
+from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, OptimiserStep
+from torchbeast.core.update.ranks import Contribution
+from torchbeast.core.update.torch_ranks import served_store
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.fleet import Fleet, Place, Worker, WorkerLost
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import waiting_for
+from torchbeast.gradients.config import GradientConfig
+from torchbeast.gradients.gathering import Inbox, Task, Workers, gather
+from torchbeast.gradients.joint import JointBatch, JointLearner, Report, load, saved, total
+from torchbeast.gradients.worker import Make, Meeting, as_tensor
+
+WORKER = "torchbeast.gradients.worker:GradientWorker"
+"""The class of the workers that a fleet has to make."""
+
+_ANSWER_S = 60.0  # for one worker, which may have to end an update first
+_DOING = {"start": "starting", "collect": "collecting", "step": "collecting or learning"}
+
+
+def _ignore(answer: Any) -> None:
+    """Does nothing with an answer."""
+
+
+class GradientWorkers(JointLearner):
+    """The workers of a run.
+
+    Threads: `batches` and the update belong to one learner thread; another one that asks for
+    batches waits for the end. When the run ends, the supervisor closes the source, which ends every
+    wait. The fleet ends the workers.
+    """
+
+    num_bytes = 0
+
+    def __init__(
+        self, make: Make, config: GradientConfig, centre: OptimiserStep[Any], fleet: Fleet
+    ) -> None:
+        """Prepares workers, which begin when the first batch is asked for.
+
+        centre: the learner of this process, with whose state they begin. With centralised updates
+        it applies the gradients, with decentralised ones it only holds the state that is saved.
+        fleet: of WORKERs.
+        """
+        super().__init__(centre)
+        self._config, self._make, self._fleet = config, _dumped(make), fleet
+        self._names = [f"gradient worker {index}" for index in range(config.num_workers)]
+        self._supervisor: Supervisor | None = None
+        self._workers: list[Worker] = []  # empty before they begin
+        self._places: dict[int, Any] = {}  # of the workers that have said theirs
+        self._inbox = Inbox()
+        self._one_thread = threading.Lock()
+        self._round = 0
+        self._doing: dict[int, tuple[str, float]] = {}  # task of a worker, and when it began
+        self._latest: dict[int, Report] = {}  # by worker
+        self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Lets the end of the run end every wait, and a worker's failure end the run."""
+        self._supervisor = supervisor
+        supervisor.on_close(self.close)
+
+    def batches(self) -> Iterator[JointBatch]:
+        """Yields the batches of rounds; ask for the next one after the update of the one before.
+
+        Ends when a worker fails, which then is the failure of the run; raises it if `start` was not
+        called.
+        """
+        try:
+            with self._one_thread:
+                if self._start_workers() is not None:
+                    yield from self._rounds()
+        except (RunError, UsageError) as error:
+            if self._supervisor is None:
+                raise
+            self._supervisor.fail("", error)
+
+    def close(self) -> None:
+        """Ends every wait here and in the workers. May be called again."""
+        self._inbox.close()
+        for worker in self._workers:
+            worker.call(_ignore, "end")
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the totals of the workers' sources."""
+        return total(report.status for report in self._latest.values())
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds that the sources of all workers have spent, by stage."""
+        return total(report.seconds for report in self._latest.values())
+
+    def hanging(self) -> str:
+        """Describes workers that have been busy with one task for over WAIT_S."""
+        now = time.monotonic()
+        doing = sorted(dict(self._doing).items())  # a copy: answers arrive in other threads
+        return "; ".join(
+            f"{self._names[index]} {self._what_it_does(index, method)} for {now - since:.0f} s"
+            for index, (method, since) in doing
+            if now - since > WAIT_S
+        )
+
+    def _what_it_does(self, index: int, method: str) -> str:
+        if index not in self._places:  # its process, or the cluster's room for it, is not there yet
+            return "has not begun: it has found no room yet, or its process still starts,"
+        return f"has been {_DOING.get(method, 'learning')}"
+
+    def away(self) -> list[Away]:
+        """Returns []: a worker that is lost ends the run."""
+        return []
+
+    # --- the rounds
+
+    def _rounds(self) -> Iterator[JointBatch]:
+        """Lets all workers collect a batch each, again and again."""
+        while True:
+            self._round += 1
+            fraction = self._config.fraction_workers
+            how: Any = {"inbox": self._inbox, "hurry": self._stop_early}
+            found = gather(self._everyone, self._collecting, "synchronous", fraction, **how)
+            if (answers := next(found, None)) is None:
+                return
+            self._latest.update(answers)
+            yield JointBatch([report for _, report in answers])
+
+    def _collecting(self, index: int) -> Task:
+        counters = self.counters.state_dict()
+        return Task("collect", (self._round, counters, self._newer_weights(index)))
+
+    def _stop_early(self, index: int) -> None:
+        least = self._config.fraction_samples
+        self._workers[index].call(_ignore, "stop_early", self._round, least)
+
+    def _newer_weights(self, index: int) -> Any:
+        """Returns the centre's weights for a worker that does not have them yet, else None."""
+        return None
+
+    def _trained(self) -> tuple[bool, ...]:
+        """Returns which parameters of the centre are not frozen at present, by requires_grad."""
+        return tuple(parameter.requires_grad for parameter in self._parameters)
+
+    # --- the workers
+
+    def _start_workers(self) -> list[Any] | None:
+        """Starts the workers with the centre's state; returns None if the run ended before."""
+        count, meeting = self._config.num_workers, self._meeting()
+        self._workers = [self._fleet.worker(name) for name in self._names]
+        for index, worker in enumerate(self._workers):
+            worker.call(functools.partial(self._places.__setitem__, index), "place")
+        make, state = self._fleet.put(self._make), self._fleet.put(saved(self._step))
+
+        def start(index: int) -> Task:
+            return Task("start", (make, index, count, meeting, state))
+
+        return next(gather(self._everyone, start, "synchronous", inbox=self._inbox), None)
+
+    def _meeting(self) -> Meeting | None:
+        """Returns where the workers meet as ranks, if they do."""
+        return None
+
+    @property
+    def _everyone(self) -> Workers:
+        return Workers(self._names, self._call, self._explain)
+
+    def _asked(self, task: Callable[[int], Task]) -> list[Any]:
+        """Returns the answers of all workers to one task; raises RunError if the run ended before
+        they were there.
+        """
+        answers = gather(self._everyone, task, "synchronous", inbox=self._inbox)
+        return [answer for _, answer in _needed(answers)]
+
+    def _explain(self, index: int, error: WorkerLost) -> WorkerLost:
+        place = self._places.get(index)
+        return self._fleet.explain(error, place if isinstance(place, Place) else None)
+
+    def _call(
+        self, index: int, then: Callable[[Any], None], method: str, arguments: tuple[Any, ...]
+    ) -> None:
+        def answered(answer: Any) -> None:
+            self._doing.pop(index, None)
+            then(answer)
+
+        self._doing[index] = method, time.monotonic()
+        self._workers[index].call(answered, method, *arguments)
+
+
+class Centralised(GradientWorkers):
+    """Synchronous gradients, which the centre applies."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._revision = 0  # counts changes of the centre's weights
+        # What each worker has: a revision, and which parameters are frozen.
+        self._held = [self._state()] * self._config.num_workers
+        self._stored: tuple[Any, Any] = None, None  # such a state, and the weights for workers
+
+    def update(self, batch: JointBatch) -> Learnt:
+        """Takes a step with the gradients of all workers for each of their minibatches."""
+        centre, learnt, metrics = self._step, [], []
+        with centre.statistics.restored_on_error():
+            self._observe(batch.reports)
+            for contributed in self._contributions():
+                metrics += [each.message["metrics"] for each in contributed]
+                learnt.append(self._apply(contributed))
+                if centre.algo.stops_after(learnt[-1]):
+                    break
+        return Learnt(means(learnt) | means(metrics) | centre.count(batch.env_steps))
+
+    def _contributions(self) -> Iterator[list[Contribution]]:
+        """Yields the shares of all workers in one optimiser step after the other."""
+
+        def task(index: int) -> Task:
+            return Task("contribute", (self.counters.state_dict(), self._newer_weights(index)))
+
+        while any(answers := self._asked(task)):
+            if not all(answers):
+                ended = [answer is None for answer in answers]
+                raise ValueError(
+                    f"minibatches() ended in some workers and not in others, {ended}: it must "
+                    "yield equally many in each of them"
+                )
+            yield answers
+
+    def _observe(self, reports: Sequence[Report]) -> None:
+        """Adds what workers observed to the centre's running statistics."""
+        if any(report.observed for report in reports):
+            observed = [
+                [Moments(*map(as_tensor, parts)) for parts in each.observed] for each in reports
+            ]
+            self._step.statistics.add(observed)
+            self._revision += 1
+
+    def _apply(self, contributed: Sequence[Contribution]) -> dict[str, float]:
+        figures = self._step.apply([Contribution(m, as_tensor(g)) for m, g in contributed])
+        self._revision += 1
+        return figures
+
+    def _newer_weights(self, index: int) -> Any:
+        state = self._state()
+        if self._held[index] == state:
+            return None
+        self._held[index] = state
+        if self._stored[0] != state:
+            weights = packed(nn.ModuleDict(self.algo.models)), self._trained()
+            self._stored = state, self._fleet.put(weights)
+        return self._stored[1]
+
+    def _state(self) -> tuple[int, tuple[bool, ...]]:
+        """Returns the revision of the centre's weights, and which parameters are not frozen."""
+        return self._revision, self._trained()
+
+
+class Asynchronous(Centralised):
+    """Gradients that the centre applies one after the other, as they come.
+
+    A worker gets newer weights with every minibatch. Its gradient is dropped if the centre has
+    taken more than `max_lag` steps since then.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._dropped = 0
+        # The batch that each worker learns from, with the figures of its minibatches.
+        self._learning: dict[int, tuple[Report, list[dict[str, float]]]] = {}
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the totals of the workers' sources, and how many gradients were dropped."""
+        return {**super().status(), "dropped_gradients": self._dropped}
+
+    def _rounds(self) -> Iterator[JointBatch]:
+        """Yields a batch when a contribution has arrived: its report is known after the update."""
+        tasks = gather(self._everyone, self._next_step, "asynchronous", inbox=self._inbox)
+        for first in tasks:
+            self._answers = itertools.chain([first], tasks)
+            yield JointBatch()
+
+    def _next_step(self, index: int) -> Task:
+        goes_on = index in self._learning
+        return Task("step", (self.counters.state_dict(), self._newer_weights(index), goes_on))
+
+    def update(self, batch: JointBatch) -> Learnt:
+        """Takes steps with gradients as they come, until a worker has finished its batch."""
+        with self._step.statistics.restored_on_error():
+            while True:
+                ((index, answer),) = _needed(self._answers)
+                if self._is_last(index, *answer):
+                    report, learnt = self._learning.pop(index)
+                    batch.reports.append(report)
+                    figures = means(learnt) if learnt else {"total_loss": math.nan}
+                    figures |= batch.lags(self.version) | self._step.count(report.env_steps)
+                    return Learnt(figures)
+
+    def _is_last(self, index: int, report: Report | None, contributed: Contribution | None) -> bool:
+        """Learns from an answer; returns whether the worker's batch ends with it."""
+        if report is not None:
+            self._observe([report])
+            self._latest[index] = report
+            self._learning[index] = report, []
+        if contributed is None:
+            return True
+        lag = self.counters.optimiser_steps - contributed.message["optimiser_steps"]
+        if lag > self._config.max_lag:
+            self._dropped += 1
+            return False
+        figures = self._apply([contributed])
+        learnt = self._learning[index][1]
+        learnt.append({**figures, **contributed.message["metrics"], "gradient_lag": float(lag)})
+        return self.algo.stops_after(figures)
+
+
+class Decentralised(GradientWorkers):
+    """Synchronous gradients that the workers join, and each of them applies."""
+
+    def update(self, batch: JointBatch) -> Learnt:
+        """Lets all workers learn from their batches together."""
+        task = Task("update", (self._trained(),))
+        answers = self._asked(lambda index: task)
+        for answer in answers:
+            if isinstance(answer, str):
+                raise NonFiniteError(answer)
+        self.counters.load_state_dict(answers[0][1])
+        return Learnt(means(figures for figures, _ in answers))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the workers, which all have the same, and gives it to the centre."""
+        if self._workers:
+            load(self._step, self._state_of_first())
+        return super().state_dict()
+
+    def _state_of_first(self) -> bytes:
+        """Asks the first worker for its state, also after the end of the run."""
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._workers[0].call(answer.put, "state")
+        try:
+            with waiting_for(self._names[0]):
+                return answer.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
+
+    def _meeting(self) -> Meeting:
+        self._store = served_store()  # as long as they need it
+        # Workers that share a GPU add on the CPU: nccl refuses two ranks of one GPU.
+        device = "cuda" if self._config.gpus >= 1 else "cpu"
+        return self._fleet.host, self._store.port, device
+
+
+def gradient_workers(
+    make: Make, config: GradientConfig, centre: OptimiserStep[Any], fleet: Fleet
+) -> GradientWorkers:
+    """Returns the source and the update of a learner with gradient workers; see GradientWorkers."""
+    if not config.is_synchronous:
+        return Asynchronous(make, config, centre, fleet)
+    kind = Decentralised if config.is_decentralised else Centralised
+    return kind(make, config, centre, fleet)
+
+
+def _needed(answers: Iterator[list[tuple[int, Any]]]) -> list[tuple[int, Any]]:
+    """Returns the next answers; raises RunError if the run ended before they were there."""
+    found = next(answers, None)
+    if found is None:
+        raise RunError("the run has ended")
+    return found
+
+
+def _dumped(make: Make) -> bytes:
+    """Pickles a function, by value where cloudpickle is installed and it cannot be imported."""
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        return pickle.dumps(make)
+    return cloudpickle.dumps(make)

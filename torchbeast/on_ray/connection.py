@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection of a process to Ray, as a run needs it.
+
+Ray is quiet, starts nothing by itself, and leaves the program's signal handlers alone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torchbeast.errors import RunError
+from torchbeast.on_ray.config import CLIENT
+
+_log = logging.getLogger("torchbeast.ray")
+
+FULL = (
+    "Ray's object store is full, and the disk that it spills to as well: give {}, or start Ray "
+    "with a larger --object-store-memory"
+)
+ENDED = (
+    "{}: the program was ended by force: it was killed, or a process of Ray that it needs was "
+    "(raylet on this machine, gcs_server on the head). {}"
+)
+RESUME = "The last checkpoint of the run is kept, if there was one; the same --xpid resumes it."
+
+_PROBE_S = 5.0  # to reach the address of a cluster
+_SUBMITTED_AS_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# Read when Ray is imported or starts. It would run workers at niceness 15, below everything else on
+# the machine, and any call without a connection would start a Ray of its own.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+
+
+@contextmanager
+def prepared_environment() -> Iterator[None]:
+    """Sets what Ray reads when it is imported, unless the user has: enter it before that.
+
+    At the end the process has the variables of before, and faulthandler is off if it was: Ray sets
+    some, and switches it on, for the rest of the process.
+    """
+    before = {name: value for name, value in os.environ.items() if _is_rays(name)}
+    handles_faults = faulthandler.is_enabled()
+    os.environ.update({**_ENVIRONMENT, **before})
+    try:
+        yield
+    finally:
+        for name in filter(_is_rays, list(os.environ)):
+            del os.environ[name]
+        os.environ.update(before)
+        if not handles_faults:
+            faulthandler.disable()
+
+
+def _is_rays(variable: str) -> bool:
+    return variable.startswith("RAY_") or variable == "PYTHONBREAKPOINT"
+
+
+def import_ray() -> Any:
+    """Returns Ray's module; RunError where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise RunError(
+            f"Ray is not installed ({error}): pip install 'torchbeast[ray]'. MonoBeast and "
+            "PolyBeast work without it"
+        ) from error
+    return ray
+
+
+def connected_ray() -> Any | None:
+    """Returns Ray's module if this process is connected to Ray already, else None."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+def address_in_use(ray: Any) -> str:
+    """Returns the address of the cluster that this process is connected to; CLIENT from outside."""
+    from ray.util.client import ray as client
+
+    return CLIENT if client.is_connected() else str(ray.get_runtime_context().gcs_address)
+
+
+def check_reachable(address: str, said_in: str, start: str) -> None:
+    """Raises RunError if nobody listens at HOST:PORT, for which Ray would wait minutes.
+
+    said_in: where the user gives the address. start: what to do without a cluster.
+    """
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    if not host or not port.isdecimal():  # auto, or a form that Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except OSError as error:
+        raise RunError(
+            f"there is no Ray cluster at {said_in} {address} ({error.strerror or error}): {start}"
+        ) from error
+
+
+def initialise(ray: Any, address: str, start: str, **options: Any) -> Callable[[], None]:
+    """Connects to the cluster at an address; "local" starts one as the options say.
+
+    start: what to do without a cluster. Returns a function that, after the end of the connection,
+    lets Ray print and log as before.
+    """
+    worker, log = ray._private.worker, logging.getLogger("ray")
+    prints, level = worker.print_to_stdstream, log.level
+
+    def undo() -> None:
+        worker.print_to_stdstream = prints
+        log.setLevel(level)
+
+    try:
+        with _hang_up_kept_from_children():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
+        if isinstance(error, ConnectionError) and address == "auto":
+            raise RunError(f"there is no Ray cluster on this machine: {start}") from error
+        where = "on this machine" if address == "local" else f"at {address}"
+        raise RunError(f"Ray {where} cannot be used: {first_sentence(error)}") from error
+    # Ray prints a page about every worker that is lost; the program says it in a line.
+    worker.print_to_stdstream = _log_what_ray_prints
+    return undo
+
+
+def runtime_env(folder: str | None) -> dict[str, Any]:
+    """Returns the code to copy; a job submitted to the cluster has brought its own.
+
+    folder: of the user's code; None: there is none.
+    """
+    if _SUBMITTED_AS_JOB in os.environ:
+        return {}
+    package = str(Path(__file__).parents[1])
+    return {"py_modules": [package]} | ({"working_dir": folder} if folder else {})
+
+
+def end_with(end: Callable[..., Any], *arguments: Any) -> None:
+    """Ends something of Ray's, and goes on where that fails: the connection may be what failed."""
+    try:
+        end(*arguments)
+    except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
+        _log.info("Ray, at the end: %r", error)
+
+
+@contextmanager
+def last_words(who: str, how_to_go_on: str = RESUME) -> Iterator[None]:
+    """Lets a shell say how to go on if this process ends within; who: begins what it says.
+
+    When the raylet dies, or the head has been out of reach for a minute, Ray ends every process
+    that uses them, without an exception.
+    """
+    command = ["sh", "-c", 'read -r line || echo "$0" >&2', ENDED.format(who, how_to_go_on)]
+    shell = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield
+    finally:
+        shell.communicate("an end as it should be\n")
+
+
+@contextmanager
+def signal_handlers_kept() -> Iterator[None]:
+    """Puts the program's signal handlers back, which Ray replaces."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _hang_up_kept_from_children() -> Iterator[None]:
+    """Starts processes that SIGHUP does not end. Ray itself does the same with SIGINT only.
+
+    A terminal that goes away sends it to Ray's processes too, which the program still needs.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def first_sentence(error: BaseException) -> str:
+    """Returns the first line of an error's message without the addresses that Ray puts below."""
+    text = str(error).strip() or type(error).__name__
+    return re.sub(r"\s+", " ", text.split("\n")[0]).rstrip(".")
+
+
+def _log_what_ray_prints(data: Mapping[str, Any], **_: Any) -> None:
+    for line in data["lines"]:
+        _log.info("Ray: %s", line)

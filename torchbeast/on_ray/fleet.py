@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers as Ray actors.
+
+    with nothing given       Ray is started on this machine, and ended with the run
+    with an address          the cluster there is joined, and left as it was
+    after ray.init()         the caller's connection is used, and left as it was
+
+Rollouts are results of calls, so they are put into the object store of the worker's node, fetched
+into that of the learner's node as soon as they are there, and read there without another copy.
+Weights are put once, and each node fetches them once, by their reference; workers on the learner's
+node read them from its memory, without a call and without Ray.
+
+Ray's own restarts are off: a source replaces a worker that is lost, so that its successor gets
+seeds of its own.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torchbeast.collect.weights import Packed
+from torchbeast.collect.worker import RolloutWorker
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.fleet import Place, WorkerLost
+from torchbeast.fleets.system import available_cores
+from torchbeast.fleets.waiting import waiting_for
+from torchbeast.gradients.worker import GradientWorker
+from torchbeast.on_ray.config import CLIENT, RayConfig
+from torchbeast.on_ray.connection import (
+    FULL,
+    RESUME,
+    address_in_use,
+    check_reachable,
+    connected_ray,
+    end_with,
+    first_sentence,
+    import_ray,
+    initialise,
+    last_words,
+    prepared_environment,
+    runtime_env,
+    signal_handlers_kept,
+)
+from torchbeast.on_ray.room import Node, Room
+
+_log = logging.getLogger("torchbeast.ray")
+
+_RESERVE_S = 20.0  # for what is kept free for the learner
+_END_S = 3.0  # for the present step of all actors; a stuck environment is abandoned
+_LAST_LINES = 20  # of a dead worker's output
+_LONGEST_FOLDER = 40  # of Ray's files, since the names of sockets below it are limited to 107
+_OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+_MARK = ":"  # begins lines that Ray itself writes to the output of workers, such as :job_id:01
+_DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
+_NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
+_START = "start one with `ray start --head`, or {} to start Ray for this run"
+_FULL = FULL.format("fewer num_buffers or num_actors, a smaller unroll_length")
+_has_made_connection = threading.Event()  # a fleet of this process, which will end it
+_GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can be reached"
+
+
+class _OnRay:
+    """What workers do as Ray actors; Ray's dashboard shows the names of their classes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)  # type: ignore[call-arg]
+        # Weights are in the object store, which is read-only, and nobody writes to them.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+    def place(self) -> Place:
+        """Returns where the worker runs."""
+        import ray
+
+        host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        return Place(host, os.getpid(), node)
+
+
+class TorchBeastActor(_OnRay, RolloutWorker):
+    """A worker that plays rollouts."""
+
+    def fetched(self, weights: Any) -> Packed:
+        """Returns the weights behind a reference.
+
+        It is in a list, because Ray fetches a bare one before the call, and holds up later calls.
+        """
+        import ray
+
+        return ray.get(weights[0])
+
+
+class TorchBeastGradientWorker(_OnRay, GradientWorker):
+    """A gradient worker; Ray fetches weights before it executes a call."""
+
+
+def _failure(error: BaseException) -> RunError:
+    """Returns an error of Ray as the run's failure."""
+    if isinstance(error, ConnectionError):
+        return RunError(f"the connection to Ray was lost ({first_sentence(error)}): {_GO_ON}")
+    return RunError(f"Ray: {error!r}")
+
+
+@contextmanager
+def _needing_connection() -> Iterator[None]:
+    """Raises a lost connection as the run's failure."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise _failure(error) from error
+
+
+class RayWorker:
+    """A handle of one Ray actor."""
+
+    def __init__(self, handle: Any, on_kill: Callable[[RayWorker], None]) -> None:
+        self._handle, self._on_kill = handle, on_kill
+        self.has_begun = False  # and has answered
+
+    def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
+        """Calls a method, without waiting for it; see Worker."""
+        try:
+            future = getattr(self._handle, method).remote(*arguments).future()
+        except ConnectionError as error:  # to the proxy of a learner outside the cluster
+            then(_failure(error))
+            return
+        future.add_done_callback(lambda done: self._answered(then, done))
+
+    def _answered(self, then: Callable[[Any], None], done: concurrent.futures.Future[Any]) -> None:
+        self.has_begun = True
+        then(_result(done))
+
+    def kill(self) -> None:
+        """Ends the actor by force, also one that has found no room yet."""
+        import ray
+
+        end_with(ray.kill, self._handle)
+        self._on_kill(self)
+
+
+class User(NamedTuple):
+    """A program that uses Ray. environment: variables of its processes on the nodes."""
+
+    name: str
+    how_to_go_on: str  # after it was ended by force
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
+RAYBEAST = User("raybeast", RESUME)
+
+
+class Actors(NamedTuple):
+    """The actors of a fleet.
+
+    kind: their class, with LANES. resources: what Ray reserves for each, such as num_cpus.
+    last_calls: methods with which one ends in order, before it is ended by force.
+    """
+
+    kind: Any
+    resources: Mapping[str, float]
+    last_calls: Sequence[str] = ("end", "close")
+
+
+def gradient_actors(cpus: float, gpus: float) -> Actors:
+    """Returns the actors of gradient workers, for each of which Ray reserves so much."""
+    return Actors(TorchBeastGradientWorker, {"num_cpus": cpus, "num_gpus": gpus})
+
+
+class RayFleet:
+    """The connection of a program to Ray. One per process, used as a context manager.
+
+    Threads: made and ended by the main thread; other methods by any.
+    """
+
+    shares_memory = False
+
+    def __init__(
+        self,
+        config: RayConfig,
+        run: str,
+        own_code: bool = False,
+        user: User = RAYBEAST,
+        actors: Actors | None = None,
+    ) -> None:
+        """Uses the caller's connection, joins a cluster, or starts Ray here.
+
+        run: name of the run, which begins the names of its actors.
+        own_code: whether environment or network are in a module of the user's.
+        actors: None: those that play rollouts, as the Config says.
+
+        Raises RunError without Ray or cluster, and UsageError when what the learner needs is not
+        there.
+        """
+        self._config, self._run, self._user = config, run, user
+        self._workers: set[RayWorker] = set()  # that were not killed
+        self._lock = threading.Lock()
+        self._closing = contextlib.ExitStack()
+        self._address = config.address or os.environ.get("RAY_ADDRESS")
+        where = f"the cluster {self._address}" if self._address else "this machine"
+        with self._closing_on_error(), waiting_for(f"Ray on {where}"), signal_handlers_kept():
+            if (callers := connected_ray()) is not None:
+                self._use(callers)
+            else:
+                self._connect(own_code)
+        self._actors = actors or Actors(TorchBeastActor, {"num_cpus": config.actor_cpus})
+        self._actor_class = _actor_class(self._ray, self._actors)
+
+    def __enter__(self) -> RayFleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __str__(self) -> str:
+        where = f"the cluster {self._address}" if self._address else "this machine"
+        return f"Ray {self._ray.__version__} on {where}: {self.room()}"
+
+    @_needing_connection()
+    def room(self) -> Room:
+        """Returns the resources of the cluster at present."""
+        here = self.own_node
+        nodes = [_node(node, here) for node in self._ray.nodes() if node["Alive"]]
+        return Room(nodes, self._ray.available_resources().get("CPU", 0.0))
+
+    def reserve_for_learner(self) -> None:
+        """Keeps CPUs and GPUs of this machine free for the learner, and lets it see these GPUs.
+
+        Call it before anything uses a GPU. Raises UsageError if others use too many of them.
+        """
+        if not self._config.reserves_for_learner:
+            return
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        bundle = {"CPU": self._config.learner_cpus, "GPU": self._config.learner_gpus}
+        here = f"node:{self._ray.util.get_node_ip_address()}"
+        bundle = {name: count for name, count in bundle.items() if count} | {here: 0.001}
+        group = placement_group([bundle], strategy="STRICT_PACK", name=f"{self._run}: learner")
+        self._closing.callback(end_with, remove_placement_group, group)
+        with waiting_for("CPUs or GPUs of this machine that others have reserved"):
+            is_ready = group.wait(_RESERVE_S)
+        if not is_ready:
+            raise UsageError(
+                f"--learner_cpus {self._config.learner_cpus:g} and --learner_gpus "
+                f"{self._config.learner_gpus:g} are not free on this machine: others use them"
+            )
+        if self._config.learner_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(group))
+
+    @_needing_connection()
+    def worker(self, name: str, descriptors: Sequence[int] = ()) -> RayWorker:
+        """Asks for an actor, which begins once there is room for it."""
+        options = self._actor_class.options(
+            name=f"{self._run}: {name}",
+            scheduling_strategy="SPREAD",
+            **self._actors.resources,
+        )
+        worker = RayWorker(options.remote(name), self._forget)
+        with self._lock:
+            self._workers.add(worker)
+        return worker
+
+    @_needing_connection()
+    def put(self, value: Any) -> Any:
+        """Puts a value into the object store; returns its reference."""
+        from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+        try:
+            return self._ray.put(value)
+        except (ObjectStoreFullError, OutOfDiskError) as error:
+            raise RunError(_FULL) from error
+
+    @_needing_connection()
+    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+        """Returns the loss with the worker's place, its last words, and the end of its node."""
+        if place is None:
+            return error
+        alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        if error.has_left or place.node not in alive:
+            return WorkerLost(f"its node {place.host} has left the cluster", has_left=True)
+        if isinstance(error, _OutOfReach) and place.node != self.own_node:
+            return WorkerLost(f"its node {place.host} is out of reach", has_left=True)
+        why = "" if str(error) == _DIED else f" ({error})"
+        said = "".join(f"\n  {line}" for line in self._last_lines(place))
+        last = f"; it last said:{said}" if said else ""
+        return WorkerLost(f"process {place.pid} on {place.host} died{why}{last}")
+
+    def end(self) -> None:
+        """Ends all actors, and Ray if it was started here. May be called again."""
+        with self._lock:
+            workers = list(self._workers)
+        self._let_end([worker for worker in workers if worker.has_begun])
+        for worker in workers:
+            worker.kill()
+        self._closing.close()
+
+    def _let_end(self, workers: Sequence[RayWorker]) -> None:
+        """Lets actors end in order, for as long as a step may take."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        calls = [(worker, method) for worker in workers for method in self._actors.last_calls]
+        for worker, method in calls:
+            worker.call(answers.put, method)
+        deadline = time.monotonic() + _END_S
+        with contextlib.suppress(queue.Empty):
+            for _ in calls:
+                answers.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    def _forget(self, worker: RayWorker) -> None:
+        with self._lock:
+            self._workers.discard(worker)
+
+    @property
+    def _is_client(self) -> bool:
+        return (self._address or "").startswith(CLIENT)
+
+    @property
+    def cluster(self) -> str:
+        """The address at which other processes on the nodes of the cluster join it."""
+        return str(self._ray.get_runtime_context().gcs_address)
+
+    @property
+    def host(self) -> str:
+        """The address of this machine for the nodes of the cluster."""
+        if self._is_client:
+            raise UsageError(
+                f"actors cannot reach a program that uses the cluster from outside, by {CLIENT}: "
+                "run it on a node of the cluster"
+            )
+        return str(self._ray.util.get_node_ip_address())
+
+    @property
+    def own_node(self) -> str:
+        """The id of the node of this process; "" outside the cluster."""
+        return "" if self._is_client else str(self._ray.get_runtime_context().get_node_id())
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _use(self, ray: Any) -> None:
+        """Uses the connection that the caller has made, which stays when the fleet ends."""
+        if self._config.address is not None or self._user.environment:
+            raise UsageError(
+                "Ray is initialised in this process already: call ray.shutdown() before, or leave "
+                "out the address to use it as it is"
+            )
+        if _has_made_connection.is_set():
+            raise UsageError(
+                "Ray was started in this process for another run, with which it ends: end that run "
+                "before, or call ray.init() before both"
+            )
+        self._ray = ray
+        self._address = address_in_use(ray)
+
+    def _connect(self, own_code: bool) -> None:
+        self._closing.enter_context(prepared_environment())
+        self._closing.enter_context(last_words(self._user.name, self._user.how_to_go_on))
+        folder = self._closing.enter_context(_own_files()) if self._address is None else None
+        self._ray = import_ray()
+        if folder is not None:
+            self._start(folder)
+        else:
+            self._join(own_code)
+
+    def _start(self, folder: Path) -> None:
+        self._init(
+            "local",
+            num_cpus=available_cores(),
+            include_dashboard=self._config.dashboard,
+            _temp_dir=str(folder),
+        )
+
+    def _join(self, own_code: bool) -> None:
+        said_in = "--address" if self._config.address else "$RAY_ADDRESS"
+        check_reachable(str(self._address), said_in, self._start_instead())
+        folder = self._config.working_dir or (os.getcwd() if own_code else None)
+        self._init(str(self._address), runtime_env(folder))
+
+    def _start_instead(self) -> str:
+        """Says what to do without a cluster."""
+        return _START.format("leave out --address" if self._config.address else "unset RAY_ADDRESS")
+
+    def _init(self, address: str, code: Mapping[str, Any] | None = None, **options: Any) -> None:
+        variables = dict(self._user.environment)
+        environment = {**(code or {}), **({"env_vars": variables} if variables else {})}
+        start = self._start_instead()
+        undo = initialise(self._ray, address, start, runtime_env=environment or None, **options)
+        self._closing.callback(undo)
+        self._closing.callback(_has_made_connection.clear)
+        self._closing.callback(end_with, self._ray.shutdown)
+        _has_made_connection.set()
+
+    def _gpus_of(self, group: Any) -> list[str]:
+        """Returns the ids of the GPUs in a placement group."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(group)
+        task = self._ray.remote(_visible_gpus).options(
+            num_cpus=0, num_gpus=self._config.learner_gpus, scheduling_strategy=strategy
+        )
+        return self._ray.get(task.remote())
+
+    def _last_lines(self, place: Place) -> list[str]:
+        """Returns what a dead worker of this machine printed at last; [] elsewhere."""
+        if self._is_client or place.host != self._ray.util.get_node_ip_address():
+            return []
+        logs = Path(self._ray._private.worker._global_node.get_logs_dir_path())
+        lines = []
+        for path in sorted(logs.glob(f"worker-*-{place.pid}.*"), reverse=True):  # .out, .err
+            lines += path.read_text(errors="replace").splitlines()
+        return [line for line in lines if not line.startswith(_MARK)][-_LAST_LINES:]
+
+
+class _OutOfReach(WorkerLost):
+    """The connection to a worker broke. Ray learns later of the end of the node, if that is why."""
+
+
+def _result(done: concurrent.futures.Future[Any]) -> Any:
+    """Returns the result of a call, or the error that stands for its exception."""
+    from ray import exceptions
+
+    error = done.exception()
+    if error is None:
+        return done.result()
+    if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
+        return RunError(_FULL)
+    if isinstance(error, (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError)):
+        return RunError(str(error))
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return _OutOfReach(first_sentence(error))
+    if isinstance(error, exceptions.RayError):
+        if _NODE_DIED in str(error):
+            return WorkerLost("its node has left the cluster", has_left=True)
+        return WorkerLost(first_sentence(error))
+    return _failure(error)
+
+
+def _actor_class(ray: Any, actors: Actors) -> Any:
+    """Returns the class of actors, with a thread for each lane beside that of all other methods."""
+    for name, lane in actors.kind.LANES.items():
+        ray.method(concurrency_group=lane)(getattr(actors.kind, name))
+    groups = {lane: 1 for lane in actors.kind.LANES.values()}
+    return ray.remote(concurrency_groups=groups, max_restarts=0)(actors.kind)
+
+
+@contextmanager
+def _own_files() -> Iterator[Path]:
+    """Makes a folder for a Ray that is started here: logs, sockets, objects that do not fit.
+
+    In it is a token, without which nobody can use that Ray. By default Ray leaves one in the home
+    folder, which every later cluster of the user then demands too. Ray reads where it is when it is
+    imported: where the caller has imported it before, it does what it does by default.
+    """
+    parent = tempfile.gettempdir()
+    parent = parent if len(parent) + len("/torchbeast-ray-") < _LONGEST_FOLDER else "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="torchbeast-ray-", dir=parent))
+    ours: dict[str, str] = {}
+    if "ray" not in sys.modules and not any(name in os.environ for name in _OF_TOKENS):
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        ours = dict(zip(_OF_TOKENS, ("token", str(token)), strict=True))
+    os.environ.update(ours)
+    try:
+        yield folder
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _node(node: Mapping[str, Any], here: str) -> Node:
+    has = node["Resources"]
+    return Node(
+        host=node["NodeManagerAddress"],
+        cpus=has.get("CPU", 0.0),
+        gpus=has.get("GPU", 0.0),
+        is_learners=node["NodeID"] == here,
+        object_store_bytes=has.get("object_store_memory", 0.0),
+    )
+
+
+def _visible_gpus() -> list[str]:
+    import ray
+
+    return [str(number) for number in ray.get_gpu_ids()]

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay that agents on a Ray cluster share, as a named Ray actor.
+
+    with serving_on_ray("pong") as served:
+        ...                                 agents run with --replay_service {served.address}
+        if served.failure is not None: ...  it has died, and its agents end
+
+    agent a --- insert: [T+1, B], through the object store --> TorchBeastReplay: SharedReplay
+            <-- fill: [T+1, S], through the object store ---   one call after the other
+    agent b <-> ...
+
+Bounds: the actor has the memory of the capacity, which it checks on its node, and a batch of S
+columns for each agent that has joined. An agent has one call on its way.
+
+The actor knows of an agent's death when it joins again under its name; until then its walks are
+kept. Agents are trusted: whoever reaches a Ray cluster may run code there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from torchbeast.collect.replay import Arrays, Filled, ReplayClosed, has_ended
+from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import free_memory
+from torchbeast.fleets.waiting import waiting_for
+from torchbeast.on_ray.connection import (
+    FULL,
+    check_reachable,
+    end_with,
+    first_sentence,
+    import_ray,
+    initialise,
+    last_words,
+    prepared_environment,
+    runtime_env,
+    signal_handlers_kept,
+)
+from torchbeast.shared_replay.client import SharingAgent
+from torchbeast.shared_replay.replay import Figures, Joining, SharedReplay, Ticket
+from torchbeast.shared_replay.service import Served
+
+ON_RAY = "ray:"  # begins the address of a replay on Ray
+
+_NAMESPACE = "torchbeast"  # of names of Ray actors, which every program finds
+_VALID = re.compile(r"[\w.,=+-][\w.,=+ -]*")
+_START_S = 60.0
+_ANSWER_S = 120.0  # longest wait for an answer: the actor has others to answer first
+_MOST_WAITING = 20_000  # calls that wait in the actor: one of each agent at least, for its end
+_FULL = FULL.format("a smaller --batch_size, --replay_ratio or --unroll_length")
+_WITHOUT_CLUSTER = (
+    "start one with `ray start --head`, or say in $RAY_ADDRESS where the one of the replay is"
+)
+
+
+class TorchBeastReplay:
+    """A SharedReplay as a Ray actor; Ray's dashboard shows the name of this class.
+
+    Calls are made one after the other, but for those that wait for an end.
+    """
+
+    def __init__(self) -> None:
+        self._replay = SharedReplay(free_memory)
+        self._filled: dict[Ticket, Arrays] = {}  # [T+1, S, ...], which every `fill` overwrites
+
+    async def pid(self) -> int:
+        """Returns the actor's process."""
+        return os.getpid()
+
+    async def until_the_end(self) -> None:
+        """Waits as long as the actor lives."""
+        await asyncio.Event().wait()
+
+    async def join(self, joining: Joining) -> tuple[Ticket, Figures]:
+        """Adds an agent; see SharedReplay.join."""
+
+        def forget() -> None:
+            self._filled.pop(ticket, None)
+
+        size = num_bytes(joining.batch(joining.spare_columns))
+        ticket = self._replay.join(joining, size, forget)
+        self._filled[ticket] = _batch(joining, joining.spare_columns)
+        return ticket, self._replay.figures()
+
+    async def leave(self, ticket: Ticket) -> None:
+        """Forgets an agent's walks and its batch, unless it was replaced."""
+        self._replay.leave(ticket)
+
+    async def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
+        """Stores all columns of a batch; see SharedReplay.insert."""
+        return self._replay.insert(ticket, arrays)
+
+    async def fill(
+        self, ticket: Ticket, first_walk: int | None
+    ) -> tuple[Filled | None, Arrays, Figures]:
+        """Returns SharedReplay.fill's result, and between its parts the windows [T+1, S, ...]."""
+        self._replay.check_present(ticket)
+        batch = self._filled[ticket]
+        filled, figures = self._replay.fill(ticket, batch, first_walk)
+        return filled, {} if filled is None else batch, figures
+
+
+class RayReplayClient(SharingAgent):
+    """One agent's part of a shared replay on Ray; see Replay. It has joined when it is made.
+
+    One thread makes all calls but `close`. A call fails the run where the actor has ended.
+    """
+
+    def __init__(self, name: str, joining: Joining) -> None:
+        """Joins the replay of this name in the cluster to which this process is connected.
+
+        Raises UsageError when it is not there, and when it refuses this agent.
+        """
+        self._address = ON_RAY + name
+        self._joining = joining
+        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._inserted = _batch(joining, joining.columns)
+        try:
+            self._actor = import_ray().get_actor(name, namespace=_NAMESPACE)
+        except ValueError as error:
+            raise UsageError(
+                f"--replay_service {self._address}: no replay of this name is on the Ray cluster "
+                "to which this run is connected; $RAY_ADDRESS, or --address of RayBeast, chooses "
+                "another"
+            ) from error
+        self._ticket: Ticket
+        try:
+            self._ticket, self._figures = self._ask("join", joining)
+        except ValueError as error:
+            raise UsageError(f"--replay_service {self._address}: {error}") from error
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Does nothing: every update calls the actor, which shows its end."""
+
+    def close(self) -> None:
+        """Leaves the replay, which ends every call; may be called by any thread, and again."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._closed.set_result(None)
+            end_with(self._actor.leave.remote, self._ticket)
+
+    def _insert(self, finals: list[np.ndarray]) -> Figures:
+        batch = {**self._inserted, "final_observation": tuple(finals)}
+        return self._ask("insert", self._ticket, batch)
+
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
+        filled, batch, figures = self._ask("fill", self._ticket, first_walk)
+        if filled is not None:  # what comes from the object store is read-only
+            filled = Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
+        return filled, batch, figures
+
+    def _ask(self, method: str, *arguments: Any, timeout: float = _ANSWER_S) -> Any:
+        """Calls a method of the actor and returns its result, unless this is closed before."""
+        if self._closed.done():
+            raise ReplayClosed
+        try:
+            result = getattr(self._actor, method).remote(*arguments).future()
+        except Exception as error:  # Ray raises anything, ConnectionError included
+            raise self._failure(error) from error
+        ends = [result, self._closed]
+        concurrent.futures.wait(ends, timeout, concurrent.futures.FIRST_COMPLETED)
+        if self._closed.done():
+            raise ReplayClosed
+        if not result.done():
+            raise RunError(f"the shared replay {self._address} has not answered for {timeout:g} s")
+        if (failure := result.exception()) is not None:
+            raise self._failure(failure) from None
+        return result.result()
+
+    def _failure(self, error: BaseException) -> Exception:
+        """Returns what the actor raised, or a sentence about its end."""
+        from ray import exceptions
+
+        if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
+            return RunError(_FULL)  # here, or the actor's, which is a RayTaskError too
+        if isinstance(error, exceptions.RayTaskError):
+            cause: Exception = error.cause
+            return cause if isinstance(cause, (ValueError, RunError)) else RunError(str(error))
+        if isinstance(error, exceptions.RayActorError):
+            return RunError(has_ended(self._address))
+        return RunError(f"the shared replay {self._address}: {first_sentence(error)}")
+
+
+@contextmanager
+def joined_on_ray(address: str, joining: Joining) -> Iterator[RayReplayClient]:
+    """Joins the replay at ray:NAME; leaves it, and Ray if need be, after the block.
+
+    Uses the connection to Ray that this process has, else the cluster in $RAY_ADDRESS, else the one
+    that this machine belongs to.
+    """
+    name = checked_name(address.removeprefix(ON_RAY))
+    with _connected(None, f"the run with --replay_service {address}"):
+        with contextlib.closing(RayReplayClient(name, joining)) as client:
+            yield client
+
+
+@contextmanager
+def serving_on_ray(
+    name: str, address: str | None = None, num_cpus: float = 1.0, node: str | None = None
+) -> Iterator[Served]:
+    """Starts a shared replay as a Ray actor, and ends it with the block, or with this process.
+
+    address: of the cluster; by default that of the connection that this process has, else that in
+    $RAY_ADDRESS, else the one that this machine belongs to. num_cpus: that Ray reserves for it.
+    node: id of the one where it runs; by default Ray chooses.
+
+    Raises UsageError when the name is in use, and RunError without a cluster or room in it.
+    """
+    checked_name(name)
+    who = f"the program with the shared replay {ON_RAY}{name}"
+    with _connected(address, who, runtime_env=runtime_env(None)):
+        actor, served = _started(name, num_cpus, node)
+        try:
+            yield served
+        finally:
+            served.is_over = True
+            end_with(import_ray().kill, actor)
+
+
+class _ServedOnRay(Served):
+    """A shared replay on Ray. is_over: whether its end is wanted."""
+
+    is_over = False
+
+    def note_end(self, done: concurrent.futures.Future[Any]) -> None:
+        """Takes note of the actor's end."""
+        error = done.exception()
+        if error is not None and not self.is_over:
+            self.failure = RunError(f"its process {self.pid} has died: {first_sentence(error)}")
+
+
+def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _ServedOnRay]:
+    """Returns the actor once it answers."""
+    ray = import_ray()
+    options = {"name": name, "namespace": _NAMESPACE, "num_cpus": num_cpus, "max_restarts": 0}
+    if node is not None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+    made = ray.remote(TorchBeastReplay).options(**options, max_concurrency=_MOST_WAITING)
+    try:
+        actor = made.remote()
+    except ValueError as error:
+        raise UsageError(
+            f"there is a replay {ON_RAY}{name} on this cluster already: choose another name"
+        ) from error
+    served = _ServedOnRay(ON_RAY + name)
+    try:
+        with waiting_for(f"room on the cluster for the shared replay {ON_RAY}{name}"):
+            served.pid = ray.get(actor.pid.remote(), timeout=_START_S)
+    except Exception as error:
+        end_with(ray.kill, actor)
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            raise RunError(
+                f"the shared replay {ON_RAY}{name} has not started within {_START_S:g} s: it needs "
+                f"{num_cpus:g} CPUs of one node that nobody else has reserved"
+            ) from error
+        raise RunError(f"the shared replay {ON_RAY}{name}: {first_sentence(error)}") from error
+    actor.until_the_end.remote().future().add_done_callback(served.note_end)
+    return actor, served
+
+
+@contextmanager
+def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
+    """Connects to Ray for the block, unless this process is connected.
+
+    who: begins the last words of a process that Ray ends by force. options: of a new connection.
+    """
+    with prepared_environment():
+        ray = import_ray()
+        if ray.is_initialized():
+            yield
+            return
+        at = address or os.environ.get("RAY_ADDRESS") or "auto"
+        check_reachable(at, "$RAY_ADDRESS" if address is None else "the address", _WITHOUT_CLUSTER)
+        with last_words(who):
+            with signal_handlers_kept():
+                undo = initialise(ray, at, _WITHOUT_CLUSTER, **options)
+            try:
+                yield
+            finally:
+                end_with(ray.shutdown)
+                undo()
+
+
+def checked_name(name: str) -> str:
+    """Returns the name of a replay; raises UsageError for one that it cannot have."""
+    if not _VALID.fullmatch(name):
+        raise UsageError(
+            f"a shared replay cannot have the name {name!r}: --replay_service takes {ON_RAY}NAME, "
+            "with letters, digits and any of _ . , = + - in the name; $RAY_ADDRESS is where the "
+            "cluster is"
+        )
+    return name
+
+
+def _batch(joining: Joining, columns: int) -> dict[str, Any]:
+    """Returns the memory of a batch [T+1, columns, ...]."""
+    return map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), joining.batch(columns))

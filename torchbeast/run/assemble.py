@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assembles a learner: device, dtype, threads, network, algorithm and weights, in this order.
+
+The programs, bench and benchmarks/ all use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
+from torchbeast.collect.contract import Learner, Publisher
+from torchbeast.core.actors.contract import Actor, specs_of_extras
+from torchbeast.core.actors.registry import Agent, in_family
+from torchbeast.core.algos.base import Algorithm, checked
+from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.base.ambient import own_settings, use_threads
+from torchbeast.core.base.device import dtype_for, has_bfloat16
+from torchbeast.core.base.specs import ActorSpec, Precision
+from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
+from torchbeast.core.update.ranks import Ranks
+from torchbeast.core.update.slices import columns_of_a_slice
+from torchbeast.errors import UsageError
+from torchbeast.fleets.system import available_cores
+from torchbeast.run.config import HardwareConfig, resolved
+from torchbeast.run.earlier_run import EarlierRun
+
+# Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
+# cache each: half the size has more overhead, twice the size is slower with the deep network.
+CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """The chosen device, precision and threads."""
+
+    device: torch.device
+    precision: Precision  # of features
+    threads: int  # number of CPU cores that the learner may use
+    bytes_at_once: int | None  # bytes of observations in a slice; None: the whole batch
+    is_whole: bool  # only one thread at a time may use the network to learn
+    learner_threads: int  # threads that prepare batches and learn from them
+
+    def summary(self, model: Actor) -> str:
+        """Returns a line for the start of a run."""
+        where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        slices = "whole batches at once"
+        if self.bytes_at_once is not None:
+            slices = f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
+        name = str(model.compute_dtype).removeprefix("torch.")
+        has = has_bfloat16(self.device)
+        leaves_out = self.precision == "auto" and has and model.compute_dtype == torch.float32
+        small = ", which this network does not gain from" if leaves_out else ""
+        return (
+            f"Computing {where} in {name} (this hardware {'has' if has else 'does not have'} "
+            f"bfloat16{small}), {slices}, with {threads}."
+        )
+
+
+def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
+    """Chooses what the Config leaves open from the hardware.
+
+    Raises UsageError for a GPU that is not there.
+
+    reproducible: choose the same on every machine, and only sums that do not depend on the order in
+        which threads finish.
+    """
+    device = _device(config)
+    use_cuda, megabytes = device.type == "cuda", config.megabytes_at_once
+    usual = None if use_cuda else CPU_BYTES_AT_ONCE
+    return Compute(
+        device=device,
+        precision=precision(config, reproducible),
+        threads=config.torch_threads or (1 if reproducible else available_cores()),
+        bytes_at_once=usual if megabytes is None else int(megabytes * 1e6) or None,
+        is_whole=use_cuda or config.compile or reproducible,
+        learner_threads=config.num_learner_threads or (2 if use_cuda else 1),
+    )
+
+
+def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent) -> int:
+    """Returns the number of threads that learn from slices, and sets torch's number of threads.
+
+    columns: of a batch.
+
+    The cores are divided: each of the threads uses an equal share inside torch's operations. One
+    thread learns on a GPU, from a single slice, in reproducible runs (the order of sums is fixed)
+    and with a compiled network. Call it before other threads use torch: new threads take over
+    torch's setting.
+    """
+    size = columns, (unroll_length + 1) * agent.observation_bytes
+    at_once = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
+    over_slices = 1 if compute.is_whole else min(compute.threads, -(-columns // at_once))
+    use_threads(max(1, compute.threads // over_slices))
+    return over_slices
+
+
+def precision(config: HardwareConfig, reproducible: bool) -> Precision:
+    """Returns the precision of features on all devices; "auto": each device chooses."""
+    return "float32" if reproducible and config.precision == "auto" else config.precision
+
+
+def _device(config: HardwareConfig) -> torch.device:
+    """Returns the device of a Config; raises UsageError for a GPU that is not there."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.stays_on_cpu or (config.device == "auto" and not count):
+        return torch.device("cpu")
+    device = torch.device("cuda:0" if config.device == "auto" else config.device)
+    if device.index >= count:
+        raise UsageError(
+            f"device {config.device} is not there, torch finds {count} GPUs: give one below "
+            f"{count}, or device auto"
+        )
+    return device
+
+
+MakeAgent = Callable[[ActorSpec], Agent]
+"""Makes an agent with the network of a spec for the run's environment, or raises UsageError."""
+
+MakeWeights = Callable[[nn.Module, int], Publisher]
+"""Publishes the first weights, of this version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """The settings of a learner."""
+
+    actor: ActorSpec  # its name may be "auto": chosen by the observation space
+    algo: type[Algorithm[Any]]
+    algorithm: Any  # settings of the algorithm, of type algo.Config
+    step: StepConfig
+    total_steps: int
+    rollouts: RolloutConfig
+    hardware: HardwareConfig
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
+    synchronous_rollouts: int = 0  # of single steps' source: collected at once, see online_rollouts
+    reproducible: bool = False  # same results on all machines of one kind, see hardware.choose
+
+    @property
+    def spare_columns(self) -> int:
+        """Number of replayed rollouts in a batch, beside the new ones."""
+        return 0 if self.learns_from_transitions else self.replay.spare_columns(self.rollouts)
+
+    @property
+    def learns_from_transitions(self) -> bool:
+        """Whether batches are single steps of a replay."""
+        return issubclass(self.algo.takes, Transitions)
+
+    @property
+    def online_rollouts(self) -> RolloutConfig:
+        """The batches of the online source. Those for a replay of single steps are one rollout,
+        collected while the learner learns; or synchronous_rollouts between two updates.
+        """
+        if self.learns_from_transitions:
+            return dataclasses.replace(self.rollouts, batch_size=self.synchronous_rollouts or 1)
+        return self.rollouts
+
+    def in_environment(self, name: str) -> LearnerConfig:
+        """Returns the settings with the environment's reward clipping in place of "auto"."""
+        algorithm = self.algorithm
+        clipping = resolved(getattr(algorithm, "reward_clipping", "auto"), name)
+        if hasattr(algorithm, "reward_clipping"):
+            algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
+        actor = dataclasses.replace(self.actor, reward_input=clipping)
+        return dataclasses.replace(self, actor=actor, algorithm=algorithm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembled:
+    """An assembled learner."""
+
+    compute: Compute
+    agent: Agent
+    optimiser_step: OptimiserStep[Any]
+    weights: Any  # a Publisher
+
+    @property
+    def algo(self) -> Algorithm[Any]:
+        """The algorithm of the learner."""
+        return self.optimiser_step.algo
+
+    def learner(self, rollouts: RolloutConfig, seed: int, **others: int) -> Learner[Any]:
+        """Returns what its source depends on; others: further fields of Learner."""
+        return Learner(
+            agent=self.agent,
+            weights=self.weights,
+            device=self.compute.device,
+            extras=self.algo.needs,
+            mode=self.algo.mode,
+            rollouts=rollouts,
+            seed=seed,
+            **others,
+        )
+
+
+def assemble(
+    config: LearnerConfig,
+    make_agent: MakeAgent,
+    make_weights: MakeWeights,
+    earlier: EarlierRun | None = None,
+    say: Callable[[Compute, Agent], None] | None = None,
+    ranks: Ranks | None = None,
+) -> Assembled:
+    """Assembles a learner on this machine, and restores the state of an earlier run, if any.
+
+    say: called once the network is on its device, before it is compiled or learns, to report
+        hardware and agent.
+    ranks: all learners that take every optimiser step together; None: this one alone.
+
+    Sets torch's number of threads, which affects initial weights too: call it before other threads
+    use torch, and in another program's process within OwnProcess. Raises UsageError when the
+    network does not suit the environment, the algorithm or the earlier run.
+    """
+    earlier = EarlierRun() if earlier is None else earlier
+    compute = choose(config.hardware, config.reproducible)
+    use_threads(compute.threads)
+    agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
+    earlier.check_same_model(agent.spec)
+    with own_settings():  # after the import of a user's network, which may set others
+        agent.model.to(compute.device)
+        feature_weights = agent.model.feature_weights()
+        agent.model.compute_dtype = dtype_for(compute.precision, compute.device, feature_weights)
+        algo = _algorithm(config, agent)
+        if not is_separable(algo):
+            compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)
+        if say is not None:
+            say(compute, agent)
+        if config.hardware.compile:
+            agent.model.compile()  # the copies that act are not compiled
+        step = _optimiser_step(algo, config, compute, agent, ranks)
+        earlier.restore(step)
+        weights = make_weights(agent.model, step.version)
+    return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
+
+
+def _optimiser_step(
+    algo: Algorithm[Any],
+    config: LearnerConfig,
+    compute: Compute,
+    agent: Agent,
+    ranks: Ranks | None,
+) -> OptimiserStep[Any]:
+    columns = config.rollouts.batch_size + config.spare_columns
+    length = 1 if config.learns_from_transitions else config.rollouts.unroll_length
+    threads = share_cores(compute, columns, length, agent)
+    return OptimiserStep(
+        algo,
+        config.step,
+        total_steps=config.total_steps,
+        bytes_at_once=compute.bytes_at_once,
+        num_threads=threads,
+        ranks=ranks,
+    )
+
+
+def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
+    """Makes the algorithm; raises UsageError where the network lacks what it needs.
+
+    Other exceptions of the algorithm's own code keep their traceback.
+    """
+    config.algo.check_actor(agent.model, config.algorithm)
+    specs_of_extras(agent.model, config.algo.needs)
+    return checked(config.algo(agent.model, config.algorithm))

@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: files, written atomically, loadable with torch.load(weights_only=True).
+
+model_state_dict  optimizer_state_dict    weights of the actor, state of the optimiser
+scheduler_state_dict                      the four counters
+algorithm_state_dict                      further models and optimisers
+stats                                     step and other counts
+flags                                     every flag of the run
+format                                    FORMAT of the program that wrote it
+model                                     name of the network, never auto
+reward_input                              form of the rewards among its inputs
+reads_values                              whether it encodes leaves by their space's value ranges
+rng                                       torch's random generators
+callbacks                                 states of a Learner's callbacks, by name
+
+The file is a zip archive, as torch.save has written since PyTorch 1.6, whose records have a CRC-32
+each. torch.load ignores these checksums; `load` verifies them.
+
+model.tar      the newest of a run. If it is damaged, the one before takes its place
+model.1.tar    the one before
+model.2.tar    the one before that
+
+Files with such names in the folder of a run belong to it: those that are too old are removed. A
+file that comes after a gap of two numbers does not count. The newest is there at any moment from
+the first save on, whenever the process or the machine ends, except on a file system without hard
+links: there the one before takes its place for the last moment of a save.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, get_args
+
+import numpy as np
+import torch
+
+from torchbeast.core.base.specs import ActorSpec, RewardClipping
+from torchbeast.core.update.optimiser_step import OptimiserStep
+from torchbeast.core.update.saving import ALGORITHM, check_fits
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import RunError, UsageError, as_usage_error
+from torchbeast.reporting.run_folder import replaced_atomically, write_atomically
+
+# 1: with the network's name. Earlier files, and those of the original TorchBeast, have no format.
+FORMAT = 1
+# What the operating system says of a server of files, or memory, and may not say the next time:
+# EINVAL, for example, comes of damaged files too.
+_OF_MACHINE = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_FOREIGN = re.compile(r"Unsupported (?:global|class)\S* (?:GLOBAL )?([\w.]+)")
+KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
+
+
+class Damaged(UsageError):
+    """A file that is no checkpoint any more: truncated, changed, or never one."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is no readable checkpoint ({reason}); move it away to begin anew")
+        self.path, self.reason = path, reason
+
+
+class Unreadable(Damaged):
+    """A file whose disk reports an error: mostly a bad sector, seldom one that passes."""
+
+
+def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
+    """Writes the checkpoint; the previous file stays until the new one is complete on the disk."""
+    write_atomically(path, as_bytes(checkpoint))
+
+
+def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
+    """Returns the contents of a checkpoint's file."""
+    if hasattr(torch.serialization, "set_crc32_options"):  # from PyTorch 2.6 on
+        torch.serialization.set_crc32_options(True)  # somebody may have turned checksums off
+    data = io.BytesIO()
+    torch.save(dict(checkpoint), data)
+    return data.getbuffer()
+
+
+def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
+    """Reads a checkpoint to the CPU.
+
+    Raises Damaged if it is none, another UsageError if it lacks a `needed` key, is of a later
+    format, is not there, or may not be read, and RunError if the machine cannot read it now.
+    """
+    try:
+        with open(path, "rb") as file:
+            _verify(file)
+            checkpoint = _load(file)
+    except FileNotFoundError:
+        raise UsageError(f"there is no checkpoint at {path}: give a run that has one") from None
+    except PermissionError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
+    except Exception as error:  # torch has no single type for a file that is none of its own
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise Unreadable(path, f"its disk says: {error.strerror}") from error
+        if fault := _fault_of_machine(error):
+            raise RunError(
+                f"{path} cannot be read now ({fault}), though it may be whole: "
+                "mend that, and try again"
+            ) from error
+        raise Damaged(path, _fault(path, error)) from error
+    found = checkpoint if isinstance(checkpoint, dict) else {}
+    if missing := [key for key in needed if key not in found]:
+        raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+    if found.get("format", FORMAT) > FORMAT:
+        raise UsageError(
+            f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
+            f"{FORMAT}: use the newer TorchBeast that wrote it"
+        )
+    return found
+
+
+def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
+    """Returns the environment of the run; its name is empty if the file does not record one.
+
+    Files of the original TorchBeast do not always record it.
+    """
+    flags = checkpoint["flags"]
+    name, kwargs = flags.get("env") or "", flags.get("env_kwargs", {})
+    with as_usage_error():
+        return EnvSpec.from_json({"name": name, "kwargs": kwargs, "options": flags})
+
+
+def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
+    """Returns the spec of the network that the weights belong to."""
+    flags, weights = checkpoint["flags"], checkpoint["model_state_dict"]
+    return ActorSpec.from_json(
+        {
+            "name": model_name(checkpoint),
+            "kwargs": flags.get("model_kwargs", {}),
+            "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
+            "reward_input": reward_input(checkpoint),
+            "reads_values": reads_values(checkpoint),
+        }
+    )
+
+
+def model_name(checkpoint: Mapping[str, Any]) -> str:
+    """Returns today's name of the network that the weights belong to, or "auto" if unknown.
+
+    In files without a format, "shallow" is the network now called "shallow-norm". The original
+    TorchBeast records no network, so the names of its weights decide.
+    """
+    if "format" in checkpoint:
+        return str(checkpoint["model"])
+    recorded = str(checkpoint["flags"].get("model", "auto"))
+    if recorded == "auto":
+        return _model_of_weights(checkpoint["model_state_dict"])
+    return {"shallow": "shallow-norm"}.get(recorded, recorded)
+
+
+def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
+    """Returns the form of the rewards among the network's inputs.
+
+    In files that do not record it, as those of the original TorchBeast, inputs were clipped even
+    where the loss used raw rewards. Raises UsageError for an unknown form.
+    """
+    recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
+    if recorded not in (known := get_args(RewardClipping)):
+        raise UsageError(
+            f"the checkpoint has reward_input {recorded!r}, but this TorchBeast knows "
+            f"{', '.join(known)}: use the TorchBeast that wrote it"
+        )
+    return recorded
+
+
+def reads_values(checkpoint: Mapping[str, Any]) -> bool:
+    """Returns whether the network encodes leaves by the value ranges of their space.
+
+    Networks of files without a format only know dtypes and shapes.
+    """
+    return bool(checkpoint.get("reads_values", "format" in checkpoint))
+
+
+def _model_of_weights(weights: Iterable[str]) -> str:
+    """Returns the network whose weights have these names, or "auto" if there is none.
+
+    Only networks that were ever saved without a name: "deep", "small" and "mlp" chosen by "auto",
+    and the original's AtariNet ("shallow") and ResNet ("deep").
+    """
+    names = {
+        "conv1.weight": "shallow",
+        "feat_convs.0.0.weight": "deep",
+        "conv.weight": "small",
+        "linear.weight": "mlp",
+    }
+    ends = [re.sub(r"^torsos\.\d+\.", "", name) for name in weights]
+    return next((model for name, model in names.items() if name in ends), "auto")
+
+
+def _fault_of_machine(error: Exception) -> str:
+    """Says what the machine lacks, or its server of files, if reading failed for that; else ""."""
+    if isinstance(error, OSError):
+        return error.strerror or "" if error.errno in _OF_MACHINE else ""
+    lacks_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
+    return "there is too little memory" if lacks_memory else ""
+
+
+def _fault(path: Path, error: Exception) -> str:
+    """Says why a file could not be loaded, in place of torch's words about its own code."""
+    if isinstance(error, _OtherChecksumError):
+        return str(error)
+    if path.is_dir():
+        return "it is a folder"
+    if path.stat().st_size == 0:
+        return "it is empty"
+    if found := _FOREIGN.search(str(error)):
+        return f"it contains {found[1]}, and only tensors and plain values are loaded"
+    if not zipfile.is_zipfile(path):
+        return "it is cut off, or was never a checkpoint"
+    return "its contents make no sense"
+
+
+class _OtherChecksumError(ValueError):
+    """A record has changed since it was written."""
+
+
+def _verify(file: BinaryIO) -> None:
+    """Raises _OtherChecksumError if a record has another checksum than torch.save gave it.
+
+    Files of PyTorch before 1.6 have none, and those that are cut off are refused by `_load`.
+    """
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        if (name := archive.testzip()) is not None:
+            raise _OtherChecksumError(f"the checksum of its record {name} is another")
+
+
+def _load(file: BinaryIO) -> Any:
+    """Reads tensors and plain values without running any code of the file.
+
+    Modules that the flags name are imported later, where environment, network and algorithm are
+    made. The original PolyBeast saved returns as numpy scalars, whose types torch must be
+    allowed to load.
+    """
+    file.seek(0)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        if not hasattr(torch.serialization, "safe_globals"):
+            raise
+    scalar: Any = np.float32(0).__reduce__()[0]
+    names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
+    file.seek(0)
+    with torch.serialization.safe_globals([*names, np.dtype, *types]):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Loads saved weights into `model`.
+
+    Raises UsageError, which names the first difference, if they belong to another model.
+    """
+    with _of_this_model(path):
+        check_fits(model, checkpoint["model_state_dict"])
+    model.load_state_dict(checkpoint["model_state_dict"])
+
+
+def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Restores models, optimisers, counters and random generators; raises as `load_model`."""
+    with _of_this_model(path):
+        optimiser_step.load_state_dict(checkpoint)
+    if "rng" in checkpoint:
+        set_rng_state(checkpoint["rng"])
+
+
+@contextmanager
+def _of_this_model(path: Path) -> Iterator[None]:
+    """Raises UsageError in place of an error about a state that does not fit."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{path} does not fit: {error}") from error
+
+
+def first_non_finite(state: Mapping[str, Any]) -> str | None:
+    """Returns the name of the first tensor of models or optimisers with NaN or infinity, if any."""
+    for key in ("model_state_dict", "optimizer_state_dict", ALGORITHM):
+        for name, tensor in _tensors(state.get(key, {}), key.removesuffix("_state_dict")):
+            if not tensor.isfinite().all():
+                return name
+    return None
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}.{key}")
+
+
+def rng_state() -> dict[str, Any]:
+    """Returns the state of torch's random generators."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Restores a `rng_state`; that of GPUs only if their number is the same."""
+    torch.set_rng_state(state["torch"])
+    cuda = state.get("cuda", [])
+    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)
+
+
+class Found(NamedTuple):
+    """A checkpoint that could be read, and the newer ones that could not."""
+
+    checkpoint: dict[str, Any]
+    path: Path
+    damaged: Sequence[Damaged] = ()
+
+
+def numbered(newest: Path, number: int) -> Path:
+    """Returns the path of the checkpoint that was written `number` saves before the newest."""
+    return newest.with_name(f"{newest.stem}.{number}{newest.suffix}") if number else newest
+
+
+def existing(newest: Path) -> list[Path]:
+    """Returns the checkpoints that exist, the newest first."""
+    return [*([newest] if newest.exists() else []), *_older(newest)]
+
+
+def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
+    """Writes a checkpoint as the newest, and keeps so many in all.
+
+    On an OSError, such as that of a full disk, all earlier ones are still there.
+    """
+    with replaced_atomically(newest) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # it is safe on the disk before others change their names
+        _shift(newest, keep)
+    for path in _older(newest)[keep - 1 :]:
+        path.unlink()
+
+
+def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> Found:
+    """Reads the newest checkpoint that is not damaged.
+
+    Raises as `checkpoint.load` does, and UsageError where all are damaged, or RunError where the
+    disk says so of all: it names each.
+    """
+    damaged: list[Damaged] = []
+    for path in existing(newest) or [newest]:
+        try:
+            return Found(load(path, needed), path, damaged)
+        except Damaged as error:
+            damaged.append(error)
+    is_disk = all(isinstance(error, Unreadable) for error in damaged)
+    if len(damaged) == 1 and not is_disk:
+        raise damaged[0]
+    kind = RunError if is_disk else UsageError  # one of a network may only be away
+    raise kind(
+        f"no checkpoint of {newest.parent} can be read: {_listed(damaged)}; move them away to "
+        "begin anew"
+    )
+
+
+def put_in_place(found: Found, newest: Path) -> str:
+    """Makes what was found the newest; damaged ones get the ending .damaged and count no more.
+
+    For the process that writes the run's next checkpoint, before it does. Returns the end of a
+    sentence that says where the damaged ones are now, if there are any.
+    """
+    kept = [error.path.with_name(f"{error.path.name}.damaged") for error in found.damaged]
+    for error, path in zip(found.damaged, kept, strict=True):
+        os.replace(error.path, path)
+    if found.path != newest:
+        os.replace(found.path, newest)
+    return f"; what is damaged is now {', '.join(map(str, kept))}" if kept else ""
+
+
+def sentence(found: Found, newest: Path) -> str:
+    """Says which checkpoint takes the place of the newest, and why; "" if it is the newest."""
+    if found.path == newest:
+        return ""
+    why = _listed(found.damaged) if found.damaged else f"there is no {newest}"
+    return f"{why}: the checkpoint before, {found.path}, takes its place"
+
+
+def _older(newest: Path) -> list[Path]:
+    """Returns those before the newest, the last one first.
+
+    A save that is cut off leaves out one number at most.
+    """
+    found: list[Path] = []
+    number = last = 0
+    while number < last + 2:
+        number += 1
+        if (path := numbered(newest, number)).exists():
+            found.append(path)
+            last = number
+    return found
+
+
+def _shift(newest: Path, keep: int) -> None:
+    """Gives every checkpoint the name of the one before it. The newest has both names then, or only
+    the second where a file can have one.
+    """
+    second = numbered(newest, 1)
+    if keep == 1 or not newest.exists() or (second.exists() and second.samefile(newest)):
+        return  # the same file: the last save ended between this and its end
+    for number in range(keep - 2, 0, -1):
+        if (path := numbered(newest, number)).exists():
+            os.replace(path, numbered(newest, number + 1))
+    second.unlink(missing_ok=True)
+    try:
+        os.link(newest, second)
+    except OSError:
+        os.replace(newest, second)
+
+
+def _listed(damaged: Sequence[Damaged]) -> str:
+    return ", ".join(f"{error.path} is damaged ({error.reason})" for error in damaged)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The earlier run that is resumed, and the settings that its checkpoint determines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchbeast.core.algos import registry
+from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.update.optimiser_step import OptimiserStep
+from torchbeast.errors import UsageError
+from torchbeast.reporting.display import Progress
+from torchbeast.run import checkpoint as checkpoints
+
+_log = logging.getLogger("torchbeast.earlier_run")
+
+
+class EarlierRun:
+    """The run that is resumed. Without a checkpoint it answers as a new run."""
+
+    def __init__(self, found: checkpoints.Found | None = None) -> None:
+        """Takes the checkpoint that was read."""
+        self._found = found
+        self._saved = None if found is None else found.checkpoint
+        self._path = Path() if found is None else found.path
+
+    @classmethod
+    def newest(cls, path: Path, needed: Sequence[str] = checkpoints.KEYS) -> EarlierRun:
+        """Reads the newest checkpoint of a run, which need not exist; needed: keys that it must
+        have.
+        """
+        return cls(checkpoints.load_newest(path, needed) if checkpoints.existing(path) else None)
+
+    def go_on(self, newest: Path) -> None:
+        """Puts the checkpoint in the place of newer ones that are damaged, and warns of them.
+
+        For the process that goes on with the run, before it writes a checkpoint.
+        """
+        if self._found is not None and (said := checkpoints.sentence(self._found, newest)):
+            _log.warning("%s%s", said, checkpoints.put_in_place(self._found, newest))
+            self._path = newest
+
+    @property
+    def recorded(self) -> Mapping[str, Any] | None:
+        """The recorded settings; None without a checkpoint."""
+        return None if self._saved is None else self._saved["flags"]
+
+    @property
+    def callbacks(self) -> Mapping[str, Any]:
+        """The states of a Learner's callbacks, by name."""
+        return {} if self._saved is None else self._saved.get("callbacks", {})
+
+    def seed(self, asked: int | None) -> int:
+        """Returns the seed asked for, else the recorded one, else a random one."""
+        if asked is not None:
+            return asked
+        recorded = None if self.recorded is None else self.recorded.get("seed")
+        return secrets.randbits(31) if recorded is None else int(recorded)
+
+    def actor(self, asked: ActorSpec) -> ActorSpec:
+        """Returns the spec of the network, with the inputs that its weights were trained on.
+
+        Its name is the recorded one if `asked` names "auto" or the same as in the earlier run.
+        """
+        if self._saved is None:
+            return asked
+        known = checkpoints.actor_spec(self._saved)
+        is_open = asked.name in ("auto", self._saved["flags"].get("model"))
+        return dataclasses.replace(
+            asked,
+            name=known.name if is_open else asked.name,
+            reward_input=known.reward_input,
+            reads_values=known.reads_values,
+        )
+
+    def check_same_model(self, now: ActorSpec) -> None:
+        """Raises UsageError for another network, even one with weights of the same shapes."""
+        if self._saved is None:
+            return
+        before = checkpoints.actor_spec(self._saved)
+        if now.name != before.name != "auto":
+            raise self._other("model", before.name, now.name)
+        if now.kwargs != before.kwargs:
+            kwargs, others = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
+            raise self._other("model_kwargs", kwargs, others)
+        # Where it is not recorded, loading the weights shows a mismatch.
+        has_memory = bool(self._saved["flags"].get("use_lstm", now.use_lstm))
+        if now.use_lstm != has_memory:
+            raise self._other("use_lstm", has_memory, now.use_lstm)
+
+    def _other(
+        self, name: str, before: object, now: object, remedy: str = "give that"
+    ) -> UsageError:
+        return UsageError(
+            f"{name} must be {before}, as in the run {self._name}, not {now}: "
+            f"{remedy}, or another run"
+        )
+
+    def check_same_algorithm(self, now: str) -> None:
+        """Raises UsageError for another algorithm; runs that recorded none used the default."""
+        before = now if self.recorded is None else self.recorded.get("algo", registry.DEFAULT)
+        if now != before:
+            raise self._other("algo", before, now)
+
+    def check_same_environment(self, now: str, others_serve: bool) -> None:
+        """Raises UsageError for another environment.
+
+        others_serve: whether running servers decide the environment.
+        """
+        before = None if self.recorded is None else self.recorded.get("env")
+        if before is not None and before != now:
+            raise self._other(
+                "env", before, now, "start servers of it" if others_serve else "give that"
+            )
+
+    def restore(self, step: OptimiserStep[Any]) -> None:
+        """Restores `step` and torch's random generators from the checkpoint."""
+        if self._saved is not None:
+            checkpoints.resume(step, self._saved, self._path)
+
+    def progress(self) -> Progress:
+        """Returns the progress of the earlier run; zero without a checkpoint."""
+        progress = Progress()
+        if self._saved is not None:
+            progress.load_state_dict(self._saved["stats"])
+        return progress
+
+    @property
+    def _name(self) -> str:
+        return self._path.parent.name

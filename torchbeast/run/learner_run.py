@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run of a learner: resume, learn, display, write checkpoints, print a summary.
+
+All learner programs use it; they differ in how the source is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torchbeast.collect.contract import Learner, Source
+from torchbeast.core.actors.registry import Agent
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.envs.selection import names
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update.optimiser_step import NonFiniteError
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.system import (
+    available_cores,
+    check_buffers,
+    free_memory,
+    keep_freed_memory,
+)
+from torchbeast.fleets.waiting import say
+from torchbeast.reporting.diagnosis import Collection, diagnose
+from torchbeast.reporting.display import Progress, next_commands, summary
+from torchbeast.reporting.log_files import LoggedRun, Logger, Logs
+from torchbeast.reporting.loggers import FILES, DisplayConfig
+from torchbeast.reporting.metrics import Metrics, MetricsConfig
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.assemble import (
+    Assembled,
+    Compute,
+    LearnerConfig,
+    MakeAgent,
+    MakeWeights,
+    assemble,
+)
+from torchbeast.run.config import CheckpointConfig, sentence
+from torchbeast.run.earlier_run import EarlierRun
+from torchbeast.run.recorded import changes, naming_flags, reaching_flags, recorded_env
+from torchbeast.run.saving import SavedReplay, Saving
+from torchbeast.run.session import Session
+from torchbeast.run.training import Training
+from torchbeast.run.watch import Adviser, Watch
+
+if TYPE_CHECKING:  # a program that has several learners brings their code along
+    from torchbeast.run.replicas import Replica
+
+_log = logging.getLogger("torchbeast.learner")
+
+_JOIN_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """The environment of a run, as the environments themselves describe it."""
+
+    env: EnvSpec
+    observation_space: Any = ()  # of one, before frames are stacked
+    others_serve: bool = False  # by servers that the program did not start
+    make: Callable[[int], VecEnv] | None = None  # so many of it; None: by its spec
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings of the environment, by the names of flags."""
+        options = {**self.env.options.as_json(), "observation_keys": names(self.observation_space)}
+        return {**recorded_env(self.env, self.others_serve), **options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings of a run, by the component that they configure."""
+
+    run: RunConfig
+    checkpoints: CheckpointConfig
+    display: DisplayConfig
+    learner: LearnerConfig
+    collection: Collection
+    recorded: Mapping[str, Any]  # every setting by the name of its flag
+    loggers: Sequence[Logger] = FILES
+    metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
+    of_command: Sequence[str] = ()  # words that are not recorded, for the command that resumes it
+    becomes_latest: bool = True  # the link `latest` beside its folder then points to it
+
+
+class LearnerRun:
+    """A run of a learner. Only the main thread, or a caller's one thread, uses it."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        played: Played,
+        session: Session,
+        resumed: Path | None = None,
+        replica: Replica | None = None,
+    ) -> None:
+        """Reads the earlier run.
+
+        resumed: its checkpoint, by default that in the run's folder. replica: this process among
+        several learners, which the settings are then shared out to; None: it is the only one.
+        """
+        self.settings = settings if replica is None else replica.share_of(settings)
+        self._replica = replica
+        self._rollouts_at_once = settings.learner.online_rollouts.batch_size  # of all learners
+        self._total_steps = settings.learner.total_steps
+        self.played = played
+        self.session = session
+        own = session.folder.checkpoint
+        if resumed in (None, own):
+            self.earlier = EarlierRun.newest(own)
+            self.earlier.go_on(own)
+        else:  # this checkpoint and no other, whosever it is
+            self.earlier = EarlierRun(checkpoints.Found(checkpoints.load(resumed), resumed))
+        seed = self.earlier.seed(settings.run.seed)
+        self._recorded = {**settings.recorded, **played.recorded(), "seed": seed}
+        session.folder.update(args=self._recorded)
+        torch.manual_seed(seed)
+
+    def train(
+        self,
+        make_agent: MakeAgent,
+        make_weights: MakeWeights,
+        make_source: Callable[[Learner[Any]], Source],
+    ) -> None:
+        """Trains until the run ends, for whatever reason, and prints a summary."""
+        made, progress = self.assemble(make_agent, make_weights)
+        keep_freed_memory(made.compute.device.type)
+        if progress.step >= self._total_steps:
+            say(
+                f"{self.settings.run.xpid} has learnt {progress.step:,} steps already and "
+                f"--total_steps is {self._total_steps:,}: nothing is left to do. "
+                "Give a larger --total_steps to continue."
+            )
+            return
+        with self.source(made, progress, make_source) as (source, saved):
+            if self._replica is not None:
+                joint: Any = self._replica.joint(source, made.optimiser_step)
+                source, made = joint, replace(made, optimiser_step=joint)
+            self._learn(made, source, progress, saved)
+
+    def assemble(
+        self, make_agent: MakeAgent, make_weights: MakeWeights
+    ) -> tuple[Assembled, Progress]:
+        """Assembles the learner, with the state and the progress of an earlier run, if any."""
+        played = self.played
+        self.earlier.check_same_environment(played.env.name, played.others_serve)
+        self.earlier.check_same_algorithm(self._recorded["algo"])
+        config, earlier = self.settings.learner, self.earlier
+        check_learns_from_replay(config, self._recorded["algo"])
+        replica = self._replica
+        ranks = None if replica is None else replica.ranks
+        made = assemble(config, make_agent, make_weights, earlier, self._say_start, ranks)
+        progress = self.earlier.progress()
+        if replica is not None:
+            replica.equalise(made.optimiser_step)
+            made.weights.publish(made.agent.model, made.optimiser_step.version)
+            if not replica.leads:  # other actions than those of rank 0
+                torch.manual_seed(self.environment_seed(progress))
+        progress.keep_last(self.settings.display.episodes_for_avg)
+        if self.earlier.recorded is not None:
+            say(f"Resuming {self.session.folder.path} at step {progress.step:,}.")
+            for line in changes(self.earlier.recorded, self._recorded):
+                say(line)
+        return made, progress
+
+    @contextmanager
+    def source(
+        self,
+        made: Assembled,
+        progress: Progress,
+        make_source: Callable[[Learner[Any]], Source],
+    ) -> Iterator[tuple[Source, SavedReplay | None]]:
+        """Makes the source, with a replay in front of it if there is one, and what is saved of it
+        with checkpoints.
+        """
+        config = self.settings.learner
+        at_once = 1  # it is copied into the replay
+        if not config.learns_from_transitions:
+            at_once = made.compute.learner_threads + config.replay.is_used
+        learner = made.learner(
+            config.online_rollouts,
+            self.environment_seed(progress),
+            first_step=progress.step,
+            spare_columns=config.spare_columns,
+            batches_at_once=at_once,
+        )
+        free = free_memory()  # before the source takes some
+        source = make_source(learner)
+        check_buffers(source.num_bytes, free)
+        has_replay = config.replay.is_used
+        if config.learns_from_transitions and not issubclass(source.yields, Rollout):
+            has_replay = False  # the source yields single steps already
+        if not has_replay or not config.learns_from_transitions:
+            check_batches(source.yields, type(made.algo))
+        if not has_replay:
+            yield source, None
+            return
+        from torchbeast.run.replay import with_replay
+
+        with with_replay(self, source, learner, free) as replayed:
+            yield replayed
+
+    def environment_seed(self, progress: Progress) -> int:
+        """Returns a seed for environments and replay that no earlier part of the run has used."""
+        root = np.random.SeedSequence((self._recorded["seed"], progress.step))
+        seed = int(root.generate_state(1)[0])
+        return seed if self._replica is None else self._replica.seed(seed)
+
+    def _learn(
+        self,
+        made: Assembled,
+        source: Source,
+        progress: Progress,
+        saved: SavedReplay | None,
+    ) -> None:
+        with (
+            Metrics().served(self.settings.metrics) as metrics,
+            self.training(made, source, progress, saved) as (training, saving),
+        ):
+            watch = Watch(
+                training=training,
+                saving=saving,
+                advise=self._adviser(),
+                title=f"{self.played.env.name}, {self.settings.run.xpid}",
+                rollouts_at_once=self._rollouts_at_once,
+                save_every_s=self.settings.checkpoints.checkpoint_interval,
+                only_warnings=self.settings.display.suppress_logs,
+                run=self.settings.run.xpid,
+                metrics=metrics,
+            )
+            began, first_step = time.monotonic(), progress.step
+            source.start(self.session.supervisor)
+            training.start(made.compute.learner_threads)
+            supervisor = self.session.supervisor
+            try:
+                watch.until_the_end()
+            except Exception as error:  # before the stop: the first of both decides how it ends
+                supervisor.fail("", error)
+                raise
+            finally:
+                supervisor.stop("the program ended")
+                self.end(training, saving)
+            if training.updates_here or supervisor.failure is None:
+                self._say_end(progress, first_step, time.monotonic() - began)
+
+    @contextmanager
+    def training(
+        self,
+        made: Assembled,
+        source: Source,
+        progress: Progress,
+        saved: SavedReplay | None,
+        also_saved: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Iterator[tuple[Training, Saving]]:
+        """Opens the logs; makes the training loop and what saves its checkpoints.
+
+        also_saved: returns further entries of a checkpoint, when it is written.
+        """
+        saving = self._saving(made.agent, saved, also_saved)
+        folder = self.session.folder.path
+        run = LoggedRun(folder=folder, settings=self._recorded, step=progress.step)
+        trace = self.settings.learner.hardware.write_profiler_trace
+        latest = self.session.folder.become_latest if self.settings.becomes_latest else None
+        with closing(Logs(self.settings.loggers, run)) as log:
+            training = Training(
+                source=source,
+                optimiser_step=made.optimiser_step,
+                weights=made.weights,
+                device=made.compute.device,
+                log=log,
+                supervisor=self.session.supervisor,
+                total_steps=self._total_steps,
+                progress=progress,
+                trace=folder / "trace.json" if trace else None,
+                keep=saving.keep_last_good,
+                after_first_update=latest or (lambda: None),
+                info_keywords=self.played.env.options.info_keywords,
+                learns_all=self._replica is not None,
+            )
+            yield training, saving
+
+    def _saving(
+        self,
+        agent: Agent,
+        saved: SavedReplay | None,
+        also_saved: Callable[[], Mapping[str, Any]],
+    ) -> Saving:
+        labels = {
+            "format": checkpoints.FORMAT,
+            "flags": self._recorded,
+            "model": agent.spec.name,
+            "reward_input": agent.spec.reward_input,
+            "reads_values": agent.spec.reads_values,
+        }
+        config = self.settings.checkpoints
+        return Saving(
+            self.session.folder,
+            labels,
+            config.disable_checkpoint,
+            saved,
+            also_saved,
+            keep=config.keep_checkpoints,
+        )
+
+    def _adviser(self) -> Adviser:
+        """Returns a function that names the bottleneck of this run from its time shares."""
+        facts = self.settings.collection
+        return functools.partial(
+            diagnose, facts=replace(facts, cores=facts.cores or available_cores())
+        )
+
+    def end(self, training: Training, saving: Saving) -> None:
+        """Waits for the threads of a run that has ended, then saves, except after a NaN.
+
+        The updates before a NaN may have damaged the weights already: the last checkpoint is kept,
+        and the state before the NaN is in last_good.tar.
+        """
+        running = self.session.supervisor.join(_JOIN_S)
+        if running:
+            _log.warning(
+                "threads that did not end within %g s: %s; the last checkpoint waits "
+                "%.0f s at most for the end of an update",
+                _JOIN_S,
+                running,
+                training.patience_s,
+            )
+        failure = self.session.supervisor.failure
+        if failure is None or not isinstance(failure.error, NonFiniteError):
+            try:
+                saving.save(training)
+            except RunError as error:
+                self.session.supervisor.fail_at_end("", error)
+
+    def _say_start(self, compute: Compute, agent: Agent) -> None:
+        print(compute.summary(agent.model), flush=True)
+        if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
+            print(sentence(clipping), flush=True)
+
+    def _say_end(self, progress: Progress, first_step: int, seconds: float) -> None:
+        folder, program = self.session.folder, self.settings.collection.program
+        say(summary(progress, progress.step - first_step, seconds))
+        exists = folder.checkpoint.exists()
+        naming = naming_flags(self._recorded)
+        more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete
+        to_resume = [
+            *([] if self.played.others_serve else naming),
+            *reaching_flags(self.settings.recorded),
+            *self.settings.of_command,
+            *(more if progress.step >= self._total_steps else []),
+        ]
+        replica = self._replica
+        here = replica.size if replica is not None and replica.on_one_machine else 1
+        commands = next_commands(program, folder.path, exists, naming, to_resume, here)
+        print(commands, flush=True)
+
+
+def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
+    """Raises UsageError where there is a replay, but the algorithm would take it for new data.
+
+    algo: the algorithm's name.
+    """
+    if config.learns_from_transitions:
+        return
+    if config.replay.is_used and not config.algo.learns_from_replay:
+        raise UsageError(
+            f"algo {algo} does not learn from a replay: leave out replay_size and replay_ratio, or "
+            "use laser, in another run if this one has learnt before"
+        )
+    if config.algo.learns_from_replay and not config.replay.is_used:
+        print("Nothing is replayed: give replay_size for that.", flush=True)
+
+
+def check_batches(given: type, algorithm: type[Algorithm[Any]]) -> None:
+    """Raises UsageError unless the algorithm learns from the class of batches of its source."""
+    if not issubclass(given, algorithm.takes):
+        raise UsageError(
+            f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but the source yields "
+            f"{given.__name__}: choose another algorithm"
+        )

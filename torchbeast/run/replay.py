@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of a run, its own or one that it shares with other agents: its memory, what an earlier
+part of the run saved of it, and its source.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchbeast.collect.contract import Learner, Source
+from torchbeast.collect.mixed import MixedSource
+from torchbeast.collect.replay import AGENT, OwnReplay, Replay
+from torchbeast.collect.transitions import (
+    FreeTransitions,
+    Schedule,
+    SynchronousTransitions,
+    TransitionSource,
+)
+from torchbeast.core.actors.registry import Agent
+from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
+from torchbeast.core.storages.replay.store import (
+    RolloutStore,
+    bytes_per_transition,
+    bytes_per_truncation,
+    row_specs,
+)
+from torchbeast.core.storages.replay.transition_replay import (
+    Sampling,
+    TransitionReplay,
+    check_goals,
+)
+from torchbeast.core.storages.rollout import RolloutSpec
+from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
+from torchbeast.errors import UsageError, as_usage_error
+from torchbeast.fleets.system import check_memory, in_bytes
+from torchbeast.fleets.waiting import waiting_for
+from torchbeast.on_ray.replay import ON_RAY, joined_on_ray
+from torchbeast.run.assemble import LearnerConfig
+from torchbeast.run.learner_run import LearnerRun
+from torchbeast.run.saving import REPLAY, SavedReplay
+from torchbeast.seeds import seed_of
+from torchbeast.shared_replay.client import SharedReplayClient
+from torchbeast.shared_replay.replay import Joining
+
+
+@contextmanager
+def with_replay(
+    run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
+) -> Iterator[tuple[Source, SavedReplay | None]]:
+    """Puts a replay in front of the source of a run: its own, or one that several agents share.
+    Yields the source to learn from, and what is saved of it.
+
+    free: bytes of memory that were free before the source was made.
+    """
+    config, agent = run.settings.learner, learner.agent
+    of_run, at_once = (config, agent, learner.extras, learner.seed), learner.batches_at_once
+    if config.replay.replay_service is not None:
+        with joined_replay(*of_run, run.settings.run.xpid) as shared:
+            run.session.supervisor.on_close(shared.close)
+            yield mixed_source(online, shared, config, agent, at_once), None
+        return
+    store = make_replay(*of_run, online.num_bytes, free, functools.partial(_outcome, run))
+    if run.earlier.recorded is not None:
+        resume_replay(store, run.session.folder.path, config.replay.checkpoint_replay)
+    replay: Any
+    source: Source
+    if config.learns_from_transitions:
+        source = replay = transition_source(online, store, config, learner.first_step)
+    else:
+        replay = OwnReplay(store)
+        source = mixed_source(online, replay, config, agent, at_once)
+    yield source, replay if config.replay.checkpoint_replay else None
+
+
+def _outcome(run: LearnerRun) -> Outcome:
+    """Returns what other goals would bring in the run's environment; raises UsageError where there
+    are none.
+    """
+    played = run.played
+    if played.make is None:
+        return outcome_of(played.env, run.session.supervisor)
+    with closing(played.make(1)) as env:
+        return outcome_in(env, played.env.name)
+
+
+def make_replay(
+    config: LearnerConfig,
+    agent: Agent,
+    extras: Sequence[str],
+    seed: int,
+    buffers: int,
+    free: int | None,
+    outcome: Callable[[], Outcome] | None = None,
+) -> Any:
+    """Makes an empty replay, of rollouts or of single steps, and prints how much memory it needs.
+
+    extras: of acting, that travel in the rollouts. seed: of this part of the run. buffers: bytes
+    that the online source takes. free: bytes of memory that the program may use for both; None:
+    unknown. outcome: returns what says what other goals would have brought, for hindsight.
+
+    Raises UsageError when it needs more.
+    """
+    size, frame_stack = config.replay.replay_size, agent.frame_stack
+    sampling = _sampling(config, agent, outcome) if config.learns_from_transitions else None
+    specs, each, of_truncation = _sizes(config, agent, extras)
+    each += 0 if sampling is None else sampling.extra_bytes(size)
+    check_memory(size, each, buffers, free)
+    has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
+    print(
+        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
+        f"full ({of_truncation:,} bytes more for each truncated episode), and {in_bytes(buffers)} "
+        f"of other buffers{has}.",
+        flush=True,
+    )
+    made = specs, size, frame_stack, seed_of(seed, "replay")
+    try:
+        return RolloutReplay(*made) if sampling is None else TransitionReplay(*made, sampling)
+    except (MemoryError, ValueError) as error:
+        raise UsageError(f"{error}: give a smaller replay_size") from error
+
+
+def _sampling(
+    config: LearnerConfig, agent: Agent, outcome: Callable[[], Outcome] | None
+) -> Sampling:
+    """Returns how single steps are sampled; raises UsageError where there are no goals."""
+    how, hindsight = config.transitions, None
+    if how.hindsight_share and outcome is not None:
+        with as_usage_error():
+            check_goals(agent.observation_space, agent.frame_stack)
+        hindsight = outcome()  # code of the user's environment
+    with as_usage_error():
+        return Sampling(
+            n_step=how.n_step,
+            priority_exponent=how.priority_exponent,
+            hindsight=hindsight,
+            hindsight_share=how.hindsight_share,
+        )
+
+
+def _sizes(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str]
+) -> tuple[dict[str, Any], int, int]:
+    """Returns the fields of a rollout of one environment, and the bytes of a step and of a
+    truncated episode.
+    """
+    specs = RolloutSpec(agent, extras, config.rollouts.unroll_length).fields()
+    with as_usage_error():
+        each = bytes_per_transition(specs, agent.frame_stack)
+        return specs, each, bytes_per_truncation(specs, agent.frame_stack)
+
+
+def transition_source(
+    online: Source, replay: TransitionReplay, config: LearnerConfig, first_step: int
+) -> TransitionSource:
+    """Returns the source of single steps; first_step: env steps of earlier parts of the run."""
+    settings, rollouts, how = config.replay, config.rollouts, config.transitions
+    rate = settings.updates_per_step(
+        rollouts.batch_size, rollouts.unroll_length, config.total_steps
+    )
+    schedule = Schedule(
+        batch_size=rollouts.batch_size,
+        updates_per_step=rate,
+        learn_start=settings.learn_start,
+        total_steps=config.total_steps,
+        first_step=first_step,
+        beta=how.priority_beta if how.priority_exponent else None,
+    )
+    if config.synchronous_rollouts:
+        return SynchronousTransitions(online, replay, schedule)
+    kind = FreeTransitions if math.isinf(rate) else TransitionSource
+    return kind(online, replay, schedule)
+
+
+def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
+    """Loads what an earlier part of the run saved, and prints how the replay begins.
+
+    is_saved: whether this run saves its replay.
+
+    Raises UsageError when what it saved is another run's.
+    """
+    path = folder / REPLAY
+    if not is_saved or not path.exists():
+        why = f"there is no {path} yet" if is_saved else "checkpoint_replay would save it"
+        print(f"The replay starts empty: {why}.", flush=True)
+        return
+    try:
+        with open(path, "rb") as file:
+            replay.load(file)
+    except (ValueError, OSError) as error:
+        raise UsageError(
+            f"{path}: {error}; move it away to begin with an empty replay, or give the flags that "
+            "it was saved with"
+        ) from error
+    replay.new_source(AGENT)
+    print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
+
+
+def mixed_source(
+    online: Source, replay: Replay, config: LearnerConfig, agent: Agent, in_flight: int
+) -> MixedSource:
+    """Returns the source of new and replayed rollouts; see MixedSource."""
+    state = map_leaves(Tensor.cpu, agent.model.initial_state(1))
+    return MixedSource(
+        online,
+        replay,
+        batch_size=config.rollouts.batch_size,
+        spare_columns=config.spare_columns,
+        learn_start=config.replay.learn_start,
+        in_flight=in_flight,
+        initial_state=state,
+    )
+
+
+@contextmanager
+def joined_replay(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str
+) -> Iterator[Replay]:
+    """Joins the replay that other agents share, and prints what it holds; leaves it at the end.
+
+    extras, seed: see make_replay. name: of the run, by which the replay knows it.
+
+    Raises UsageError when there is none, and when it does not take this run's rollouts.
+    """
+    settings, rollouts = config.replay, config.rollouts
+    specs, each, more = _sizes(config, agent, extras)
+    with as_usage_error():
+        joining = Joining(
+            name=name,
+            row=row_specs(specs, 1),
+            unroll_length=rollouts.unroll_length,
+            frame_stack=agent.frame_stack,
+            capacity=settings.replay_size,
+            columns=rollouts.batch_size,
+            spare_columns=config.spare_columns,
+            seed=seed_of(seed, "replay"),
+        )
+    size, address = settings.replay_size, str(settings.replay_service)
+    with ExitStack() as joined:
+        with waiting_for(f"the shared replay {address}"):
+            is_on_ray = address.startswith(ON_RAY)
+            client: AbstractContextManager[Replay] = (
+                joined_on_ray(address, joining)
+                if is_on_ray
+                else closing(SharedReplayClient(address, joining))
+            )
+            replay = joined.enter_context(client)
+        print(
+            f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
+            f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "
+            f"episode). It has {replay.size:,}.",
+            flush=True,
+        )
+        yield replay

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batches of several learners that learn as one, agreed on in roll calls.
+
+    rank 0   source --> a batch is there --+                                     +--> update --> ...
+    rank 1   source --> not yet -----------+-- roll call: all ready, or a stop --+--> update --> ...
+
+Before each update every rank reports whether its batch is there, and whether it ends the run. They
+learn when all are ready, and they end after the same update when one ends. A rank that waits for
+its batch answers every second, so a roll call lasts no longer, and a rank that does not answer is
+lost. The reports also carry what the log and the display show of all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torchbeast.collect.contract import WAIT_S, Away, Shortage, Source
+from torchbeast.collect.taking import Taking
+from torchbeast.core.storages.batch import Batch
+from torchbeast.core.update.optimiser_step import Learnt, OptimiserStep
+from torchbeast.core.update.torch_ranks import RankGone
+from torchbeast.errors import RunError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.gradients.joint import JointBatch, JointLearner, Report, report_of, total
+from torchbeast.run.training import DONE
+
+PATIENCE_S = 1.0
+"""Seconds that a rank waits for its batch before it answers that it has none yet."""
+
+Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]
+
+
+class RankedLearner(JointLearner):
+    """Yields a rank's batches, each once all ranks have one, until one of them ends the run; and
+    updates from them.
+
+    One thread iterates over `batches`, and the same thread updates: it takes part in every roll
+    call and update. Whatever it waits for ends: a roll call by the time limit of `gather`, the
+    source by the supervisor.
+    """
+
+    def __init__(self, source: Source, gather: Gather, rank: int, step: OptimiserStep[Any]) -> None:
+        """gather: returns the messages of all ranks; raises RankGone. step: joins its gradients
+        with the other ranks.
+        """
+        super().__init__(step)
+        self._source, self._gather, self._rank = source, gather, rank
+        self.num_bytes = source.num_bytes
+        self._taking, self._number = Taking(source.batches), 0  # of the last batch asked for
+        self._ready_since: float | None = None  # this rank's batch is there
+        self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts this rank's source."""
+        self._supervisor = supervisor
+        self._source.start(supervisor)
+        supervisor.on_close(self.close)
+        supervisor.start_thread("batches", self._taking.run)
+
+    def close(self) -> None:
+        """Ends the wait for a batch; the source ends its own. May be called again."""
+        self._taking.close()
+
+    def batches(self) -> Iterator[JointBatch]:
+        """Yields batches until a rank ends the run; ask for the next one after the update."""
+        try:
+            while (batch := self._next()) is not None:
+                yield batch
+        except RankGone as error:
+            # At the end too: where one rank is killed, torchrun stops the others by a signal.
+            self._supervisor.fail_at_end("", error)
+
+    def update(self, batch: JointBatch) -> Learnt:
+        """Learns from the batches of all ranks."""
+        try:
+            return self._step.update(batch.own)
+        except RankGone as error:
+            self._supervisor.fail_at_end("", error)
+            raise
+
+    def status(self) -> Mapping[str, float]:
+        """Returns queue lengths and counts of all ranks together."""
+        return total([self._source.status(), *(report.status for _, report in self._others)])
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds that the sources of all ranks have spent, by stage."""
+        return total([self._source.seconds(), *(report.seconds for _, report in self._others)])
+
+    def hanging(self) -> str:
+        """Describes what hangs in any rank; "" if nothing does."""
+        others = [f"rank {rank}: {r.hanging}" for rank, r in self._others if r.hanging]
+        return "; ".join(filter(None, [self._source.hanging(), *others, self._late()]))
+
+    def _late(self) -> str:
+        """Names the ranks for which this one has waited for long; "" if there are none."""
+        late = [str(rank) for rank, report in self._others if not report.ready]
+        since = self._ready_since
+        if since is None or not late or time.monotonic() - since < WAIT_S:
+            return ""
+        return f"the other learners of the run wait for a batch of rank {', '.join(late)}"
+
+    def away(self) -> list[Away]:
+        """Returns the lost streams of all ranks."""
+        own = [_of_rank(self._rank, stream) for stream in self._source.away()]
+        return own + [_of_rank(rank, s) for rank, report in self._others for s in report.away]
+
+    def _next(self) -> JointBatch | None:
+        """Calls the roll until all ranks are ready; None: the run ends."""
+        self._number += 1
+        self._taking.ask(self._number)
+        own: Batch | None = None
+        self._ready_since = None
+        while self._supervisor.failure is None:  # else this rank leaves, which the others notice
+            if own is None:
+                own = self._taking.wait(self._number, PATIENCE_S)
+                self._ready_since = None if own is None else time.monotonic()
+            reports = self._call(own)
+            if any(report.stop for report in reports):
+                self._stop(reports)
+                return None
+            if all(report.ready for report in reports):
+                return JointBatch(reports, own)
+        return None
+
+    def _call(self, own: Batch | None) -> list[Report]:
+        """Takes part in a roll call; returns the reports in the order of ranks."""
+        report = report_of(self._source, own, self.version)._replace(
+            stop=self._supervisor.reason or "",
+            away=[[*stream] for stream in self._source.away()],
+            hanging=self._source.hanging(),
+        )
+        said = self._gather(report._asdict())
+        reports = [_read(rank, message) for rank, message in enumerate(said)]
+        self._others = [each for each in enumerate(reports) if each[0] != self._rank]
+        return reports
+
+    def _stop(self, reports: Sequence[Report]) -> None:
+        """Ends the run here as in the first rank that ends it."""
+        rank, reason = next((rank, r.stop) for rank, r in enumerate(reports) if r.stop)
+        if not self._supervisor.ended and reason != DONE:
+            print(f"Stopped by {reason} in rank {rank}.", flush=True)
+        self._supervisor.stop(f"{reason} in rank {rank}")
+
+
+def _read(rank: int, said: Mapping[str, Any]) -> Report:
+    """Reads the report of a rank; raises RunError for what is none."""
+    try:
+        return Report(**said)
+    except TypeError as error:
+        raise RunError(
+            f"rank {rank} answers the roll call in words that this one does not know ({error}): "
+            "start all learners with the same version of TorchBeast"
+        ) from None
+
+
+def _of_rank(rank: int, away: Sequence[Any]) -> Away:
+    """Returns a lost stream of a rank; away: as of Away, possibly from JSON."""
+    where, seconds, short, why = away
+    short = short and Shortage(*short)._replace(of=f" of rank {rank}")
+    return Away(where, seconds, short, why)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a run's checkpoints: periodically, at the end, and the state before a failed update."""
+
+from __future__ import annotations
+
+import errno
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from torchbeast.errors import RunError
+from torchbeast.fleets.system import in_bytes
+from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.training import Training
+
+REPLAY = "replay.bin"
+"""Name of the file beside the checkpoint with the contents of the replay."""
+
+
+class SavedReplay(Protocol):
+    """A replay that is saved with every checkpoint."""
+
+    @property
+    def inserted(self) -> int:
+        """Steps inserted so far."""
+
+    def save_replay(self, file: BinaryIO) -> None:
+        """Writes the contents to a file."""
+
+
+class CheckpointNotWritten(RunError):
+    """A checkpoint could not be written; what was learnt since the last one may be lost."""
+
+
+@dataclass
+class Saving:
+    """Writes checkpoints into a run's folder; a no-op if they are disabled.
+
+    labels: constant entries of every checkpoint, such as settings. replay: saved with every
+    checkpoint, if anything was inserted since the last; None: there is none to save. also: returns
+    further entries of every checkpoint; called by the thread that saves it. keep: number of
+    checkpoints that are kept.
+    """
+
+    folder: RunFolder
+    labels: Mapping[str, Any]
+    disabled: bool
+    replay: SavedReplay | None = None
+    also: Callable[[], Mapping[str, Any]] = dict
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        self._path = self.folder.checkpoint
+        self._replay_path = self._path.with_name(REPLAY)
+        self._inserted: int | None = None  # steps in what is saved; None: nothing was saved here
+        self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none was written here
+        self.failed = 0  # number of checkpoints that could not be written as a whole
+
+    def save(self, training: Training, wait_s: float | None = None) -> None:
+        """Writes a checkpoint, then the replay; a no-op before anything was learnt.
+
+        On failure raises CheckpointNotWritten and keeps the last one of what was not written.
+        wait_s: see Training.checkpoint, which raises NoMoment.
+        """
+        if self.disabled or not training.updates:
+            return
+        try:
+            self._save(training, wait_s)
+        except CheckpointNotWritten:
+            self.failed += 1
+            raise
+        self.saved_at = time.time()
+
+    def checkpoint(self, training: Training, wait_s: float | None = None) -> dict[str, Any]:
+        """Returns everything that a resumed run needs, without the replay."""
+        return {**training.checkpoint(self.labels, wait_s), **self.also()}
+
+    def _save(self, training: Training, wait_s: float | None) -> None:
+        data = checkpoints.as_bytes(self.checkpoint(training, wait_s))
+        with self._failing(
+            "no checkpoint was written to", self._path, f" for {in_bytes(len(data))}"
+        ):
+            checkpoints.write_newest(self._path, data, self.keep)
+        if self.replay is None or self.replay.inserted == self._inserted:
+            return
+        inserted = self.replay.inserted  # what is inserted meanwhile is saved again
+        what = f"the checkpoint {self._path} is new, but no replay was written to"
+        with (
+            self._failing(what, self._replay_path),
+            replaced_atomically(self._replay_path) as file,
+        ):
+            self.replay.save_replay(file)
+        self._inserted = inserted
+
+    @contextmanager
+    def _failing(self, what: str, path: Path, needed: str = "") -> Iterator[None]:
+        """Raises CheckpointNotWritten in place of an OSError; needed: room, for the sentence."""
+        try:
+            yield
+        except OSError as error:
+            old = "an earlier one is intact" if path.exists() else "there is none yet"
+            room = ""
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                free = in_bytes(shutil.disk_usage(path.parent).free)
+                room = f": make room there{needed}, {free} are free"
+            raise CheckpointNotWritten(
+                f"{what} {path} ({error.strerror or error}); {old}{room}"
+            ) from error
+
+    def keep_last_good(self, state: dict[str, Any]) -> Path | None:
+        """Saves the state before a failed update in a file of its own; returns its path."""
+        if self.disabled:
+            return None
+        path = self._path.with_name("last_good.tar")
+        checkpoints.save(path, {**state, **self.labels})
+        return path

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: collect, update, publish, record. It knows neither gRPC nor processes.
+
+    source.batches() -> optimiser_step.update() -> weights.publish() -> log files
+                        one at a time, under one lock; checkpoints are copied under it too
+
+Learner threads run `_learn`, or a thread of the caller's own `learn_from`; any thread reads
+`progress` and calls `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchbeast.collect.contract import Publisher, Source
+from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.device import CudaStream
+from torchbeast.core.storages.batch import Batch
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.errors import RunError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Reading, spent
+from torchbeast.reporting.display import Progress, mean
+from torchbeast.reporting.log_files import Log
+from torchbeast.run import checkpoint as checkpoints
+
+
+class LearnerClock:
+    """Splits wall-clock time into "learning" (during an update) and "waiting" (between updates).
+
+    The two add up to the time since the clock was made for any number of learner threads, because
+    updates run one at a time. A running update counts up to now. May be read by any thread.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now, self._began = now, now()
+        # Seconds of the updates that have ended, and the start of the running one.
+        self._learnt: tuple[float, float | None] = 0.0, None
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Measures an update; used by one thread at a time."""
+        learnt, began = self._learnt[0], self._now()
+        self._learnt = learnt, began
+        try:
+            yield
+        finally:
+            self._learnt = learnt + self._now() - began, None
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds spent until now, by stage."""
+        (learnt, began), now = self._learnt, self._now()
+        learning = learnt + (0.0 if began is None else now - began)
+        return {"learning": learning, "waiting": now - self._began - learning}
+
+
+_log = logging.getLogger("torchbeast.learner")
+
+
+class InfoMeans:
+    """Means over games; says once for each keyword that a game had no such number."""
+
+    def __init__(self, keywords: Sequence[str]) -> None:
+        self._keywords = keywords
+        self._missed: set[str] = set()
+
+    def __call__(self, info: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Returns a column for each keyword, NaN without any number.
+
+        info: the numbers of the games of an update, NaN where one gave none.
+        """
+        return {f"info_{name}": self._mean(name, info.get(name, ())) for name in self._keywords}
+
+    def _mean(self, name: str, numbers: Sequence[float]) -> float:
+        given = [number for number in numbers if not math.isnan(number)]
+        if len(given) < len(numbers) and name not in self._missed:
+            self._missed.add(name)
+            _log.warning(
+                "a game ended whose last info had no number %r: it was missing, or not a number; "
+                "info_%s is the mean over the games that have one",
+                name,
+                name,
+            )
+        return mean(given)
+
+
+DONE = "all steps are learnt"
+_UPDATE_S = 120.0  # longest update to expect until a longer one was seen
+_TRACED_UPDATE = 5  # of the process; the first ones are slower
+
+
+class NoMoment(RunError):
+    """An update takes longer than its end was waited for, so nothing was copied."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Training:
+    """Learns until `total_steps`, then stops the supervisor with DONE.
+
+    keep: saves the state before an update that failed by a NaN, and returns its path, or None if it
+        saves nothing; not called when that state is not finite either.
+    learns_all: learn from every batch that the source yields, even if the run has ended meanwhile:
+        other learners wait for this one's share of the update.
+    """
+
+    source: Source
+    optimiser_step: OptimiserStep[Any]  # or a JointLearner, which takes its place
+    weights: Publisher
+    device: torch.device
+    log: Log
+    supervisor: Supervisor
+    total_steps: int
+    progress: Progress
+    info_keywords: Sequence[str]  # numbers of games that are logged
+    trace: Path | None = None  # file for the profiler's trace of one update
+    keep: Callable[[dict[str, Any]], Path | None] = lambda state: None
+    after_first_update: Callable[[], None] = lambda: None  # of this process
+    learns_all: bool = False
+
+    def __post_init__(self) -> None:
+        self.figures: Mapping[str, float] = {}  # last row of the log
+        self._info_means = InfoMeans(self.info_keywords)
+        self._lock = threading.Lock()
+        self._clock = LearnerClock()
+        self._last_row = Reading(time.monotonic(), {})
+        self._longest_s = 0.0  # seconds of the longest update so far
+        self._updates_before = self.updates
+
+    @property
+    def updates(self) -> int:
+        """Number of updates, across restarts."""
+        return self.optimiser_step.version
+
+    @property
+    def updates_here(self) -> int:
+        """Number of updates of this process."""
+        return self.updates - self._updates_before
+
+    def start(self, num_threads: int) -> None:
+        """Starts learning in threads of the supervisor."""
+        for i in range(num_threads):
+            self.supervisor.start_thread(f"learner-{i}", self._learn)
+
+    def reading(self) -> Reading:
+        """Returns the seconds that acting and learning have taken until now, by stage."""
+        seconds = self.source.seconds() | self._clock.seconds()
+        return Reading(time.monotonic(), seconds)
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which an update is taken for one that does not end."""
+        return max(_UPDATE_S, 2 * self._longest_s)
+
+    def checkpoint(self, labels: Mapping[str, Any], wait_s: float | None = None) -> dict[str, Any]:
+        """Returns a consistent copy of everything that a resumed run needs, between two updates.
+
+        labels: entries that do not change during the run, such as its flags. wait_s: seconds to
+            wait for the end of an update, after which it raises NoMoment; None: patience_s.
+        """
+        wait_s = self.patience_s if wait_s is None else wait_s
+        if not self._lock.acquire(timeout=wait_s):
+            raise NoMoment(
+                f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} s;"
+                " what was learnt since the last checkpoint is lost"
+            )
+        try:
+            return {**copy.deepcopy(self._state()), **labels}
+        finally:
+            self._lock.release()
+
+    def _state(self) -> dict[str, Any]:
+        """Returns everything but the labels; tensors are not copied."""
+        return {
+            **self.optimiser_step.state_dict(),
+            "stats": self.progress.state_dict(),
+            "rng": checkpoints.rng_state(),
+        }
+
+    def _learn(self) -> None:
+        cuda_stream = CudaStream(self.device)
+        for on_host in self.source.batches():
+            if not self.learn_from(on_host, cuda_stream):
+                return
+
+    def learn_from(self, on_host: Batch, cuda_stream: CudaStream) -> bool:
+        """Learns from a batch, publishes and records; returns false if the run has ended before.
+
+        cuda_stream: of the calling thread.
+        """
+        with own_settings():
+            return self._learn_from(on_host, cuda_stream)
+
+    def _learn_from(self, on_host: Batch, cuda_stream: CudaStream) -> bool:
+        with cuda_stream:  # copies while another thread updates
+            batch = on_host.map(cuda_stream.to_device)
+        with self._lock:
+            if self.supervisor.ended and not self.learns_all:
+                return False
+            with self._clock.learning():
+                self._update(batch.map(cuda_stream.hand_over), on_host)
+        return True
+
+    def _update(self, batch: Batch, on_host: Batch) -> None:
+        # Lags and episodes come from the batch on the host, so nothing waits for the device again.
+        lags, before = on_host.lags(self.updates), time.perf_counter()
+        step = self.optimiser_step
+        with self._traced():
+            try:
+                figures, feedback = step.update(batch)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
+        on_host.hand_back(feedback)
+        self.progress.step = step.counters.env_steps
+        self.weights.publish(step.algo.actor, step.version)
+        seconds = time.perf_counter() - before
+        self._longest_s = max(self._longest_s, seconds)
+        self._record(on_host, {**figures, **lags, "update_seconds": seconds})
+        if self.updates_here == 1:
+            self.after_first_update()
+        if self.progress.step >= self.total_steps:
+            self.supervisor.stop(DONE)
+
+    def _keep_last_good(self) -> str:
+        """Saves the current state, which the failed update has not changed; returns a sentence."""
+        if (name := checkpoints.first_non_finite(self._state())) is not None:
+            return f"{name} is not finite already, so the state before it was not saved"
+        try:
+            path = self.keep(self._state())
+        except OSError as error:
+            return f"The state before it could not be saved: {error}"
+        if path is None:
+            return "No state was saved"
+        return f"The state before it is in {path}; the checkpoint is left as it was"
+
+    def _record(self, batch: Batch, figures: dict[str, float]) -> None:
+        counters = self.optimiser_step.counters
+        returns, lengths = batch.finished_episodes()
+        self.progress.loss = figures["total_loss"]
+        self.progress.mean_lag = figures.get("mean_lag", math.nan)
+        self.progress.max_lag = figures.get("max_lag", math.nan)
+        self.progress.relevant_share = figures.get("relevant_share", math.nan)
+        self.progress.episodes += len(returns)
+        self.progress.returns.extend(returns)
+        self.progress.lengths.extend(lengths)
+        row = {
+            "mean_episode_return": mean(returns),
+            "mean_episode_length": mean(lengths),
+            "episodes": self.progress.episodes,
+            **self._info_means(batch.finished_info()),
+            **figures,
+            **self.source.status(),
+            **self._times(),
+            "learnt_steps": counters.learnt_steps,
+            "optimiser_steps": counters.optimiser_steps,
+        }
+        self.figures = row
+        self.log.write(self.progress.step, row)
+
+    def _times(self) -> dict[str, float]:
+        """Returns the seconds since the last row, by stage, so that rows can be added up."""
+        before, self._last_row = self._last_row, self.reading()
+        return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        if self.trace is None or self.updates_here + 1 != _TRACED_UPDATE:
+            yield
+            return
+        with torch.profiler.profile() as profile:
+            yield
+        profile.export_chrome_trace(str(self.trace))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main thread of a run: displays it, saves periodically, and warns when it is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torchbeast.fleets.waiting import warn
+from torchbeast.reporting.diagnosis import (
+    UNKNOWN,
+    Diagnosis,
+    Shares,
+    Watchdog,
+    Window,
+    alive,
+    lost_streams,
+)
+from torchbeast.reporting.display import Display, Shown
+from torchbeast.reporting.metrics import Metrics, learner_metrics
+from torchbeast.run.saving import CheckpointNotWritten, Saving
+from torchbeast.run.training import NoMoment, Training
+
+_SHOW_EVERY_S = 1.0
+_MOMENT_S = 10.0  # that a periodic checkpoint may hold up the display
+
+Adviser = Callable[[Shares], Diagnosis | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Watches a run: its display, checkpoints and warnings."""
+
+    training: Training
+    saving: Saving
+    advise: Adviser  # names the bottleneck of the run from its time shares
+    title: str
+    rollouts_at_once: int  # rollouts in a batch
+    save_every_s: float
+    only_warnings: bool = False  # show no progress
+    run: str = ""  # name of the run, for its metrics
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def until_the_end(self) -> None:
+        """Watches until the supervisor ends the run."""
+        supervisor = self.training.supervisor
+        watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
+        window, saved_at = Window(), time.monotonic()
+        with Display(self.title, only_warnings=self.only_warnings) as display:
+            while not supervisor.wait(_SHOW_EVERY_S):
+                status, now = self.training.source.status(), time.monotonic()
+                self._show(display, status, window)
+                updates, hanging = self.training.updates_here, self.training.source.hanging()
+                if stall := watchdog.check(updates, status, now, hanging):
+                    warn(stall)
+                # Once the run has ended, its last checkpoint follows at once.
+                is_due = now - saved_at >= self.save_every_s and not supervisor.ended
+                if is_due and self._save_if_possible():
+                    saved_at = time.monotonic()
+
+    def _show(self, display: Display, status: Mapping[str, float], window: Window) -> None:
+        has_learnt = self.training.updates_here > 0
+        shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
+        away = self.training.source.away()
+        _, live = alive(status)
+        advice = self.advise(shares) if live else None  # for those that play
+        shown = Shown(
+            progress=replace(self.training.progress),  # which the learner threads change meanwhile
+            total_steps=self.training.total_steps,
+            status=status,
+            away=away,
+            shares=shares,
+            diagnosis=lost_streams(away, live) or advice,
+            run=self.run,
+            updates=self.training.updates,
+            stage_seconds=self.training.reading().seconds,
+            row=self.training.figures,
+            saved_at=self.saving.saved_at,
+            failed_saves=self.saving.failed,
+        )
+        display.show(shown)
+        self.metrics.show(learner_metrics(shown))
+
+    def _save_if_possible(self) -> bool:
+        """Saves; a failure is only a warning, since a full disk may have room again next time.
+
+        Returns False in the middle of a long update: the next second may be after it.
+        """
+        try:
+            self.saving.save(self.training, _MOMENT_S)
+        except NoMoment:  # of an update that takes a minute, the watchdog warns
+            return False
+        except CheckpointNotWritten as error:
+            warn(f"{error}; the run goes on")
+        return True

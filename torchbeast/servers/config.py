@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of PolyBeast's source: environment servers, inference and the learner's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchbeast.collect.config import ActorsConfig
+from torchbeast.core.base.checks import above, at_least, counted, require
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
+from torchbeast.fleets.system import allowed_descriptors, available_cores
+from torchbeast.servers.addresses import host_and_port
+
+_FILES_OF_A_STREAM = 4  # its connection, and what gRPC wakes its threads with: 3.25 were counted
+_FILES_OF_THE_REST = 200  # of the program, and of libraries
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Inference, and the queue between the environment servers and the learner."""
+
+    num_inference_threads: int | None = None
+    """Number of threads that choose actions, each with its own copy of the network.
+    Default: 2 with a GPU, else one for every four cores, at least one; one if its operations use
+    all cores (see --torch_threads)."""
+    max_learner_queue_size: int | None = None
+    """Rollouts that may wait for the learner; more mean older data. Default: two batches.
+    """
+    min_streams: int | None = None
+    """The run ends once fewer streams to environment servers are connected for a minute, or left
+    after others were retired because their environments failed again and again. Default: half of
+    the streams."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_inference_threads=self.num_inference_threads)
+        at_least(1, max_learner_queue_size=self.max_learner_queue_size)
+        at_least(1, min_streams=self.min_streams)
+
+    def check_enough(self, count: int) -> None:
+        """Raises UsageError if min_streams is more than the `count` streams of the servers."""
+        needed = self.min_streams or 0
+        if needed > count:
+            raise UsageError(
+                f"min_streams {needed} is more than the {counted(count, 'stream')} of the "
+                f"servers: give at most {count}, or more servers"
+            )
+
+    def queue_size(self, batch_size: int) -> int:
+        """Returns how many rollouts may wait; raises ValueError for fewer than a batch."""
+        size = self.max_learner_queue_size
+        require(
+            size is None or size >= batch_size,
+            f"max_learner_queue_size {size} can never hold a batch: "
+            f"give at least batch_size {batch_size}",
+        )
+        return size or 2 * batch_size
+
+    def share(self, learners: int, own: int, count: int) -> PipelineConfig:
+        """Returns the settings of one of several learners that share a batch.
+
+        own, count: number of streams of this learner, and of all. Parts of min_streams are rounded
+        up, so that all learners together never go on with fewer.
+        """
+        size = self.max_learner_queue_size
+        needed = -(-(self.min_streams or 0) * own // count)
+        return replace(
+            self,
+            max_learner_queue_size=None if size is None else size // learners,
+            min_streams=needed or None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig(ActorsConfig):
+    """Environments, and the server processes that the program starts for them."""
+
+    num_servers: int | None = None
+    """Number of server processes. Default: one per core, at most one per environment."""
+    pipes_basename: str | None = None
+    """Server i listens at {pipes_basename}.{i}, e.g. unix:/tmp/polybeast.
+    Default: sockets in a folder of this run."""
+
+    of_processes = "num_servers"
+
+    def servers(self) -> int:
+        """Returns the number of server processes."""
+        return self.num_servers or min(self.environments(), available_cores())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedFleetConfig:
+    """The running environment servers to learn from."""
+
+    num_actors: int | None = None
+    """Number of environments of all servers, which must be exactly this many; hosts that dial in
+    (--listen) must have at least as many. Default: however many there are."""
+    pipes_basename: str | None = None
+    """Common part of the servers' addresses. Default: that of polybeast_env, in a folder of this
+    user."""
+    env_servers: str | None = None
+    """Servers on other machines: HOST:PORT,HOST:PORT with the port of each host's first server,
+    whose others follow at the next ports. Default: servers on this machine."""
+    listen: str | None = None
+    """HOST:PORT to which hosts of servers dial in (polybeast_env --learner), where this machine
+    cannot reach them. HOST 0.0.0.0 is every network of this machine, IPv4 and IPv6. The run begins
+    with the first host, or with as many as have --num_actors environments."""
+    connect_timeout: float = 20.0
+    """Seconds to wait for each server to answer at the start, or for hosts to dial in."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_actors=self.num_actors)
+        above(0, connect_timeout=self.connect_timeout)
+        _one_way(
+            pipes_basename=self.pipes_basename, env_servers=self.env_servers, listen=self.listen
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEnvConfig:
+    """The environment, which the servers decide."""
+
+    env: str | None = None
+    """Refuse servers of another environment. Default: learn whatever they serve. With --mode test,
+    which needs no servers: the environment to play. Default: that of the run."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """With --mode test: keyword arguments of the environment's constructor as JSON, such as
+    '{"size": 8}'. Default: those of the run, if --env is no package.module:factory."""
+    num_actions: int | None = None
+    """Number of actions; needed only with servers of the original TorchBeast, which do not describe
+    their environment."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_actions=self.num_actions)
+
+    @property
+    def asked(self) -> EnvSpec:
+        """Spec of the environment to evaluate in; its name is empty for that of the run."""
+        return EnvSpec(self.env or "", self.env_kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServersConfig:
+    """Environment servers for a learner in another terminal or on another machine."""
+
+    num_servers: int | None = None
+    """Number of server processes. Default: one per core."""
+    num_actors: int | None = None
+    """Number of environments of all servers together. Default: one per server if --num_servers is
+    given, else as many as polybeast has by default."""
+    pipes_basename: str | None = None
+    """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
+    listen: str | None = None
+    """HOST:PORT for learners on other machines: server i listens at PORT + i. HOST 0.0.0.0 is every
+    network of this machine, IPv4 and IPv6. Default: sockets, for learners on this machine."""
+    learner: str | None = None
+    """HOST:PORT of a learner on another machine (polybeast_learner --listen), to which this host
+    dials in because the learner cannot reach it; of several learners HOST:PORT,HOST:PORT. It dials
+    again until the learner's run has ended."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_servers=self.num_servers)
+        _one_way(pipes_basename=self.pipes_basename, listen=self.listen, learner=self.learner)
+        require(
+            self.num_actors is None or self.num_actors >= self.servers(),
+            f"num_actors {self.num_actors} leaves servers without an environment: "
+            f"give at least as many as num_servers {self.servers()}",
+        )
+
+    def servers(self) -> int:
+        """Returns the number of server processes."""
+        return self.num_servers or min(self.num_actors or available_cores(), available_cores())
+
+    def learners(self) -> list[str]:
+        """Returns HOST:PORT of each learner to dial in to; raises UsageError for another text."""
+        named = [] if self.learner is None else self.learner.split(",")
+        return [":".join(map(str, host_and_port(each.strip()))) for each in named]
+
+    def environments(self) -> int:
+        """Returns the number of environments."""
+        return self.num_actors or self.num_servers or ActorsConfig().environments()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecurityConfig:
+    """Protection of connections between machines. Flags name files, so that no secret is shown by
+    ps or recorded. Which of them fit depends on who listens and who connects.
+    """
+
+    insecure: bool = False
+    """Use TCP without TLS: whoever is on the network can read and change everything, a token too.
+    Only for networks that are protected otherwise, such as a VPN."""
+    tls_ca: str | None = None
+    """For the side that connects: file with the authority (PEM) that must have signed the
+    certificates of the other side, which must name their hosts."""
+    tls_cert: str | None = None
+    """File with this side's certificate (PEM), and any between it and the authority's. The side
+    that listens always has one, which names its host; the other side where --tls_client_ca asks
+    for it."""
+    tls_key: str | None = None
+    """File with the key of --tls_cert (PEM), which nobody else may read."""
+    tls_client_ca: str | None = None
+    """For the side that listens: file with the authority (PEM) that must have signed the
+    certificates of those that connect: mutual TLS. Default: they need no certificate."""
+    token_file: str | None = None
+    """File with a token, which nobody else may read: both sides must have the same one."""
+
+    def __post_init__(self) -> None:
+        require(
+            (self.tls_cert is None) == (self.tls_key is None),
+            "tls_cert and tls_key belong together: give both or neither",
+        )
+        files = self.tls_ca, self.tls_cert, self.tls_client_ca
+        require(
+            not self.insecure or not any(files),
+            "insecure is TCP without TLS: leave it out, or the TLS files",
+        )
+
+    def check_unused(self, flags: str) -> None:
+        """Raises ValueError if anything is given. flags: with which it could be."""
+        require(
+            self == type(self)(),
+            f"insecure, token_file and tls files protect TCP: they need {flags}",
+        )
+
+    def listening(self) -> SecurityConfig:
+        """Returns the protection of --listen; raises ValueError unless it suffices."""
+        require(
+            self.tls_ca is None,
+            "tls_ca is for the side that connects: this one listens and has tls_client_ca",
+        )
+        require(
+            self.tls_cert is not None or self.insecure,
+            "--listen needs tls_cert and tls_key (python -m torchbeast.keys makes them), or "
+            "--insecure on a network that is protected otherwise",
+        )
+        require(
+            bool(self.token_file or self.tls_client_ca or self.insecure),
+            "--listen needs token_file or tls_client_ca, else anyone could connect",
+        )
+        return self
+
+    def connecting(self, flag: str, whom: str) -> SecurityConfig:
+        """Returns the protection of a side that connects; raises ValueError unless it suffices.
+
+        flag: names the others. whom: that they are.
+        """
+        require(
+            self.tls_client_ca is None,
+            "tls_client_ca is for the side that listens: this one connects and has tls_ca",
+        )
+        require(
+            self.tls_ca is not None or self.insecure,
+            f"{flag} needs tls_ca, the authority of {whom} certificates, or "
+            "--insecure on a network that is protected otherwise",
+        )
+        return self
+
+
+def _one_way(**given: str | None) -> None:
+    """Raises ValueError if several flags say where servers and learner meet."""
+    flags = [f"--{name}" for name, value in given.items() if value is not None]
+    require(
+        len(flags) < 2, f"{' and '.join(flags)} are different ways to connect: give one of them"
+    )
+
+
+def most_streams() -> int:
+    """Returns how many streams a learner may have: gRPC would end the process where it gets no more
+    descriptors.
+    """
+    return max(1, (allowed_descriptors() - _FILES_OF_THE_REST) // _FILES_OF_A_STREAM)
+
+
+def check_streams(count: int) -> None:
+    """Raises UsageError if this process may not have so many streams."""
+    if count > most_streams():
+        raise UsageError(
+            f"{count:,} streams need {_FILES_OF_A_STREAM * count + _FILES_OF_THE_REST:,} files and "
+            f"connections, but this process may have {allowed_descriptors():,} open: raise the "
+            "limit (ulimit -n), or serve more environments in a stream (fewer num_servers)"
+        )

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts that dial in to a learner: it waits for the first, and takes later ones while it runs.
+
+    host == rpc Join ==> libtorchbeast.Door -> HostDoor: described, compared with the run
+                                            -> ActorPool, until the stream ends
+
+Nothing that a host does ends the run: one that does not fit is told why, and a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import libtorchbeast
+from torchbeast.core.base.checks import counted
+from torchbeast.errors import RepeatedFailures, RunError, UsageError
+from torchbeast.fleets.system import allow_descriptors, free_memory, in_bytes
+from torchbeast.fleets.waiting import say
+from torchbeast.servers.addresses import check_free
+from torchbeast.servers.config import SecurityConfig, most_streams
+from torchbeast.servers.discovery import Description, Fleet, check_same, fleet_of
+from torchbeast.servers.security import credentials
+
+_log = logging.getLogger("torchbeast.hosts")
+
+_GLANCE_S = 0.1
+_SETTLED_S = 0.5  # without another stream, until those of the hosts at the start count as complete
+_LOOK_S = 0.5  # between two looks at which hosts are there
+_TAKEN_AFTER_S = 60.0  # by the first rollouts of a stream that was added
+_MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little more, ends at 8 GiB
+_MOST_STREAMS = 4096
+
+
+class _Stream(NamedTuple):
+    """A stream that waits to be taken."""
+
+    number: int
+    host: str
+    said: Description
+
+
+class HostDoor:
+    """Where hosts dial in. `find`, then `follow`, each in one thread."""
+
+    def __init__(self, listen: str, security: SecurityConfig) -> None:
+        """Listens from now on.
+
+        Raises UsageError for an address that is in use and for files that cannot be used.
+        """
+        check_free(listen)
+        allow_descriptors()
+        self.listen = listen
+        try:
+            self._door = libtorchbeast.Door(
+                listen,
+                max_streams=min(_MOST_STREAMS, most_streams()),
+                credentials=credentials(security),
+            )
+        except ConnectionError as error:
+            raise UsageError(str(error)) from None
+        self._waiting: list[_Stream] = []
+        self._first: _Stream | None = None  # with which all others must agree
+        self._promised: list[tuple[float, int]] = []  # when, and how many bytes, to a stream
+        self._failures = RepeatedFailures()
+        self._told: set[str] = set()  # warnings
+        self._hosts: dict[str, int] = {}  # number of streams, as it was said last
+        self._seen: dict[str, int] = {}  # at the last look
+
+    def find(
+        self, num_actors: int | None, timeout: float, check_goes_on: Callable[[], None]
+    ) -> Fleet:
+        """Waits for hosts, and returns the fleet of their streams.
+
+        num_actors: environments that there must be at least; None: those of the first host.
+        timeout: seconds to wait for them. check_goes_on: raises RunError to give up waiting.
+
+        Raises RunError at the timeout.
+        """
+        deadline = time.monotonic() + timeout
+        settled = deadline
+        while True:
+            if self._look_for_another():
+                settled = time.monotonic() + _SETTLED_S
+            self._waiting = [each for each in self._waiting if self._door.waits(each.number)]
+            now, count = time.monotonic(), sum(each.said["num_envs"] for each in self._waiting)
+            if self._waiting and now >= min(settled, deadline) and count >= (num_actors or 1):
+                return self._fleet()
+            check_goes_on()
+            if now >= deadline:
+                raise self._too_few(num_actors, timeout)
+
+    def _look_for_another(self) -> bool:
+        """Waits a moment for another stream; refuses one that serves something else than those
+        which wait.
+        """
+        found = self._door.next(_GLANCE_S)
+        if found is None:
+            return False
+        stream = _Stream(*found)
+        if reason := _difference(self._waiting[0] if self._waiting else stream, stream):
+            self._refuse(stream, reason)
+        else:
+            self._waiting.append(stream)
+        return True
+
+    def _fleet(self) -> Fleet:
+        self._first = self._waiting[0]
+        streams = {
+            f"{host} (stream {number})": {**said, "num_streams": 1}
+            for number, host, said in self._waiting
+        }
+        return replace(fleet_of(streams), stream_hosts=[each.host for each in self._waiting])
+
+    def _too_few(self, num_actors: int | None, timeout: float) -> RunError:
+        names = ", ".join(sorted({each.host for each in self._waiting}))
+        found = f"only {names} dialled in" if names else "no host dialled in"
+        wanted = "" if num_actors is None else f", with fewer than the {num_actors} of --num_actors"
+        return RunError(
+            f"{found} at {self.listen} within {timeout:g} s{wanted}: start python -m "
+            "torchbeast.polybeast_env --learner HOST:PORT there, or give a longer --connect_timeout"
+        )
+
+    def follow(self, pool: Any, columns: int, env_bytes: int, closed: threading.Event) -> None:
+        """Lets a pool play the streams that wait, and those that come, until closed.
+
+        columns: each stream must have a multiple of so many environments. env_bytes: of the rollout
+        of one environment.
+        """
+
+        def consider(stream: _Stream) -> None:
+            if reason := self._reason_against(stream, columns, env_bytes):
+                self._refuse(stream, reason)
+            else:
+                self._door.take(stream.number, pool)
+
+        for stream in self._waiting:
+            consider(stream)
+        next_look = 0.0
+        while not closed.is_set():
+            if (found := self._door.next(_GLANCE_S)) is not None:
+                consider(_Stream(*found))
+            if time.monotonic() >= next_look:
+                self._look()
+                next_look = time.monotonic() + _LOOK_S
+
+    def _reason_against(self, stream: _Stream, columns: int, env_bytes: int) -> str:
+        """Promises memory to a stream; returns why it does not fit the run, or ""."""
+        assert self._first is not None
+        if reason := _difference(self._first, stream):
+            return reason
+        envs = stream.said["num_envs"]
+        if envs % columns:
+            return (
+                f"its streams have {envs} environments, and rollouts of this run join {columns}: "
+                f"start it with a multiple of {columns} per stream"
+            )
+        return self._promise_memory(envs, envs * env_bytes, time.monotonic())
+
+    def _promise_memory(self, envs: int, size: int, now: float) -> str:
+        """Returns an error message when the memory cannot hold the rollouts of a stream.
+
+        Streams that were added a moment ago have not taken theirs yet.
+        """
+        self._promised = [each for each in self._promised if now - each[0] < _TAKEN_AFTER_S]
+        free = free_memory()
+        left = None if free is None else max(0, free - sum(size for _, size in self._promised))
+        most = _MOST_BYTES if left is None else min(left, _MOST_BYTES)
+        if size <= most:
+            self._promised.append((now, size))
+            return ""
+        what = "are free on the learner's machine" if most == left else "is the most"
+        return (
+            f"the rollouts of a stream of {envs} environments would take {in_bytes(size)} of "
+            f"memory, but {in_bytes(most)} {what}: serve fewer environments in a stream (more "
+            "--num_servers), or shorten --unroll_length"
+        )
+
+    def _refuse(self, stream: _Stream, reason: str) -> None:
+        self._door.refuse(stream.number, reason)
+        self._warn(stream.host, f"the host {stream.host} is not used: {reason}")
+
+    def _warn(self, about: str, sentence: str) -> None:
+        """Warns, but not again of the same: a host that is refused dials again."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            _log.warning("%s", sentence)
+
+    def _look(self) -> None:
+        """Says which hosts have come and gone, once their number of streams stays the same."""
+        why = dict(self._door.ended())  # the last reason of each host
+        for host, reason in why.items():
+            if "Traceback" in reason:
+                _log.warning("%s", self._failures.shortened(f"an environment of {host}: {reason}"))
+        before, self._seen = self._seen, {host: count for host, count, _ in self._door.hosts()}
+        for host in sorted(before.keys() | self._seen.keys() | self._hosts.keys()):
+            count = self._seen.get(host, 0)
+            if count == before.get(host, 0) and count != self._hosts.get(host, 0):
+                self._tell(host, count, why.get(host, ""))
+
+    def _tell(self, host: str, count: int, why: str) -> None:
+        had = self._hosts.get(host, 0)
+        self._hosts[host] = count
+        streams = counted(count, "stream")
+        if not count:
+            del self._hosts[host]
+            self._told.clear()
+            _log.warning("the host %s has left", host)
+            if not self._hosts:
+                _log.warning("no host is left: the run ends within a minute unless one dials in")
+        else:
+            say(f"{host}: {streams}" if had else f"the host {host} has joined ({streams})")
+
+    def close(self, run_has_ended: bool) -> None:
+        """Ends all streams; tells hosts whether the run has ended, or they may dial again."""
+        self._door.close(run_has_ended=run_has_ended)
+
+
+def _difference(first: _Stream, other: _Stream) -> str:
+    """Says in which way another stream serves something else than the first, or nothing that makes
+    sense; "" if in none.
+    """
+    try:
+        fleet_of({other.host: other.said})
+        check_same(first.host, first.said, other.host, other.said)
+    except RunError as error:
+        return str(error)
+    except RecursionError:
+        return "its description is nested too deeply"
+    return ""

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts, watches, replaces and ends the environment-server processes of a program.
+
+A server that dies without a report (killed, or crashed in native code) is replaced at the same
+address, where the learner's streams find the new one. If the new one cannot start, another is tried
+after a pause. Every other end before `close` fails the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchbeast.collect.config import split_evenly
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.fleets.child_process import ChildProcess, ProcessDied, Report, end_all
+from torchbeast.fleets.places import Deaths, Places
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import waiting_for
+from torchbeast.servers.addresses import socket_path
+from torchbeast.servers.config import FleetConfig, SecurityConfig
+
+_log = logging.getLogger("torchbeast.servers")
+
+_START_S = 600.0  # in which a process serves, or is killed: as long as a step may take
+_READY_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """The environments of one server process."""
+
+    num_streams: int
+    envs_per_stream: int
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments of the server."""
+        return self.num_streams * self.envs_per_stream
+
+
+def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[ServerPlan]:
+    """Returns one plan per server; together they serve `num_actors` environments.
+
+    A stream is a group of environments that are stepped together. With two streams a server steps
+    one group while actions are chosen for the other. With one stream, inference batches are twice
+    as large, which is better if inference shares its cores with the servers: those are busy anyway.
+
+    Environments are assigned in groups of `num_streams`, so that all streams of a server have the
+    same size; one by one when there are too few for that.
+    """
+    groups, single = divmod(num_actors, num_streams)
+    counts = split_evenly(num_actors, num_servers)
+    if groups >= num_servers:
+        counts = [num_streams * n for n in split_evenly(groups, num_servers)]
+        counts[-1] += single
+    streams = [1 if n % num_streams else num_streams for n in counts]
+    return [ServerPlan(each, n // each) for each, n in zip(streams, counts, strict=True)]
+
+
+def plans_for_local_servers(fleet: FleetConfig, disable_cuda: bool) -> list[ServerPlan]:
+    """Returns the plans of servers on the learner's machine.
+
+    Each has two streams if the learner uses a GPU, else one.
+    """
+    on_gpu = seems_to_have_a_gpu() and not disable_cuda
+    return spread(fleet.environments(), fleet.servers(), num_streams=2 if on_gpu else 1)
+
+
+def seems_to_have_a_gpu() -> bool:
+    """Returns whether a GPU driver is present; importing torch to ask it would take seconds."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
+class EnvServers:
+    """The processes of several servers, one for each plan; server i listens at addresses[i].
+
+    Threads: every server has threads that watch and replace its process. `close` may be called by
+    any thread.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        env: EnvSpec,
+        plans: Sequence[ServerPlan],
+        addresses: Sequence[str],
+        folder: Path | None = None,
+        security: SecurityConfig | None = None,
+        counts: bool = False,
+        learners: Sequence[str] = (),
+        say: Callable[[str, str], None] = lambda learner, sentence: None,
+    ) -> None:
+        """Starts the processes.
+
+        folder: a folder of this run for its sockets, which is removed when the servers end.
+        security: of servers that listen to other machines, or dial in to learners.
+        counts: whether they report what they do, see `activity`.
+        learners: HOST:PORT of those that the servers dial in to, in place of listening, once `dial`
+            is called; their streams are spread over them. say: called with one and a sentence.
+        """
+        self.addresses = list(addresses)
+        self.folder = folder
+        self._supervisor = supervisor
+        self._places = Places(_log, supervisor)
+        self._say, self._may_dial = say, False
+        self._servers = []
+        streams = itertools.cycle(learners)
+        common = {
+            "env": env.as_json(),
+            "num_servers": len(plans),
+            "folder": None if folder is None else str(folder),
+            # names of files: whoever lists processes sees the arguments
+            "security": None if security is None else dataclasses.asdict(security),
+            "counts": counts,
+        }
+        for i, (plan, address) in enumerate(zip(plans, addresses, strict=True)):
+            dialled = list(itertools.islice(streams, plan.num_streams))
+            own = {"address": address, "learners": dialled, **dataclasses.asdict(plan)}
+            self._servers.append(_Server(i, common | own, self._reported, self._ended))
+        try:
+            for server in self._servers:
+                self._places.start(server)
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the server processes."""
+        return [child.pid for child in self._children()]
+
+    def activity(self) -> dict[str, Report]:
+        """Returns what each server reported last, by its address: "steps" of its environments since
+        its process started and "open_streams". {} stands for a process that does not serve yet.
+        """
+        return {server.address: server.activity for server in self._servers}
+
+    @property
+    def replaced(self) -> int:
+        """How many processes have taken the place of one that died."""
+        return self._places.replaced
+
+    def dial(self) -> None:
+        """Lets the servers dial in to their learners."""
+        self._may_dial = True
+        for child in self._children():
+            child.send({"dial": True})
+
+    def wait_ready(self) -> bool:
+        """Waits until all servers accept connections; returns false if the run ended first.
+
+        A server that cannot start, or takes ten minutes, fails the run. A warning names those that
+        are not ready yet, once a minute.
+        """
+
+        def slow() -> list[str]:
+            return [str(server.index) for server in self._servers if not server.ready.is_set()]
+
+        of = len(self._servers)
+        with waiting_for(lambda: f"environment server {', '.join(slow())} of {of}, or Ctrl-C"):
+            while slow():
+                if self._supervisor.wait(_READY_POLL_S):
+                    return False
+        return not self._supervisor.ended
+
+    def close(self) -> None:
+        """Ends every server, kills those that do not end by themselves, and removes the sockets.
+
+        May be called again.
+        """
+        self._places.close()
+        end_all(self._children())
+        for server in self._servers:
+            server.limit.cancel()
+            server.remove_socket()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _children(self) -> list[ChildProcess]:
+        """The processes that were started."""
+        return [server.process for server in self._servers if server.process is not None]
+
+    # --- called by the threads that watch the servers
+
+    def _reported(self, server: _Server, report: Report) -> None:
+        """Takes a report: that a server works, what it does, or what it says of a learner."""
+        if "ready" in report:
+            server.limit.cancel()
+            self._places.works(server)
+            server.ready.set()
+            if self._may_dial and server.process is not None:
+                server.process.send({"dial": True})
+        elif "steps" in report:
+            server.activity = report
+        elif "run_has_ended" in report:
+            self._supervisor.stop("the learner's run has ended")
+        else:
+            self._say(report["learner"], report["said"])
+
+    def _ended(self, server: _Server, error: Exception) -> None:
+        """Replaces a server, or fails the run, unless that has ended."""
+        server.limit.cancel()
+        if not isinstance(error, ProcessDied):
+            server.ready.clear()  # its socket is gone, or belongs to another that took the address
+        if not self._supervisor.ended:
+            self._places.ended(server, error)
+
+
+class _Server:
+    """A server: its current process, and its socket."""
+
+    process: ChildProcess | None = None
+
+    def __init__(
+        self,
+        index: int,
+        arguments: dict[str, Any],
+        on_report: Callable[[_Server, Report], None],
+        on_end: Callable[[_Server, Exception], None],
+    ) -> None:
+        self.index, self.address = index, str(arguments["address"])
+        self.name = f"environment server {index} at {self.address}"
+        self.activity: Report = {}
+        self.ready = threading.Event()
+        self.deaths = Deaths()
+        self.limit = self._new_limit()
+        self._arguments, self._on_report, self._on_end = arguments, on_report, on_end
+
+    def start(self) -> None:
+        """Starts a process: the first one, or one that replaces another."""
+        self.activity = {}
+        if (folder := self._arguments["folder"]) is not None:  # the last server has removed it
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.limit.cancel()
+        self.limit = self._new_limit()
+        self.limit.start()  # before the process may serve
+        self.process = ChildProcess(
+            f"environment server {self.index}",
+            "torchbeast.servers.server_main",
+            self._arguments,
+            on_report=functools.partial(self._on_report, self),
+            on_end=functools.partial(self._on_end, self),
+            environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules beside a script
+        )
+
+    def _new_limit(self) -> threading.Timer:
+        """Returns the time limit of a process's start."""
+        limit = threading.Timer(_START_S, self._give_up)
+        limit.daemon = True
+        return limit
+
+    def _give_up(self) -> None:
+        if self.process is not None:
+            self.process.give_up(
+                f"did not serve within {_START_S / 60:.0f} minutes, and was killed"
+            )
+
+    def remove_socket(self) -> None:
+        """Removes the socket of a server that was killed; never that of another process."""
+        path = socket_path(self.address)
+        if path is not None and self.ready.is_set():
+            path.unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets an environment-server process dial in to learners: each of its streams is a call of its own.
+
+    environments of a stream <- libtorchbeast.Host == rpc Join ==> libtorchbeast.Door of a learner
+
+A stream that is lost, or that the learner does not use, dials again, after pauses that grow; see
+docs/machines.md for what ends it instead.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import libtorchbeast
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.child_main import Report
+from torchbeast.fleets.places import Deaths
+from torchbeast.servers.config import SecurityConfig
+from torchbeast.servers.security import credentials, explain
+
+_CONNECT_S = 5.0  # for a learner to accept a connection
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
+
+
+class JoiningStreams:
+    """The streams of a process. `run` belongs to one thread; any may call the other methods."""
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        description: dict[str, Any],
+        learners: Sequence[str],
+        security: SecurityConfig,
+        report: Report,
+    ) -> None:
+        """Opens nothing yet.
+
+        make: makes the environments of a stream. learners: HOST:PORT of each stream's learner.
+        security: its files are read again for each attempt, so renewed ones are used from then on.
+        report: gets a sentence about a learner, {"learner": ..., "said": ...}.
+        """
+        self._make, self._description, self._learners = make, description, list(learners)
+        self._security, self._report = security, report
+        self._lock = threading.Lock()
+        self._stopped, self._may_dial = threading.Event(), threading.Event()
+        self._hosts: set[libtorchbeast.Host] = set()
+
+    def dial(self) -> None:
+        """Lets the streams dial from now on."""
+        self._may_dial.set()
+
+    def run(self) -> bool:
+        """Plays until `stop`, or the end of the learner's run; returns whether that has ended.
+
+        Raises RunError with the traceback of environments that fail too often.
+        """
+        self._may_dial.wait()
+        with ThreadPoolExecutor(len(self._learners)) as streams:
+            return any(list(streams.map(self._run_stream, self._learners)))
+
+    def stop(self) -> None:
+        """Ends `run`. May be called before it, and again."""
+        self._stopped.set()
+        self._may_dial.set()
+        with self._lock:
+            for host in self._hosts:
+                host.stop()
+
+    def _run_stream(self, learner: str) -> bool:
+        """Plays one stream; returns whether the learner's run has ended."""
+        try:
+            return self._join_again_and_again(learner)
+        finally:
+            self.stop()  # the run has ended for all, or none can go on
+
+    def _join_again_and_again(self, learner: str) -> bool:
+        pauses, failures = _pauses(), Deaths()
+
+        def taken() -> None:
+            nonlocal pauses
+            pauses = _pauses()
+            self._say(learner, f"Connected to the learner at {learner}.")
+
+        while not self._stopped.is_set():
+            try:
+                self._play(learner, taken)
+                return not self._stopped.is_set()
+            except (OSError, ValueError, UsageError) as error:
+                self._say(learner, f"{self._explained(learner, error)}; dialling again.")
+            except RuntimeError as error:
+                if failures.too_many(error):
+                    raise RunError(f"failure 5 within ten minutes: {error}") from None
+            self._wait(next(pauses))
+        return False
+
+    def _wait(self, seconds: float) -> None:
+        self._stopped.wait(seconds)
+
+    def _play(self, learner: str, on_taken: Callable[[], None]) -> None:
+        """Plays one stream until it ends, see `libtorchbeast.Host.play`."""
+        host = libtorchbeast.Host(
+            self._make,
+            learner,
+            description=self._description,
+            name=socket.gethostname()[:64] or "host",
+            credentials=credentials(self._security),
+        )
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self._hosts.add(host)
+        try:
+            host.play(_CONNECT_S, on_taken)
+        finally:
+            with self._lock:
+                self._hosts.discard(host)
+
+    def _say(self, learner: str, sentence: str) -> None:
+        self._report({"learner": learner, "said": sentence})
+
+    def _explained(self, learner: str, error: Exception) -> Exception:
+        """Returns the reason why an attempt failed."""
+        try:
+            if isinstance(error, ConnectionError):  # not the token, the protocol, or the files
+                explain(learner, self._security)
+        except RunError as reason:
+            return reason
+        return error
+
+
+def _pauses() -> Iterator[float]:
+    """Yields the seconds between two attempts, which grow and are shortened at random."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)

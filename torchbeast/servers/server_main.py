@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main module of environment-server processes; started by env_servers.py, never by a user.
+
+A server runs until its stdin is closed, which also happens when the program that started it dies in
+any way. Its stdout carries JSON reports, so output of the environment is redirected to stderr. The
+process never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.envs.contract import final_info_of, numbers_of_games
+from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
+from torchbeast.errors import RunError
+from torchbeast.fleets.child_main import (
+    Report,
+    exit_now,
+    failure,
+    follow_parent,
+    follow_stdin,
+    take_stdout,
+)
+from torchbeast.fleets.system import allow_descriptors, allowed_descriptors
+from torchbeast.servers.addresses import answers, check_free, socket_path
+
+if TYPE_CHECKING:
+    from torchbeast.core.envs.vec_env import VecEnv
+    from torchbeast.envs import EnvSpec
+
+_GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
+_REPORT_EVERY_S = 1.0  # what the environments do
+_SERVING_S = 1.0  # between two looks whether the server has stopped before it served
+# Open at once, for each stream that a learner is told to open: a second learner may use the
+# servers, and a connection that was cut off without a word is open for half a minute.
+_STREAMS_PER_STREAM = 4
+_DESCRIPTORS = 1 << 14  # enough for strangers who only connect; their connections take 300 MB
+_PROBE_EVERY_S = 2.0  # whether the server still accepts connections
+_ANSWER_S = 5.0  # for a probe to get an answer; the second one without an answer ends the server
+
+
+class Activity:
+    """What the environments of a process have done, for the metrics of polybeast_env, which has no
+    learner's certificate with which to ask the server. Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {"steps": 0, "open_streams": 0}
+
+    def add(self, what: str, count: int) -> None:
+        """Counts what was done."""
+        with self._lock:
+            self._counts[what] += count
+
+    def report(self) -> dict[str, int]:
+        """Returns the counts as a report to the parent."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class ServedEnv:
+    """The vector environment of one stream, which counts its steps. It is open until it is closed.
+
+    Its steps have a seventh value for `libtorchbeast.Server` if there are K keywords: the numbers
+    of the games that ended, float32 [N, K], or None.
+    """
+
+    def __init__(self, env: Any, keywords: Sequence[str], activity: Activity) -> None:
+        self._env, self._keywords, self._activity = env, tuple(keywords), activity
+        self._is_open = True
+        activity.add("open_streams", 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        """Steps all environments."""
+        self._activity.add("steps", self._env.num_envs)
+        step: tuple[Any, ...] = self._env.step(action)
+        return (*step, self._numbers(step)) if self._keywords else step
+
+    def _numbers(self, step: Any) -> np.ndarray | None:
+        games = np.flatnonzero(step.episode_end).tolist()
+        info = final_info_of(self._env)
+        return numbers_of_games(info, self._keywords, games) if games else None
+
+    def close(self) -> None:
+        """Closes the environments. May be called again."""
+        if self._is_open:
+            self._is_open = False
+            self._activity.add("open_streams", -1)
+            self._env.close()
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Serves `arguments["env"]`; returns the exit code."""
+    follow_parent()
+    report = take_stdout()
+    allow_descriptors(_DESCRIPTORS)
+    serving: list[Any] = []
+    stopped = threading.Event()
+
+    def dial(_: bytes) -> None:
+        if arguments["learners"]:
+            serving[0].dial()
+
+    follow_stdin(dial, lambda: _stop(serving, stopped, arguments))
+    activity = Activity() if arguments["counts"] else None
+    try:
+        serving.append(_make_server(arguments, activity, report))
+        _report_and_watch(serving[0], arguments, activity, stopped, report)
+        if serving[0].run():
+            report({"run_has_ended": True})
+    except Exception as error:
+        is_of_address = isinstance(error, ConnectionError)  # the server's own, without a traceback
+        report(failure(RunError(str(error)) if is_of_address else error))
+        return 1
+    finally:
+        stopped.set()
+        _remove_folder(arguments)
+    return 0
+
+
+def _stop(serving: list[Any], stopped: threading.Event, arguments: dict[str, Any]) -> None:
+    """Stops the server; exits if its environment does not return in time."""
+    for server in serving:
+        _thread(server.stop)
+    if not serving or not stopped.wait(_GRACE_S):
+        if serving and (path := socket_path(arguments["address"])) is not None:
+            path.unlink(missing_ok=True)
+        _remove_folder(arguments)
+        exit_now(0)
+
+
+def _remove_folder(arguments: dict[str, Any]) -> None:
+    """Removes the run's folder of sockets if this was the last server in it."""
+    if arguments["folder"] is not None:
+        with contextlib.suppress(OSError):  # other servers still use it, or it is gone
+            os.rmdir(arguments["folder"])
+
+
+def _make_server(
+    arguments: dict[str, Any], activity: Activity | None = None, report: Report = lambda _: None
+) -> Any:
+    """Returns a server, or streams that join learners, with the first environment."""
+    import libtorchbeast
+    from torchbeast import envs
+    from torchbeast.envs import make_environment
+    from torchbeast.servers.config import SecurityConfig
+    from torchbeast.servers.security import credentials
+
+    spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
+    # The first one is made now, so that a wrong name is reported at once.
+    first = [make_environment(spec, num_envs)]
+
+    def make() -> Any:
+        try:
+            env: Any = first.pop()
+        except IndexError:
+            env = envs.make(spec, num_envs)
+        keywords = spec.options.info_keywords
+        is_plain = not keywords and activity is None
+        return env if is_plain else ServedEnv(env, keywords, activity or Activity())
+
+    description = _description(first[0], spec, arguments)
+    files = arguments["security"]
+    if arguments["learners"]:
+        from torchbeast.servers.joining import JoiningStreams
+
+        security = SecurityConfig(**files)
+        return JoiningStreams(make, description, arguments["learners"], security, report)
+    if socket_path(arguments["address"]) is None:
+        check_free(arguments["address"])  # gRPC would be content with some of a name's addresses
+    return libtorchbeast.Server(
+        make,
+        arguments["address"],
+        description=description,
+        max_streams=_STREAMS_PER_STREAM * arguments["num_streams"],
+        credentials=None if files is None else credentials(SecurityConfig(**files)),
+    )
+
+
+def _report_and_watch(
+    server: Any,
+    arguments: dict[str, Any],
+    activity: Activity | None,
+    stopped: threading.Event,
+    report: Report,
+) -> None:
+    """Starts the threads that report, and that look whether the server is deaf."""
+    if activity is not None:
+        _thread(lambda: _report_until(stopped, activity, report))
+    if arguments["learners"]:
+        report({"ready": True})
+    else:
+        _thread(lambda: _watch(server, arguments["address"], stopped, report))
+
+
+def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the description that a learner gets before it connects.
+
+    Its options are without the info keywords: learners of earlier versions, which read options
+    only, would log columns without a number. Keyword arguments are one of them unless empty.
+    """
+    options = dataclasses.replace(spec.options, info_keywords=()).as_json()
+    return {
+        "env_id": spec.name,
+        "num_envs": env.num_envs,
+        "num_streams": arguments["num_streams"],
+        "num_servers": arguments["num_servers"],
+        "frame_stack": env.frame_stack,
+        "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
+        "action_space": action_space_to_json(env.action_space),
+        "observation_space": observation_space_to_json(env.observation_space),
+        "options": options | ({"env_kwargs": spec.kwargs} if spec.kwargs else {}),
+        "info_keywords": list(spec.options.info_keywords),
+    }
+
+
+def _report_until(stopped: threading.Event, activity: Activity, report: Report) -> None:
+    while not stopped.wait(_REPORT_EVERY_S):
+        report(activity.report())
+
+
+def _watch(server: Any, address: str, stopped: threading.Event, report: Report) -> None:
+    """Reports that the server accepts connections, and ends the process once it does not any more,
+    so that another one takes its place.
+
+    gRPC 1.51 stops listening for good when it cannot accept a connection, and says nothing.
+    """
+    while not server.wait_until_serving(_SERVING_S):
+        if stopped.is_set():
+            return
+    report({"ready": True})
+    unanswered = 0
+    while unanswered < 2:
+        if socket_path(address) is not None or stopped.wait(_PROBE_EVERY_S):
+            return
+        unanswered = 0 if answers(address, _ANSWER_S) else unanswered + 1
+    print(
+        "this server accepts no connection any more, and ends. It may have had as many files and "
+        f"connections open as it could ({allowed_descriptors():,}): keep strangers from its port, "
+        "or raise the limit (ulimit -n)",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def _thread(body: Callable[[], None]) -> None:
+    threading.Thread(target=body, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast's source: environment servers -> actor pool -> dynamic batcher -> rollouts.
+
+    environment servers <== gRPC ==> ActorPool --- observations --> DynamicBatcher
+                                      |   ^                             |
+                                      |   +------ actions ---- inference threads
+                                      +--- rollouts --> BatchingQueue --> batches() --> the learner
+
+Spare columns make room in a batch for other data, such as replay: the core joins the rollouts into
+its first columns, and the consumer writes the rest.
+
+The pool runs its own threads in C++. The last action is not among the environment's outputs, so it
+is passed along with the agent state: `agent_state = (state, last_action)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import libtorchbeast
+from torchbeast.collect.config import RolloutConfig
+from torchbeast.collect.contract import (
+    WAIT_S,
+    Away,
+    Learner,
+    Shortage,
+    Weights,
+    describe_away,
+    shortage_of,
+)
+from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_extras
+from torchbeast.core.base.ambient import use_threads
+from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.nest import map_leaves, map_leaves2
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.errors import RepeatedFailures, in_one_line
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import allow_descriptors, available_cores
+from torchbeast.servers.config import PipelineConfig, check_streams
+from torchbeast.servers.discovery import Fleet
+from torchbeast.servers.door import HostDoor
+from torchbeast.servers.env_servers import EnvServers
+
+_log = logging.getLogger("torchbeast.streams")
+
+_CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
+
+
+class PolySource:
+    """Yields batches of rollouts from a fleet of environment servers.
+
+    Threads: `start` adds them to the supervisor. When the run ends, it closes queue and batcher,
+    which wakes every waiting thread. `batches` may be iterated from several threads, each with its
+    own iterator.
+    """
+
+    yields = Rollout
+
+    def __init__(
+        self,
+        learner: Learner[Any],
+        fleet: Fleet,
+        pipeline: PipelineConfig,
+        *,
+        start_servers: Callable[[Supervisor], EnvServers] | None = None,
+        door: HostDoor | None = None,
+    ) -> None:
+        """Prepares queue, batcher and pool.
+
+        start_servers: called by `start`; `end` then ends them. None: they run already.
+        door: where the hosts of the fleet dial in, and others may. None: the pool connects.
+
+        Raises UsageError if this process may not have as many streams.
+        """
+        allow_descriptors()
+        check_streams(len(fleet.stream_addresses))
+        agent, extras, rollouts = learner.agent, learner.extras, learner.rollouts
+        device = self._device = learner.device
+        specs_of_extras(agent.model, extras)
+        self._actor = agent.model
+        self._extras, self._mode = extras, learner.mode
+        self._weights: Weights = learner.weights
+        self._start_servers = start_servers
+        self._door = door
+        self._servers: EnvServers | None = None
+        self._closed = threading.Event()
+        self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
+        self._torch_threads = torch.get_num_threads()  # of each of them
+        columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
+        spare = self._spare_columns = learner.spare_columns
+        self._batch_size = rollouts.batch_size
+        self._queue = learner_queue(rollouts, pipeline, columns, spare)
+        self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
+        state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
+        self._pool = libtorchbeast.ActorPool(
+            rollouts.unroll_length,
+            self._queue,
+            self._batcher,
+            [] if door is not None else fleet.stream_addresses,
+            map_leaves(lambda leaf: leaf.cpu(), state),
+            rollout_columns=columns,
+            seed=learner.seed,
+            min_streams=pipeline.min_streams or 0,
+            credentials=fleet.credentials,
+        )
+        written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
+        joined = (1 + learner.batches_at_once) * (self._batch_size + spare)
+        keywords = fleet.env.options.info_keywords
+        spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
+        self.num_bytes = spec.num_bytes(written + queued + joined)  # they wait, or are in batches
+        self._env_bytes = spec.num_bytes()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts inference and the pool, and the servers that belong to the source."""
+        supervisor.on_close(self.close)
+        if self._start_servers is not None:
+            self._servers = self._start_servers(supervisor)
+        for i in range(self._num_inference_threads):
+            supervisor.start_thread(f"inference-{i}", self._infer)
+        supervisor.start_thread("environments", self._play)
+        if (door := self._door) is not None:
+            follow = functools.partial(door.follow, self._pool, self._columns, self._env_bytes)
+            supervisor.start_thread("hosts", lambda: follow(self._closed))
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
+        closed.
+
+        Spare columns are uninitialised, and the caller's to write, through the tensors or numpy
+        views of them; until then only the first batch_size columns may be read. final_observation
+        has no columns and holds the final observations of the first batch_size.
+        """
+        columns = self._batch_size + self._spare_columns
+        for nest, info in self._queue.with_info():
+            rollout = _to_rollout(nest, info, self._spare_columns)
+            if rollout.batch_size < columns:
+                break  # closed while a batch was being collected
+            yield rollout
+        # A pool that fails closes the queue itself, before it raises the run's failure.
+        self._closed.wait()
+
+    def close(self) -> None:
+        """Closes queue and batcher, which wakes every waiting thread. May be called again."""
+        self._closed.set()
+        for queue in (self._batcher, self._queue):
+            with contextlib.suppress(RuntimeError):  # closed already, perhaps by the pool just now
+                queue.close()
+
+    def end(self) -> None:
+        """Ends the servers that belong to the source. May be called again."""
+        if self._servers is not None:
+            self._servers.close()
+
+    def status(self) -> dict[str, int]:
+        """Returns queue lengths and counts, by the names of log columns.
+
+        Now: rollouts that wait for the learner, streams that wait for actions, connected streams,
+        retired ones. Since the start: losses of streams, streams that got new environments because
+        theirs had failed, and collected steps.
+        """
+        return {
+            "learner_queue_size": self._queue.size() * self._columns,
+            "inference_queue_size": self._batcher.size(),
+            "live_streams": self._pool.live_streams(),
+            "lost_streams": self._pool.lost_streams(),
+            "restarted_streams": self._pool.restarted_streams(),
+            "retired_streams": self._pool.retired_streams(),
+            "collected_steps": self._pool.steps(),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds that all streams have spent since the start, by stage."""
+        return self._pool.seconds()
+
+    def hanging(self) -> str:
+        """Describes lost streams that will end the run, or have been away for over WAIT_S; "" if
+        there are none.
+
+        Steps that take too long need no description: the pool ends their stream.
+        """
+        away = self.away()
+        is_long = any(stream.seconds >= WAIT_S for stream in away)
+        if not is_long and shortage_of(away) is None:
+            return ""
+        return describe_away(away, self._pool.live_streams())
+
+    def away(self) -> list[Away]:
+        """Returns the streams that were lost and have not reconnected."""
+        found = self._pool.shortage()
+        short = None if found is None else Shortage(*found)
+        return [
+            Away(where, seconds, short, in_one_line(why))
+            for where, seconds, why in self._pool.away_streams()
+        ]
+
+    def _play(self) -> None:
+        if self._servers is None or self._servers.wait_ready():
+            failures = RepeatedFailures()
+            self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
+
+    def _infer(self) -> None:
+        """Answers inference batches, each with one version of the weights."""
+        use_threads(self._torch_threads)
+        replica, version = copy.deepcopy(self._actor), None
+        cuda_stream = CudaStream(self._device)
+        for batch in self._batcher:
+            with cuda_stream:
+                version = self._weights.refresh(replica, version)
+                outputs = answer(replica, cuda_stream, batch.get_inputs(), self._extras, self._mode)
+            try:
+                batch.set_outputs(outputs, version)
+            except _CLOSED:
+                return
+
+
+def inference_threads(count: int | None, device: torch.device) -> int:
+    """Returns the number of inference threads; count: the setting, None: chosen by the hardware.
+
+    On the CPU acting takes at most a quarter of a step, and more threads only make smaller batches.
+    Each thread also uses torch's threads inside its operations.
+    """
+    if count is not None:
+        return count
+    on_cpu = max(1, available_cores() // (4 * torch.get_num_threads()))
+    return 2 if device.type == "cuda" else on_cpu
+
+
+def answer(
+    replica: Actor,
+    cuda_stream: CudaStream,
+    inputs: Any,
+    extras: Sequence[str],
+    mode: Mode = "sample",
+) -> Any:
+    """Returns `((action, extras), (state, action))` for one batch, on the CPU.
+
+    replica: is on the device of the CUDA stream.
+    inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` from
+    the actor pool, leaves [1, B, ...] and [layers, B, ...].
+    extras: names of the extras to return, as a dict.
+    """
+    (observation, reward, done, _, _), (state, last_action) = inputs
+    seen = (observation, reward, done, last_action), state
+    model_inputs, state = map_leaves(cuda_stream.to_device, seen)
+    acted = replica.act(ModelInputs(*model_inputs), state, mode)
+    wanted = {name: acted.extras[name] for name in extras}
+    on_host = map_leaves(cuda_stream.to_host, (acted.action, wanted, acted.state))
+    cuda_stream.synchronize()
+    action, wanted, state = on_host
+    return (action, wanted), (state, action)
+
+
+def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
+    """Returns the number of columns of an item in the learner's queue.
+
+    It is the largest that divides the batch and every stream evenly.
+    """
+    return math.gcd(batch_size, *envs_per_stream)
+
+
+def learner_queue(
+    rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int, spare_columns: int = 0
+) -> libtorchbeast.BatchingQueue:
+    """Returns a queue of items of this many columns, which gives out whole batches, each with
+    spare columns at its end.
+    """
+    items = rollouts.batch_size // columns
+    capacity = pipeline.queue_size(rollouts.batch_size)
+    return libtorchbeast.BatchingQueue(
+        batch_dim=1,
+        minimum_batch_size=items,
+        maximum_batch_size=items,
+        maximum_queue_size=max(items, capacity // columns),
+        spare_columns=spare_columns,
+    )
+
+
+def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
+    (env, (action, extras)), (state, last_action) = nest
+    observation, reward, done, episode_step, episode_return = env
+    # The last action that the policy saw. In an environment's first rollout row 0 holds zeros,
+    # which are not a valid action of every space; in later rollouts nothing changes.
+    map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
+    return Rollout(
+        observation=observation,
+        reward=reward,
+        done=done,
+        episode_step=episode_step,
+        episode_return=episode_return,
+        action=action,
+        extras=extras,
+        initial_agent_state=state,
+        truncated=info["truncated"],
+        episode_end=info["episode_end"],
+        policy_version=info["policy_version"],
+        final_observation=map_leaves(
+            lambda leaf: leaf[0, : leaf.shape[1] - spare_columns], info["final_observation"]
+        ),
+        env_index=_in_all_rows(info["stream"], reward, spare_columns),
+        rollout_index=_in_all_rows(info["rollout"], reward, spare_columns),
+        info=info.get("info", {}),
+    )
+
+
+def _in_all_rows(numbers: Tensor, reward: Tensor, spare_columns: int) -> Tensor:
+    """Expands [1, B] to the shape of `reward`: a view, or a copy when there are spare columns,
+    whose rows are written one by one.
+    """
+    rows = numbers.expand(reward.shape)
+    return rows.contiguous() if spare_columns else rows

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay that several agents insert into and sample from, without any transport.
+
+    agent 0 --- insert ---> one ring, first in first out <--- insert --- agent 1
+            <-- windows --- drawn from the episodes of all --- windows -->
+
+An agent sends a `Joining` when it joins. The first agent decides what a row is and how many there
+are. When an agent leaves or dies, its episodes stay. When it joins again under its name, its new
+rollouts continue none of the old ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torchbeast.collect.replay import Arrays, Filled, read_windows
+from torchbeast.core.base.checks import require
+from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
+from torchbeast.core.storages.replay.store import bytes_per_transition, described, row_specs
+from torchbeast.errors import RunError
+from torchbeast.fleets.system import check_memory, in_bytes
+
+_NUMBERS = ("env_index", "rollout_index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joining:
+    """An agent's rollouts, and the replay that it expects.
+
+    row: a nest of ArraySpec [*shape] for each field that is stored; stacks are whole.
+    """
+
+    name: str  # of the agent's run; a run that joins again under its name is the same agent
+    row: Mapping[str, Any]
+    unroll_length: int
+    frame_stack: int
+    capacity: int  # of the replay, in transitions
+    columns: int  # of an insertion
+    spare_columns: int  # that are filled at once
+    seed: int  # of the replay's draws, if this agent is the first
+
+    def batch(self, columns: int) -> dict[str, Any]:
+        """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
+        leading = self.unroll_length + 1, columns
+        rows = {**self.row, **{name: ArraySpec((), "int64") for name in _NUMBERS}}
+        return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
+
+    def check_same(self, other: Joining) -> None:
+        """Raises ValueError, naming the difference, unless another agent's rollouts go into the
+        replay that this one's decided.
+        """
+        ours, theirs = self._described(), other._described()
+        require(
+            ours == theirs,
+            f"the shared replay has {_without(ours, theirs)}, this agent "
+            f"{_without(theirs, ours)}: {_ALIKE}",
+        )
+
+    def _described(self) -> set[str]:
+        """Returns what the agents of a replay have in common."""
+        rows = described(row_specs(self.batch(1), 1))
+        return {
+            f"--replay_size {self.capacity}",
+            f"--unroll_length {self.unroll_length}",
+            f"a frame stack of {self.frame_stack}",
+            *(f"rows of {row}" for row in rows),
+        }
+
+
+_ALIKE = (
+    "agents that share a replay have the same environment, inputs of the network, --unroll_length "
+    "and --replay_size"
+)
+
+
+def _without(lines: set[str], others: set[str]) -> str:
+    return "; ".join(sorted(lines - others)) or "nothing more"
+
+
+_AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"
+
+
+class Figures(NamedTuple):
+    """What agents are told with every answer."""
+
+    fill: float  # share of the memory in use
+    samples_per_insert: float  # steps read per step inserted, by all agents since the beginning
+    size: int  # stored transitions
+    episodes: int  # that can be sampled
+
+
+class Ticket(NamedTuple):
+    """Identifies one joining of an agent; the agent passes it with every call."""
+
+    agent: int  # its number, which stays the same for its name
+    joined: int  # different for every joining
+
+
+class SharedReplay:
+    """A RolloutReplay with agents, whose calls any thread may make.
+
+    Bounds: memory is that of the capacity. An agent's walks, and the environments whose rollouts
+    may be continued, are forgotten when it leaves.
+    """
+
+    def __init__(self, free_memory: Callable[[], int | None]) -> None:
+        """Makes a replay without memory; the first agent that joins decides how much it has.
+
+        free_memory: returns the bytes that are free; None: unknown.
+        """
+        self._free_memory = free_memory
+        self._lock = threading.RLock()
+        self._replay: RolloutReplay | None = None
+        self._bytes_per_transition = 0
+        self._first: Joining | None = None
+        self._numbers: dict[str, int] = {}  # of agents, by name
+        self._joined = itertools.count()
+        self._present: dict[Ticket, Callable[[], None]] = {}
+
+    def join(
+        self, joining: Joining, batches: int, on_end: Callable[[], None] = lambda: None
+    ) -> Ticket:
+        """Adds an agent, which replaces one that has joined under the same name before.
+
+        batches: bytes of memory that the transport takes for this agent. on_end: called once the
+        agent is replaced or leaves; from then on the ticket is invalid.
+
+        Raises ValueError, with what to do, when the agent's rollouts do not go into this replay,
+        and when the memory is not there.
+        """
+        with self._lock:
+            self._check_room(batches)
+            if self._first is None:
+                self._replay = self._made_for(joining)
+                self._first = joining
+            self._first.check_same(joining)
+            number = self._numbers.setdefault(joining.name, len(self._numbers))
+            for before in [ticket for ticket in self._present if ticket.agent == number]:
+                self._forget(before)
+            ticket = Ticket(number, next(self._joined))
+            self._present[ticket] = on_end
+            return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Forgets an agent's walks, and what its rollouts would follow, unless it was replaced.
+        Its episodes stay.
+        """
+        with self._lock:
+            if ticket in self._present:
+                self._forget(ticket)
+
+    def check_present(self, ticket: Ticket) -> None:
+        """Raises RunError once another run has joined under the agent's name."""
+        if ticket not in self._present:
+            raise RunError(_AGAIN)
+
+    def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
+        """Stores all columns of a batch.
+
+        arrays: the fields of Joining.batch, and final_observation. Nobody changes them meanwhile.
+
+        Raises ValueError when they are no rollouts that this replay stores.
+        """
+        with self._lock:
+            self.check_present(ticket)
+            self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), ticket.agent)
+            return self.figures()
+
+    def fill(
+        self, ticket: Ticket, arrays: Arrays, first_walk: int | None
+    ) -> tuple[Filled | None, Figures]:
+        """Writes a window into every column; see Replay.fill."""
+        with self._lock:
+            self.check_present(ticket)
+            columns = slice(0, arrays["reward"].shape[1])
+            filled = read_windows(self._used, ticket.agent, arrays, columns, first_walk)
+            return filled, self.figures()
+
+    def figures(self) -> Figures:
+        """Returns figures for logs and for the agents."""
+        with self._lock:
+            return Figures(*self._used.facts(), self._used.size, self._used.episodes)
+
+    def _forget(self, ticket: Ticket) -> None:
+        self._present.pop(ticket)()
+        self._used.new_source(ticket.agent)
+        self._used.forget_walks(ticket.agent)
+
+    @property
+    def _used(self) -> RolloutReplay:
+        assert self._replay is not None, "no agent has joined"
+        return self._replay
+
+    def _check_room(self, size: int) -> None:
+        """Raises ValueError when the batches of one more agent, of so many bytes, do not fit the
+        memory that is free, beside what the replay takes of it while it fills.
+        """
+        free, later = self._free_memory(), self._not_yet_taken()
+        require(
+            free is None or size + later <= free,
+            f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
+            f"are free, {in_bytes(later)} of them for the replay: give a smaller --batch_size, "
+            "--replay_ratio or --replay_size",
+        )
+
+    def _not_yet_taken(self) -> int:
+        """Returns the bytes that the replay has reserved, but not written to."""
+        if (replay := self._replay) is None:
+            return 0
+        return int((1 - replay.facts().fill) * replay.capacity * self._bytes_per_transition)
+
+    def _made_for(self, joining: Joining) -> RolloutReplay:
+        fields = joining.batch(1)
+        each = bytes_per_transition(fields, joining.frame_stack)
+        columns = joining.columns + joining.spare_columns
+        region = columns * num_bytes(fields)
+        check_memory(joining.capacity, each, region, self._free_memory())
+        self._bytes_per_transition = each
+        try:
+            return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
+        except MemoryError as error:
+            raise ValueError(f"{error}: give a smaller --replay_size") from error

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay that several agents share, in a separate process on their machine.
+
+    with serving(folder) as served:
+        ...                                 agents run with --replay_service {served.address}
+        if served.failure is not None: ...  it has died, and its agents end
+
+    agent a --- request ---> [ thread of a ] --> SharedReplay
+            <-- region a -->                         |
+    agent b <-> region b <-> [ thread of b ] --------+
+
+Requests and answers are pickled. Before anything is unpickled, agent and service prove to each
+other that they have the key, a file next to the socket that only the user can read. Then the agent
+sends its Joining, and the service answers with Figures and the descriptor of the agent's region.
+After that the agent sends one request at a time:
+
+    ("insert", final observations)      the columns are in the region --> Figures
+    ("fill", first_walk)                --> (Filled | None, Figures), the columns are in the region
+
+If the answer is an exception, the agent raises it. The replay survives agents that die. When the
+replay or its parent dies, the agents end with a checkpoint. The process ends when its standard
+input does, which only its parent holds open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import secrets
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
+from torchbeast.errors import RunError
+from torchbeast.fleets.child_main import failure, follow_parent, take_stdin, take_stdout
+from torchbeast.fleets.child_process import ChildProcess, end_all
+from torchbeast.fleets.system import free_memory
+from torchbeast.shared_replay.replay import Joining, SharedReplay, Ticket
+
+_log = logging.getLogger("torchbeast.replay_service")
+
+_MODULE = "torchbeast.shared_replay.service"
+_START_S = 60.0
+_WAITING = 100  # connections that are not accepted yet
+
+
+class Region:
+    """Two batches in memory that an agent and the service share.
+
+    inserted, filled: by field of Rollout, nests of arrays [T+1, B, ...] and [T+1, S, ...]. The
+    kernel frees the memory however the processes end.
+    """
+
+    def __init__(self, joining: Joining, descriptor: int | None = None) -> None:
+        """Makes the memory, or maps that behind a descriptor, which may be closed afterwards."""
+        inserted, filled = _specs(joining)
+        self._file = SharedFile(region_bytes(joining), descriptor)
+        self.inserted = arrays_at(inserted, self._file.bytes, 0)
+        self.filled = arrays_at(filled, self._file.bytes, slot_size(inserted))
+
+    @property
+    def descriptor(self) -> int:
+        """The file."""
+        return self._file.descriptor
+
+
+def region_bytes(joining: Joining) -> int:
+    """Returns the bytes of the region of an agent."""
+    return sum(map(slot_size, _specs(joining)))
+
+
+def _specs(joining: Joining) -> tuple[dict[str, Any], dict[str, Any]]:
+    return joining.batch(joining.columns), joining.batch(joining.spare_columns)
+
+
+class Service:
+    """Serves a replay at a socket, each agent in a thread. replay: the replay."""
+
+    def __init__(self, path: Path, free_memory: Callable[[], int | None]) -> None:
+        """Opens the socket, which only the user can connect to.
+
+        free_memory: see SharedReplay. Raises OSError where there is one already.
+        """
+        self._key = secrets.token_bytes(32)
+        self.replay = SharedReplay(free_memory)
+        self._connections: set[Connection[Any, Any]] = set()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            with open(key_path(path), "xb") as file:
+                file.write(self._key)
+            self._socket.bind(str(path))
+        finally:
+            os.umask(before)
+        self._socket.listen(_WAITING)
+
+    def run(self, ends: BinaryIO) -> None:
+        """Serves agents until `ends` is readable."""
+        try:
+            while ends.fileno() not in wait([self._socket, ends.fileno()]):
+                connection: Connection[Any, Any] = Connection(self._socket.accept()[0].detach())
+                self._connections.add(connection)
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+        finally:
+            self._socket.close()
+            for connection in list(self._connections):
+                shut(connection)
+
+    def _serve(self, connection: Connection[Any, Any]) -> None:
+        """Serves one agent. Whatever it does ends its connection only."""
+        try:
+            with connection:
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+                self._serve_agent(connection, connection.recv())
+        except (EOFError, OSError, AuthenticationError) as error:
+            _log.warning("a connection is lost: %r", error)
+        except Exception:
+            _log.exception("an agent is cut off")
+        finally:
+            self._connections.discard(connection)
+
+    def _serve_agent(self, connection: Connection[Any, Any], joining: Joining) -> None:
+        try:
+            region = Region(joining)
+            ticket = self.replay.join(joining, region_bytes(joining))
+        except (ValueError, MemoryError, OSError) as error:
+            _log.warning("agent %s is refused: %s", joining.name, error)
+            connection.send(ValueError(str(error)))
+            return
+        _log.info("agent %s joins", joining.name)
+        try:
+            connection.send(self.replay.figures())
+            send_handle(connection, region.descriptor, None)
+            with contextlib.suppress(EOFError, ConnectionError):
+                while True:
+                    connection.send(self._answer(ticket, region, *connection.recv()))
+        finally:
+            self.replay.leave(ticket)
+            _log.info("agent %s has left", joining.name)
+
+    def _answer(self, ticket: Ticket, region: Region, method: str, argument: Any) -> Any:
+        try:
+            if method == "fill":
+                return self.replay.fill(ticket, region.filled, argument)
+            arrays = {**region.inserted, "final_observation": tuple(argument)}
+            return self.replay.insert(ticket, arrays)
+        except (ValueError, RunError) as error:
+            return error
+
+
+def shut(connection: Connection[Any, Any]) -> None:
+    """Ends the calls of a connection, also those that wait in another thread."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
+
+
+def key_path(path: str | Path) -> Path:
+    """Returns the file of the key that belongs to a socket."""
+    return Path(f"{path}.key")
+
+
+class Served:
+    """A shared replay that was started.
+
+    address: for --replay_service. pid: its process. failure: how it died; None while it lives.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.pid = 0
+        self.failure: Exception | None = None
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    """Starts a shared replay on this machine, and ends it with the block.
+
+    folder: is made for its socket, for this user only, and removed in the end. Its path is short,
+    as a Unix socket's must be.
+
+    Raises RunError when the process does not start. The process ends when this one dies, and then
+    removes the folder.
+    """
+    folder.mkdir(mode=0o700, parents=True)
+    served = Served(str(folder.absolute() / "replay.sock"))
+    first: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def note_end(error: Exception) -> None:
+        served.failure = error
+        first.put(error)
+
+    arguments = {"path": served.address}
+    child = ChildProcess("shared replay", _MODULE, arguments, lambda _: first.put(None), note_end)
+    try:
+        _raise_first(first)
+        served.pid = child.pid
+        yield served
+    finally:
+        end_all([child])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
+    """Waits until the process says that it serves; raises what it says instead."""
+    try:
+        error = first.get(timeout=_START_S)
+    except queue.Empty:
+        error = RunError(f"the shared replay has not started within {_START_S:g} s")
+    if error is not None:
+        raise error
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Serves until the parent ends or closes the standard input; then removes the folder."""
+    follow_parent()
+    report, stdin = take_stdout(), take_stdin()
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    path = Path(arguments["path"])
+    try:
+        service = Service(path, free_memory)
+        report({"serves": str(path)})
+        service.run(stdin)
+    except Exception as error:
+        report(failure(error))
+        return 1
+    finally:
+        shutil.rmtree(path.parent, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
