@@ -23,7 +23,7 @@ from figures import interleaved, print_table, write_json
 
 from torchbeast import envs
 from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.rollout_buffers import Batch, SharedRollouts, SlotWriter
+from torchbeast.collect.rollout_buffers import BatchBuffer, SharedRollouts, SlotWriter
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import Agent, make_agent
@@ -99,7 +99,7 @@ def loop_of(
     agent, inside_of_operations = made.agent, torch.get_num_threads()
     spec = RolloutSpec(agent, made.algo.needs, arguments.unroll_length)
     slot = SharedRollouts(spec, arguments.num_envs, num_slots=1)
-    batch = Batch(spec, arguments.num_envs, pin=False)
+    batch = BatchBuffer(spec, arguments.num_envs, pin=False)
     loop = EnvLoop(env, agent.model, 1)
     for index in itertools.count():
         writer = SlotWriter(slot.slots[0], loop.acted.state, 0, index)

@@ -93,7 +93,9 @@ def test_runs_that_differ_only_in_seed_are_one_line_their_mean(tmp_path: Path) -
 
 def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) -> None:
     """One curve rises from 0 to 100 over 100 steps, the other to 200 with a point at step 37."""
-    group = plot.Group({}, curves=[[(0, 0.0), (100, 100.0)], [(0, 0.0), (37, 74.0), (100, 200.0)]])
+    group = plot.RunGroup(
+        {}, curves=[[(0, 0.0), (100, 100.0)], [(0, 0.0), (37, 74.0), (100, 200.0)]]
+    )
     steps, mean = plot.mean(group)
     assert np.allclose(mean, 1.5 * steps) and len(steps) > 100
 
@@ -101,7 +103,7 @@ def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) 
 def test_no_mean_is_taken_over_the_runs_that_are_left(tmp_path: Path) -> None:
     """The best run of three ends first, and the line with it."""
     early, late = [(0.0, 1.0), (10.0, 1.0), (60.0, 9.0)], [(20.0, 1.0), (50.0, 1.0), (100.0, 1.0)]
-    group = plot.Group({}, curves=[early, late, late])
+    group = plot.RunGroup({}, curves=[early, late, late])
     steps, mean = plot.mean(group)
     assert (steps[0], steps[-1]) == (20, 60)
     assert np.allclose(mean[-1], (9 + 1 + 1) / 3)
@@ -109,13 +111,13 @@ def test_no_mean_is_taken_over_the_runs_that_are_left(tmp_path: Path) -> None:
 
 def test_runs_without_a_step_in_common_have_no_mean(tmp_path: Path) -> None:
     apart = [[(0.0, 1.0), (10.0, 1.0)], [(20.0, 3.0), (60.0, 3.0)]]
-    group = plot.Group({}, curves=apart)
+    group = plot.RunGroup({}, curves=apart)
     assert [len(found) for found in plot.mean(group)] == [0, 0]
 
 
 def test_a_line_of_one_run_is_its_own_curve(tmp_path: Path) -> None:
     points = [(10.0, 1.0), (30.0, 5.0)]
-    found = plot.mean(plot.Group({}, curves=[points]))
+    found = plot.mean(plot.RunGroup({}, curves=[points]))
     assert list(zip(*found, strict=True)) == points
 
 
@@ -179,7 +181,7 @@ def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = write_run(tmp_path / "a", [1.0])
     (tmp_path / "latest").symlink_to("a")
-    drawn: list[tuple[str, plot.Group]] = []
+    drawn: list[tuple[str, plot.RunGroup]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plot, "_draw", lambda lines, _: drawn.extend(lines))
         assert plot.main([str(run), str(tmp_path / "latest")]) == 0

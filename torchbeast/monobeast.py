@@ -15,7 +15,7 @@ from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
-from torchbeast.collect.contract import Learner
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.source import FleetSource, process_source
 from torchbeast.collect.weights import SharedWeights, ring_size
 from torchbeast.core.actors.registry import make_agent
@@ -27,7 +27,7 @@ from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.run.assemble import precision
-from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.session import Session, session
 
 PROGRAM = "monobeast"
@@ -61,7 +61,7 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
     with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
-    def source(learner: Learner[SharedWeights]) -> FleetSource:
+    def source(learner: LearnerInfo[SharedWeights]) -> FleetSource:
         acting = precision(flags.hardware, flags.is_reproducible)
         on_demand = flags.synchronous_rollouts > 0
         return process_source(learner, spec, acting, flags.processes, on_demand, ending)
@@ -73,9 +73,9 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
         fixed_lag=flags.processes.fixed_lag,
     )
     settings = run_settings(flags, spec.name, collection, flags.is_reproducible)
-    played = Played(env=spec, observation_space=spaces[0])
+    described = DescribedEnv(env=spec, observation_space=spaces[0])
     weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
-    run = LearnerRun(settings, played, opened)
+    run = LearnerRun(settings, described, opened)
     run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), weights, source)
 
 

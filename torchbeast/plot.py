@@ -58,7 +58,7 @@ class PlotFlags:
 
 
 @dataclass
-class Group:
+class RunGroup:
     """Runs with the same settings."""
 
     settings: Settings
@@ -90,20 +90,20 @@ def plot(folders: Sequence[Path], output: Path) -> None:
     print(f"The curves are in {output}")
 
 
-def group_runs(folders: Sequence[Path]) -> list[Group]:
+def group_runs(folders: Sequence[Path]) -> list[RunGroup]:
     """Groups runs by their settings, in the order given.
 
     Runs in which no episode has ended are reported and left out. Raises UsageError when none
     remains.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, RunGroup] = {}
     for folder in folders:
         points = curve(folder)
         if not points:
             print(f"No episode has ended in {folder} yet: it is left out.", file=sys.stderr)
             continue
         settings = settings_of(folder)
-        group = groups.setdefault(json.dumps(settings, sort_keys=True), Group(settings))
+        group = groups.setdefault(json.dumps(settings, sort_keys=True), RunGroup(settings))
         group.folders.append(folder)
         group.curves.append(points)
     if not groups:
@@ -146,7 +146,7 @@ def curve(folder: Path) -> Points:
     return points
 
 
-def mean(group: Group) -> tuple[np.ndarray, np.ndarray]:
+def mean(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps [N] and mean [N] of a group's curves, from where all have begun to where one
     ends; N is 0 if one ends before another begins. A single run keeps its own steps.
     """
@@ -158,7 +158,7 @@ def mean(group: Group) -> tuple[np.ndarray, np.ndarray]:
     return steps, np.mean([np.interp(steps, *np.array(points).T) for points in curves], 0)
 
 
-def labels(groups: list[Group]) -> list[str]:
+def labels(groups: list[RunGroup]) -> list[str]:
     """Returns a label per group: the settings that differ, or else the folder's name; then the
     number of runs.
     """
@@ -190,7 +190,7 @@ def _described(settings: Settings, names: Sequence[str]) -> str:
     return ", ".join(each)
 
 
-def _name_of(group: Group) -> str:
+def _name_of(group: RunGroup) -> str:
     first = group.folders[0]
     name = first.stem if first.is_file() else first.name
     if len(group.folders) == 1:
@@ -198,7 +198,7 @@ def _name_of(group: Group) -> str:
     return str(group.settings.get("env") or group.settings.get("program") or name)
 
 
-def _draw(lines: list[tuple[str, Group]], output: Path) -> None:
+def _draw(lines: list[tuple[str, RunGroup]], output: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -67,7 +67,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
             security=security,
             counts=flags.metrics.metrics_port is not None,
             learners=learners,
-            say=_Said(),
+            say=_LearnerMessages(),
         )
         with closing(servers):
             if servers.wait_ready():
@@ -78,7 +78,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
     return supervisor.failure
 
 
-class _Said:
+class _LearnerMessages:
     """Prints what server processes say of learners, the same once."""
 
     def __init__(self) -> None:

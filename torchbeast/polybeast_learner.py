@@ -33,7 +33,7 @@ from torchbeast.fleets.system import launched
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.run.config import UNKNOWN
-from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.session import Session, session
 from torchbeast.run.training import DONE
 from torchbeast.servers.addresses import hosts, server_addresses, user_basename
@@ -42,7 +42,7 @@ from torchbeast.servers.security import credentials, flags_of_others, silence_gr
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.run.replicas import Replica
-    from torchbeast.servers.discovery import Fleet
+    from torchbeast.servers.discovery import ServerFleet
     from torchbeast.servers.door import HostDoor
 
 PROGRAM = "polybeast_learner"
@@ -112,7 +112,7 @@ def _found(
     door: HostDoor | None,
     replica: Replica | None,
     supervisor: Supervisor,
-) -> Fleet:
+) -> ServerFleet:
     """Returns the fleet of all learners: rank 0 asks the servers, and tells the others.
 
     Where hosts dial in, each learner has its own, which must serve the same as those of rank 0.
@@ -144,7 +144,7 @@ def _find(
     door: HostDoor | None,
     learners: int,
     check_goes_on: Callable[[], None],
-) -> Fleet:
+) -> ServerFleet:
     """Finds the servers: on this machine, on others, or of hosts that dial in to each learner."""
     from torchbeast.servers.discovery import find
 
@@ -159,7 +159,7 @@ def _find(
     return find(named, wanted, timeout, flags.protection, check_goes_on)
 
 
-def _described(fleet: Fleet, asked: ServedEnvConfig) -> Fleet:
+def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:
     """Returns the fleet with what servers of the original TorchBeast do not describe.
 
     Raises UsageError when servers serve another environment than --env, and where --num_actions
@@ -207,7 +207,7 @@ def _door(
 
 def train(
     flags: PolyBeastFlags | PolyBeastLearnerFlags,
-    fleet: Fleet,
+    fleet: ServerFleet,
     opened: Session,
     replica: Replica | None = None,
     door: HostDoor | None = None,
@@ -243,15 +243,15 @@ def train(
         of_command=[] if wanted is None else ["--num_actors", str(wanted)],
     )
     others_serve = started is None
-    played = Played(env=env, observation_space=spaces[0], others_serve=others_serve)
-    LearnerRun(settings, played, opened, replica=replica).train(
+    described = DescribedEnv(env=env, observation_space=spaces[0], others_serve=others_serve)
+    LearnerRun(settings, described, opened, replica=replica).train(
         lambda spec: make_agent(spec, *spaces),
         PublishedWeights,
         lambda learner: PolySource(learner, own, pipeline, door=door),
     )
 
 
-def _sentence(fleet: Fleet) -> str:
+def _sentence(fleet: ServerFleet) -> str:
     """Says how many environments and servers there are."""
     hosts, servers = set(fleet.stream_hosts), set(fleet.stream_addresses)
     where = counted(len(hosts), "host") if hosts else counted(len(servers), "server")

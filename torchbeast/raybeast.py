@@ -15,7 +15,7 @@ from torchbeast.cli import command_line
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
-from torchbeast.collect.contract import Learner
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetSource
 from torchbeast.collect.weights import SharedWeights
@@ -30,7 +30,7 @@ from torchbeast.on_ray.fleet import RayFleet
 from torchbeast.on_ray.room import Room, check_object_store, num_workers
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.run.assemble import precision
-from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.session import Session, session
 
 PROGRAM = "raybeast"
@@ -67,7 +67,7 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     flags = dataclasses.replace(flags, ray=ray)  # recorded: a resumed run has as many anywhere
     say(f"{fleet}; {workers} actors of {num_actors} environments.")
 
-    def source(learner: Learner[SharedWeights]) -> FleetSource:
+    def source(learner: LearnerInfo[SharedWeights]) -> FleetSource:
         length, weights = learner.rollouts.unroll_length, learner.weights
         rollout = slot_bytes(RolloutSpec(learner.agent, learner.extras, length), num_envs=1)
         buffers, version = flags.ray.buffers(), weights.num_bytes // weights.size
@@ -76,8 +76,8 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
         return FleetSource(learner, spec, acting, fleet, flags.ray, workers)
 
     settings = run_settings(flags, spec.name, _collection(flags, workers, room))
-    played = Played(env=spec, observation_space=spaces[0])
-    run = LearnerRun(settings, played, opened)
+    described = DescribedEnv(env=spec, observation_space=spaces[0])
+    run = LearnerRun(settings, described, opened)
     run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), SharedWeights, source)
 
 

@@ -34,7 +34,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import assemble
-from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.session import session
 
 LEARNERS: dict[str, Any] = {
@@ -275,7 +275,7 @@ def resume(folder: Path, *words: str) -> MonoBeastFlags:
         raise AssertionError("nothing is left to learn")
 
     with session(flags.run.folder, flatten(flags)) as opened:
-        run = LearnerRun(settings, Played(env=EnvSpec("Catch")), opened)
+        run = LearnerRun(settings, DescribedEnv(env=EnvSpec("Catch")), opened)
         run.train(agent, PublishedWeights, source)
     return flags
 

@@ -17,7 +17,7 @@ from shared_running import joining
 from true_rows import Envs, empty_batch, fields
 
 from torchbeast.shared_replay.client import SharedReplayClient
-from torchbeast.shared_replay.replay import Joining
+from torchbeast.shared_replay.replay import JoinRequest
 
 T, B, S, K = 4, 3, 5, 2
 COUNT = 30  # insertions before it dies
@@ -30,7 +30,7 @@ MOMENTS = [
 ]
 
 
-def how(name: str) -> Joining:
+def how(name: str) -> JoinRequest:
     return joining(fields(T, 1, K), B, S, name, frame_stack=K)
 
 

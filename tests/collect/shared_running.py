@@ -13,7 +13,7 @@ from background import Background
 
 from torchbeast.core.storages.replay.store import row_specs
 from torchbeast.shared_replay.client import SharedReplayClient
-from torchbeast.shared_replay.replay import Joining
+from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import Service
 
 
@@ -33,9 +33,9 @@ def service_at(path: Path, free: int | None = None) -> Iterator[Service]:
 
 def joining(
     specs: Mapping[str, Any], columns: int, spare: int, name: str = "a", **settings: Any
-) -> Joining:
+) -> JoinRequest:
     """How an agent joins that inserts `columns` and reads `spare` columns at once."""
-    return Joining(
+    return JoinRequest(
         name=name,
         row=row_specs(specs, 1),
         unroll_length=specs["reward"].shape[0] - 1,
@@ -46,7 +46,7 @@ def joining(
 
 
 @contextmanager
-def agent_of(path: Path, how: Joining) -> Iterator[SharedReplayClient]:
+def agent_of(path: Path, how: JoinRequest) -> Iterator[SharedReplayClient]:
     client = SharedReplayClient(str(path), how)
     try:
         yield client

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from torchbeast.collect.activity import Activity
-from torchbeast.reporting.diagnosis import Reading, Window
+from torchbeast.reporting.diagnosis import Reading, RecentShares
 from torchbeast.run.training import LearnerClock
 
 
@@ -34,7 +34,7 @@ def test_time_after_a_change_belongs_to_the_stage_that_was_entered() -> None:
 def test_time_shares_are_known_however_long_a_rollout_takes() -> None:
     """No rollout is complete within these 30 seconds."""
     clock = Clock()
-    activity, learner, window = Activity(clock), LearnerClock(clock), Window()
+    activity, learner, window = Activity(clock), LearnerClock(clock), RecentShares()
     for second in range(30):
         activity.enter("environment" if second % 4 else "inference")
         clock.time += 1.0

@@ -17,10 +17,10 @@ from compliance.source import Setup
 from fleet_running import source_of
 
 from torchbeast.collect import source
-from torchbeast.collect.activity import ActivityReport, Played, Started
+from torchbeast.collect.activity import ActivityReport, PlayedRollout, Started
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ProcessDied
-from torchbeast.fleets.fleet import Failed, Place, WorkerLost
+from torchbeast.fleets.fleet import Failed, WorkerLocation, WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
 
 IDLE = ActivityReport("queueing", 0.0, {}, 0)
@@ -81,7 +81,7 @@ class FakeFleet:
         self.stored.append(value)
         return f"reference {len(self.stored) - 1}"
 
-    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+    def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
         return WorkerLost(str(error), error.has_left or (place and place.node) in self.left)
 
 
@@ -109,7 +109,7 @@ class ByHand:
 
     def start(self, index: int, node: str = "b", reads_weights: bool = False) -> FakeWorker:
         worker = self.fleet.workers[index]
-        worker.answer("place", Place("10.0.0.1", 100 + index, node))
+        worker.answer("place", WorkerLocation("10.0.0.1", 100 + index, node))
         worker.answer("start", Started(IDLE, reads_weights))
         self.run()
         return worker
@@ -140,7 +140,7 @@ def run() -> ByHand:
 def test_no_more_is_played_than_there_is_room_for(run: ByHand) -> None:
     worker = run.start(0)
     assert rollouts(worker) == [0, 1], "two buffers an environment"
-    worker.answer("play", Played("rollout 0", IDLE))
+    worker.answer("play", PlayedRollout("rollout 0", IDLE))
     run.run()
     assert rollouts(worker) == [1], "its place is taken until it is learnt"
     assert run.learn() == "rollout 0"
@@ -150,11 +150,11 @@ def test_no_more_is_played_than_there_is_room_for(run: ByHand) -> None:
 
 def test_rollouts_are_learnt_in_their_order_though_they_overtake_each_other(run: ByHand) -> None:
     worker = run.start(0)
-    worker.answer("play", Played("rollout 1", IDLE), number=1)
+    worker.answer("play", PlayedRollout("rollout 1", IDLE), number=1)
     run.run()
     with pytest.raises(queue.Empty):
         run.learn()
-    worker.answer("play", Played("rollout 0", IDLE))
+    worker.answer("play", PlayedRollout("rollout 0", IDLE))
     run.run()
     assert [run.learn(), run.learn()] == ["rollout 0", "rollout 1"]
 
@@ -223,7 +223,7 @@ def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(
 ) -> None:
     worker = run.start(0)
     for number in range(2):
-        worker.answer("play", Played(f"rollout {number}", IDLE))
+        worker.answer("play", PlayedRollout(f"rollout {number}", IDLE))
     run.weights.publish(run.agent.model, 8)
     run.run()
     assert loads(worker) == [] and len(run.fleet.stored) == 1
@@ -238,7 +238,7 @@ def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
 ) -> None:
     worker = run.start(0)
     run.start(1)
-    worker.answer("play", Played("rollout 0", IDLE._replace(steps=7)))
+    worker.answer("play", PlayedRollout("rollout 0", IDLE._replace(steps=7)))
     run.run()
     worker.die(WorkerLost("the process was killed"))
     run.run()
@@ -274,7 +274,7 @@ def test_answers_of_a_worker_that_was_given_up_are_dropped(run: ByHand) -> None:
     worker.die(WorkerLost("killed"))
     run.run()
     for call in calls:
-        call.then(Played("too late", IDLE))
+        call.then(PlayedRollout("too late", IDLE))
     run.run()
     with pytest.raises(queue.Empty):
         run.learn()
@@ -346,7 +346,7 @@ def test_a_slower_answer_of_another_lane_takes_nothing_back(run: ByHand) -> None
     worker = run.start(0)
     run.source._poll()
     worker.answer("activity", ActivityReport("environment", 0.0, {}, 12))
-    worker.answer("play", Played("rollout", ActivityReport("queueing", 0.0, {}, 10)))
+    worker.answer("play", PlayedRollout("rollout", ActivityReport("queueing", 0.0, {}, 10)))
     run.run()
     assert run.source.status()["collected_steps"] == 12
 
@@ -403,7 +403,7 @@ def test_a_worker_that_waits_for_room_for_a_rollout_never_hangs(
     run = ByHand()
     worker = run.start(0)
     for number in range(2):
-        worker.answer("play", Played(f"rollout {number}", IDLE))
+        worker.answer("play", PlayedRollout(f"rollout {number}", IDLE))
     run.run()
     clock.time += 3600.0
     run.source._poll()
@@ -414,7 +414,7 @@ def test_a_worker_that_waits_for_room_for_a_rollout_never_hangs(
 def test_a_successor_that_cannot_start_is_followed_by_another(run: ByHand) -> None:
     """As when a file that its environment reads is away for a moment."""
     worker = run.start(0)
-    worker.answer("play", Played("rollout 0", IDLE))
+    worker.answer("play", PlayedRollout("rollout 0", IDLE))
     run.run()
     worker.die(ProcessDied("was killed"))
     run.run()
@@ -455,7 +455,7 @@ def test_a_successor_plays_with_the_versions_that_the_lost_worker_should_have() 
     worker = run.start(0, reads_weights=True)
     run.start(1, reads_weights=True)
     run.weights.publish(run.agent.model, 8)
-    worker.answer("play", Played("rollout 0", IDLE))
+    worker.answer("play", PlayedRollout("rollout 0", IDLE))
     run.run()
     worker.die(ProcessDied("was killed"))
     run.run()
@@ -467,8 +467,8 @@ def test_rollouts_are_learnt_in_turn() -> None:
     run = ByHand(IN_TURN, num_buffers=4, fixed_lag=1)
     first, second = (run.start(index, reads_weights=True) for index in range(2))
     for number in range(2):
-        second.answer("play", Played(f"second {number}", IDLE))
-    first.answer("play", Played("first 0", IDLE))
+        second.answer("play", PlayedRollout(f"second {number}", IDLE))
+    first.answer("play", PlayedRollout("first 0", IDLE))
     run.run()
     run.source._played.put(None)
     played = run.source._in_turn(iter(run.source._played.get, None))
@@ -481,7 +481,7 @@ def test_a_worker_that_cannot_read_weights_is_sent_those_of_its_rollout() -> Non
     (reading,), (sent,) = here.waiting("play"), there.waiting("play")
     assert reading[2:] == (7, None) and sent[2:] == (7, None), "it started with them"
     for worker in (here, there):
-        worker.answer("play", Played("rollout", IDLE))
+        worker.answer("play", PlayedRollout("rollout", IDLE))
     run.run()
     run.weights.publish(run.agent.model, 8)
     run.run()

@@ -12,7 +12,7 @@ import torch
 from assorted import check_rollout
 from source_envs import Counting, Nested, Stacked
 
-from torchbeast.collect.rollout_buffers import Batch, SharedRollouts, SlotWriter
+from torchbeast.collect.rollout_buffers import BatchBuffer, SharedRollouts, SlotWriter
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves2
@@ -51,8 +51,8 @@ class Player:
             loop.step()
             writer.write(t, loop.row, loop.acted, slot)
 
-    def batch(self, size: int, spare: int = 0) -> Batch:
-        return Batch(self.spec, size, pin=False, spare_columns=spare)
+    def batch(self, size: int, spare: int = 0) -> BatchBuffer:
+        return BatchBuffer(self.spec, size, pin=False, spare_columns=spare)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutRe
 from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError, UsageError
 from torchbeast.shared_replay.client import SharedReplayClient
-from torchbeast.shared_replay.replay import Joining
+from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import Region, key_path, region_bytes
 
 T, B, S, K = 4, 3, 5, 2
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "replay.sock"
 
 
-def how(name: str = "a", **settings: Any) -> Joining:
+def how(name: str = "a", **settings: Any) -> JoinRequest:
     return joining(fields(T, 1, K), B, S, name, **{"frame_stack": K, **settings})
 
 
@@ -369,7 +369,7 @@ def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(
 ) -> None:
     regions: list[weakref.ref[Region]] = []
 
-    def make(joining: Joining) -> Region:
+    def make(joining: JoinRequest) -> Region:
         region = Region(joining)
         regions.append(weakref.ref(region))
         return region

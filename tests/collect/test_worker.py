@@ -15,7 +15,7 @@ from compliance.source import Setup
 from source_envs import Numbered
 from torch import nn
 
-from torchbeast.collect.activity import Played, Started
+from torchbeast.collect.activity import PlayedRollout, Started
 from torchbeast.collect.rollout_buffers import SharedRollouts
 from torchbeast.collect.weights import (
     SentWeights,
@@ -222,7 +222,7 @@ def test_a_worker_that_reaches_the_learners_weights_acts_with_them(threads: None
         assert isinstance(started, Started) and started.reads_weights == reads
         ring.publish(agent.model, 9)
         played = play(worker)
-        assert isinstance(played, Played)
+        assert isinstance(played, PlayedRollout)
         assert played.arrays["policy_version"][1:].tolist() == [[version, version]] * 3
         worker.close()
 
@@ -232,7 +232,7 @@ def test_weights_that_are_sent_with_a_rollout_act_in_it(threads: None) -> None:
     worker, sent = RolloutWorker("actor 0"), packed(agent.model)
     worker.start({**arguments("source_envs:Numbered"), "unroll_length": 3}, (5, sent))
     played = worker.play(0, 0, 6, (6, sent))
-    assert isinstance(played, Played) and (played.arrays["policy_version"][1:] == 6).all()
+    assert isinstance(played, PlayedRollout) and (played.arrays["policy_version"][1:] == 6).all()
     assert isinstance(worker.play(0, 1, 8, None), Failed), "it was not sent 8"
     worker.close()
 
@@ -255,7 +255,7 @@ def test_a_rollout_is_written_into_a_slot_that_is_shared(threads: None) -> None:
     worker.start({**near(ring), "slots": ours.descriptor}, None)
     for slot in (1, 0):
         played = worker.play(slot, 4 + slot, None, None)
-        assert isinstance(played, Played) and played.arrays is None
+        assert isinstance(played, PlayedRollout) and played.arrays is None
     assert [slot["rollout_index"].flatten().tolist() for slot in ours.slots] == [[4] * 8, [5] * 8]
     worker.close()
 
@@ -268,6 +268,6 @@ def test_a_worker_may_be_started_again(threads: None) -> None:
     start(worker, "source_envs:Numbered")
     worker._arguments = {**worker._arguments, "unroll_length": 3}
     played = play(worker)
-    assert isinstance(played, Played) and played.activity.steps == 2 * 3
+    assert isinstance(played, PlayedRollout) and played.activity.steps == 2 * 3
     assert played.arrays["policy_version"][1:4].tolist() == [[7, 7]] * 3
     worker.close()

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from torchbeast import envs
 from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.contract import ACTOR_STAGES, Learner
+from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
 from torchbeast.core.actors.contract import Mode, ModelInputs
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
@@ -75,7 +75,7 @@ class Setup:
             reads_values=self.reads_values,
         )
 
-    def learner(self, make_weights: Callable[[nn.Module, int], Any], **changes: Any) -> Learner:
+    def learner(self, make_weights: Callable[[nn.Module, int], Any], **changes: Any) -> LearnerInfo:
         """Returns what the source of a learner is given."""
         torch.manual_seed(0)
         agent = make_agent(self.actor(), *self.spaces())
@@ -90,7 +90,7 @@ class Setup:
             "spare_columns": 0,
             "batches_at_once": 1,
         }
-        return Learner(**{**usual, **changes})
+        return LearnerInfo(**{**usual, **changes})
 
     def spaces(self) -> tuple[spaces.ObservationSpace, spaces.ActionSpace, int]:
         """Returns observation space (before stacking), action space and frame stack."""

@@ -28,7 +28,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.evaluation.following import Follower, RunWatch
+from torchbeast.evaluation.following import RunFollower, RunWatch
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, Episodes, play
 from torchbeast.evaluation.scores import Scores
 from torchbeast.fleets.supervisor import Supervisor
@@ -121,7 +121,7 @@ def follow(
 ) -> list[dict[str, float]]:
     """Follows a run through the events; returns the rows that were written then."""
     with ExitStack() as ending:
-        Follower(
+        RunFollower(
             folder,
             EvaluationConfig(**config),
             ENV_OF_THE_RUN,
@@ -334,7 +334,7 @@ def test_checkpoints_that_are_replaced_while_they_are_read_are_evaluated_until_a
     monkeypatch.setattr(checkpoints, "load", replaced)
     with ExitStack() as ending:
         config = EvaluationConfig()
-        Follower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=Watched()).run()
+        RunFollower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=Watched()).run()
     assert steps(run) == [100, 200, 300]
 
 
@@ -386,7 +386,7 @@ def test_a_stop_in_the_midst_of_an_evaluation_leaves_no_row(
         patch.setattr(play_module, "play", interrupted)
         with pytest.raises(KeyboardInterrupt), ExitStack() as ending:
             config = EvaluationConfig()
-            Follower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=stopped()).run()
+            RunFollower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=stopped()).run()
     assert rows(run) == [] and not (run / "evaluation_best.tar").exists()
     follow(run)
     assert steps(run) == [1000]

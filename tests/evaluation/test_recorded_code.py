@@ -22,8 +22,8 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.learner_run import Played
-from torchbeast.run.recorded import check_named, naming_flags, recorded_env
+from torchbeast.run.learner_run import DescribedEnv
+from torchbeast.run.recorded_settings import check_named, naming_flags, recorded_env
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
 SENTENCE = "the run's record, which could be anyone's, calls os:system with the arguments"
@@ -102,10 +102,10 @@ def described(options: dict[str, Any], env_id: str) -> dict[str, Any]:
 def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
     """Returns what a learner would record of the environment of such a server."""
     learner = importlib.import_module("torchbeast.polybeast_learner")
-    seen: list[Played] = []
+    seen: list[DescribedEnv] = []
 
     class Run:
-        def __init__(self, settings: Any, played: Played, parts: Any, **_: Any) -> None:
+        def __init__(self, settings: Any, played: DescribedEnv, parts: Any, **_: Any) -> None:
             seen.append(played)
 
         def train(self, *_: Any) -> None:

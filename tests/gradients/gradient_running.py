@@ -21,7 +21,7 @@ import torch
 from learners import impala, ppo
 
 from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.contract import Learner
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.local import LocalSource
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.networks import MLPNet
@@ -244,7 +244,7 @@ def of_catch(
     learn = ppo if algo == "ppo" else impala
     step = learn(agent.model, learning_rate=0.001, total_steps=10**6, ranks=ranks)
     weights = PublishedWeights(agent.model, step.version)
-    learner = Learner(
+    learner = LearnerInfo(
         agent=agent,
         weights=weights,
         device=torch.device("cpu"),

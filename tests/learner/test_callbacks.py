@@ -17,7 +17,7 @@ from torchbeast import Learner, RunError, UsageError
 from torchbeast.core.algos import PPO
 from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
-from torchbeast.learner.callbacks import Schedule
+from torchbeast.learner.callbacks import Interval
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
@@ -526,7 +526,7 @@ def test_a_full_disk_is_a_warning_and_the_run_goes_on(
 
 def test_a_schedule_of_seconds_counts_from_the_last_mark() -> None:
     now = [10.0]
-    schedule = Schedule(None, 5.0, clock=lambda: now[0])
+    schedule = Interval(None, 5.0, clock=lambda: now[0])
     schedule.mark(0)
     found = []
     for now[0] in (14.9, 15.0, 16.0):
@@ -536,7 +536,7 @@ def test_a_schedule_of_seconds_counts_from_the_last_mark() -> None:
 
 
 def test_a_schedule_of_steps_is_due_once_for_each_multiple() -> None:
-    schedule, found = Schedule(100, None), []
+    schedule, found = Interval(100, None), []
     schedule.mark(150)  # where the run is resumed
     for steps in (199, 200, 210, 450, 500):
         if schedule.is_due(steps):

@@ -25,7 +25,7 @@ from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
 from torchbeast.fleets import child_process
-from torchbeast.learner.callbacks import Schedule
+from torchbeast.learner.callbacks import Interval
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_is_written_in_time_and_what_follows_it_is_learnt_again(
 ) -> None:
     learner = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
     now = 0.0
-    learner._next_save = Schedule(None, 600.0, clock=lambda: now)
+    learner._next_save = Interval(None, 600.0, clock=lambda: now)
     learner.step()
     assert not (tmp_path / "run" / "model.tar").exists()
     now = 600.0

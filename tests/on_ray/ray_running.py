@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torchbeast.fleets.fleet import Place, WorkerLost
+from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
 
 SOON = 30.0
 
@@ -40,7 +40,7 @@ class Pool:
     def put(self, value: Any) -> Any:
         return self._fleet.put(value)
 
-    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+    def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
         return self._fleet.explain(error, place)
 
     @contextmanager

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Place, WorkerLost
+from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
 from torchbeast.on_ray.config import RayConfig
 from torchbeast.on_ray.connection import ENDED, RESUME
 from torchbeast.on_ray.fleet import RayFleet, User
@@ -165,7 +165,10 @@ def test_a_call_without_connection_is_answered_with_the_runs_failure(ray: Any) -
     ("needs", "ask"),
     [
         ("put", lambda fleet: fleet.put(b"weights")),
-        ("nodes", lambda fleet: fleet.explain(WorkerLost("it died"), Place("10.0.0.2", 7, "b"))),
+        (
+            "nodes",
+            lambda fleet: fleet.explain(WorkerLost("it died"), WorkerLocation("10.0.0.2", 7, "b")),
+        ),
         ("nodes", lambda fleet: fleet.room()),
         ("remote", lambda fleet: fleet.worker("one")),
     ],

@@ -35,7 +35,7 @@ from torchbeast.on_ray.replay import (
     joined_on_ray,
     serving_on_ray,
 )
-from torchbeast.shared_replay.replay import Joining, SharedReplay
+from torchbeast.shared_replay.replay import JoinRequest, SharedReplay
 from torchbeast.shared_replay.service import Served
 
 ray = pytest.importorskip("ray")
@@ -45,8 +45,8 @@ W = 2  # columns of a batch that are not the agent's
 SPARE = slice(B, B + S)
 
 
-def how(name: str, capacity: int = 2000) -> Joining:
-    return Joining(
+def how(name: str, capacity: int = 2000) -> JoinRequest:
+    return JoinRequest(
         name=name,
         row=row_specs(fields(T, 1, K), 1),
         unroll_length=T,

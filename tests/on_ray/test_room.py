@@ -7,7 +7,14 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.on_ray.config import RayConfig
-from torchbeast.on_ray.room import Group, Node, Room, check_object_store, check_room, num_workers
+from torchbeast.on_ray.room import (
+    Node,
+    Room,
+    WorkerGroup,
+    check_object_store,
+    check_room,
+    num_workers,
+)
 
 MEGABYTE = 10**6
 
@@ -110,14 +117,14 @@ def test_a_learner_outside_the_cluster_has_no_store_to_fill() -> None:
     check_object_store(room(node(2.0, store=1)), MEGABYTE, rollouts=100, weights_bytes=1)
 
 
-LARGE, SMALL = Group("learners", 2, 2.0, 0.5), Group("players", 4, 0.5)
+LARGE, SMALL = WorkerGroup("learners", 2, 2.0, 0.5), WorkerGroup("players", 4, 0.5)
 WITH_GPU = room(node(3.0, gpus=1), node(3.0, host="10.0.0.2"))
 
 
 def test_workers_of_several_kinds_have_room_beside_each_other() -> None:
     check_room(room(node(6.0, gpus=1)), [SMALL, LARGE])
     check_room(room(node(4.0, gpus=1), node(2.0)), [SMALL, LARGE])
-    check_room(room(node(0.3)), [Group("players", 3, 0.1)])
+    check_room(room(node(0.3)), [WorkerGroup("players", 3, 0.1)])
 
 
 @pytest.mark.parametrize("where", [WITH_GPU, room(node(5.5, gpus=1)), room(node(6.0, gpus=0.5))])

@@ -24,8 +24,8 @@ from torchbeast.reporting.diagnosis import (
     UNKNOWN,
     Collection,
     Reading,
+    RecentShares,
     Shares,
-    Window,
     alive,
     diagnose,
     lost_streams,
@@ -91,7 +91,7 @@ def test_the_seconds_between_readings_can_be_added_up() -> None:
 
 
 def test_the_window_forgets_what_is_more_than_ten_seconds_ago() -> None:
-    window = Window()
+    window = RecentShares()
     for second in range(20):
         window.add(reading(second, second, 0, 0, 0, second))  # environment only, until second 19
     for second in range(20, 29):
@@ -101,7 +101,7 @@ def test_the_window_forgets_what_is_more_than_ten_seconds_ago() -> None:
 
 
 def test_the_first_seconds_of_a_run_get_no_diagnosis() -> None:
-    window = Window()
+    window = RecentShares()
     assert window.add(reading(0, 0, 0, 0, 0, 0)) == UNKNOWN
     assert window.add(reading(7, 1, 1, 1, 1, 1)) == UNKNOWN
     assert window.add(reading(8, 1, 1, 2, 1, 1)) == Shares(0.25, 0.25, 0.5, 0.5, 0.5)

@@ -19,7 +19,7 @@ from test_learner_run import agent
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
-from torchbeast.collect.contract import Away, Learner
+from torchbeast.collect.contract import Away, LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
@@ -28,7 +28,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.run import replicas
-from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.replicas import replica
 from torchbeast.run.session import session
 
@@ -122,9 +122,9 @@ def learn(case: str, words: list[str], among: replicas.Replica | None) -> int:
     if among is not None:
         among.check_can_share(flags.rollouts, flags.replay, flags.hardware)
         among.check_same(flatten(flags))
-    learners: list[Learner[PublishedWeights]] = []
+    learners: list[LearnerInfo[PublishedWeights]] = []
 
-    def source(learner: Learner[PublishedWeights]) -> GivenSource:
+    def source(learner: LearnerInfo[PublishedWeights]) -> GivenSource:
         learners.append(learner)
         return GivenSource(case, run.updates_before, rank)
 
@@ -132,7 +132,7 @@ def learn(case: str, words: list[str], among: replicas.Replica | None) -> int:
     try:
         with session(flags.run.folder, flatten(flags), is_kept) as opened:
             settings = run_settings(flags, "Catch", HERE)
-            run = _Run(settings, Played(env=EnvSpec("Catch")), opened, replica=among)
+            run = _Run(settings, DescribedEnv(env=EnvSpec("Catch")), opened, replica=among)
             run.train(agent, PublishedWeights, source)
     finally:
         draw = torch.randint(2**31, ()).item()

@@ -20,7 +20,7 @@ from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.collect.config import ProcessesConfig, RolloutConfig
-from torchbeast.collect.contract import Learner
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig
@@ -36,8 +36,8 @@ from torchbeast.reporting.log_files import LogFiles
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
-from torchbeast.run.learner_run import LearnerRun, Played, check_batches
-from torchbeast.run.recorded import changes, recorded_env
+from torchbeast.run.learner_run import DescribedEnv, LearnerRun, check_batches
+from torchbeast.run.recorded_settings import changes, recorded_env
 from torchbeast.run.session import session
 from torchbeast.run.watch import Watch
 
@@ -67,7 +67,7 @@ def old_agent(spec: ActorSpec) -> Agent:
     return agent(dataclasses.replace(spec, reads_values=False))
 
 
-LEARNERS: list[Learner[PublishedWeights]] = []  # of every run
+LEARNERS: list[LearnerInfo[PublishedWeights]] = []  # of every run
 
 
 def train(
@@ -108,12 +108,12 @@ def train_from(
     here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
     settings = run_settings(flags, env_id, here)
 
-    def source(learner: Learner[PublishedWeights]) -> EndingSource:
+    def source(learner: LearnerInfo[PublishedWeights]) -> EndingSource:
         LEARNERS.append(learner)
         return make_source()
 
     with session(flags.run.folder, flatten(flags)) as opened:
-        run = LearnerRun(settings, Played(env=EnvSpec(env_id)), opened, resumed)
+        run = LearnerRun(settings, DescribedEnv(env=EnvSpec(env_id)), opened, resumed)
         run.train(make, PublishedWeights, source)
 
 

@@ -26,7 +26,7 @@ from source_envs import Numbered
 
 from torchbeast import envs
 from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.contract import Learner
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
@@ -37,7 +37,7 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.servers import server_main as env_process
 from torchbeast.servers.config import PipelineConfig
-from torchbeast.servers.discovery import Asking, Fleet, fleet_of
+from torchbeast.servers.discovery import Asking, ServerFleet, fleet_of
 from torchbeast.servers.source import PolySource
 
 SOON = 30.0
@@ -54,7 +54,7 @@ def test_a_learner_knows_the_ranges_of_values_of_a_served_space(tmp_path: Path) 
     assert fleet.observation_space == env.observation_space
 
 
-def fleet_at(*addresses: str) -> Fleet:
+def fleet_at(*addresses: str) -> ServerFleet:
     asking = Asking(SOON, None)
     return fleet_of({address: asking.ask(address) for address in addresses})
 
@@ -200,7 +200,9 @@ def test_the_info_of_a_game_is_in_the_row_of_its_final_return(spare_columns: int
     games = 0
     with (
         served(
-            lambda: env_process.ServedEnv(envs.make(spec, 2), KEYWORDS, env_process.Activity()),
+            lambda: env_process.ServedEnv(
+                envs.make(spec, 2), KEYWORDS, env_process.ServerActivity()
+            ),
             description,
         ) as address,
         playing(address, setup, spare_columns) as running,
@@ -335,7 +337,7 @@ def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Ru
     spaces = fleet.observation_space, fleet.action_space
     agent = make_agent(setup.actor(), *spaces, fleet.frame_stack)
     weights = PublishedWeights(agent.model, setup.version)
-    learner = Learner(
+    learner = LearnerInfo(
         agent=agent,
         weights=weights,
         device=torch.device("cpu"),

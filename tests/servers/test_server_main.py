@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.envs.vec_env import VecStep
-from torchbeast.servers.server_main import Activity, ServedEnv
+from torchbeast.servers.server_main import ServedEnv, ServerActivity
 
 
 def _stepped(ended: list[bool], final_info: dict[int, Any]) -> Any:
@@ -17,7 +17,7 @@ def _stepped(ended: list[bool], final_info: dict[int, Any]) -> Any:
     flags = np.array(ended)
     step = VecStep(None, np.zeros(3, np.float32), flags, ~flags, flags, None)
     env = SimpleNamespace(num_envs=3, final_info=final_info, step=lambda action: step)
-    *before, told = ServedEnv(env, ["x", "y"], Activity()).step(None)
+    *before, told = ServedEnv(env, ["x", "y"], ServerActivity()).step(None)
     assert len(before) == len(step)
     return told
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchbeast.reporting.log_files import LogFiles
-from torchbeast.sweep.agents import Agent, name_of
+from torchbeast.sweep.agents import AgentRun, name_of
 
 Batch = tuple[int, int, float]  # step, episodes so far, mean return of those of the batch
 
 
-def agent(folder: Path, total_steps: int = 100, **settings: str) -> Agent:
+def agent(folder: Path, total_steps: int = 100, **settings: str) -> AgentRun:
     name = name_of(settings)
-    return Agent(
+    return AgentRun(
         name=name,
         settings=settings,
         program="monobeast",

@@ -10,13 +10,13 @@ import pytest
 from torchbeast.cli.command_line import names, parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
-from torchbeast.sweep.agents import FLAGS, Agent, agents_of, name_of, values_of
+from torchbeast.sweep.agents import FLAGS, AgentRun, agents_of, name_of, values_of
 from torchbeast.sweep.config import SweepFlags
 
 FOLDER = Path("/runs/mine")
 
 
-def agents(set_: list[str], *words: str) -> list[Agent]:
+def agents(set_: list[str], *words: str) -> list[AgentRun]:
     return agents_of("monobeast", values_of(set_), words, FOLDER)
 
 

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 from sweeping import agent, finish, log
 
-from torchbeast.sweep.table import Figures, Follower, Row
+from torchbeast.sweep.table import AgentProgress, LogFollower, Row
 
 NAN = math.nan
 
 
 def test_a_mean_is_over_the_last_episodes_each_with_the_same_weight(tmp_path: Path) -> None:
     log(tmp_path, [(10, 2, 100.0), (20, 3, 1.0), (30, 6, 5.0)])
-    mean = Follower(tmp_path, 4).read().mean_return
+    mean = LogFollower(tmp_path, 4).read().mean_return
     assert mean == (1.0 + 3 * 5.0) / 4, "the first batch is not among the last four"
 
 
 def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
-    follower = Follower(tmp_path, 100)
+    follower = LogFollower(tmp_path, 100)
     assert follower.read() == (0, 0, pytest.approx(NAN, nan_ok=True)), "there is no file yet"
     log(tmp_path, [(10, 0, NAN)])
     assert follower.read()[:2] == (10, 0) and math.isnan(follower.figures.mean_return)
     log(tmp_path, [(20, 2, 1.0), (30, 2, NAN), (40, 5, 6.0)])
-    assert follower.read() == Figures(40, 5, (2 * 1.0 + 3 * 6.0) / 5)
+    assert follower.read() == AgentProgress(40, 5, (2 * 1.0 + 3 * 6.0) / 5)
     assert follower.read() == follower.figures
 
 
@@ -36,17 +36,17 @@ def test_damaged_names_of_columns_do_not_end_a_sweep(
 ) -> None:
     log(tmp_path, [(10, 1, 1.0)])
     (tmp_path / "fields.csv").write_bytes(damage)
-    assert Follower(tmp_path, 100).read().step == step
+    assert LogFollower(tmp_path, 100).read().step == step
 
 
 @pytest.mark.parametrize("more", [1, 5])
 def test_rows_that_a_resumed_agent_drops_do_not_count(tmp_path: Path, more: int) -> None:
     """The file is shorter than before, or again as long."""
     log(tmp_path, [(10, 1, 1.0), (20, 2, 50.0), (30, 3, 50.0)])
-    follower = Follower(tmp_path, 100)
+    follower = LogFollower(tmp_path, 100)
     assert follower.read().mean_return == pytest.approx(101 / 3)
     log(tmp_path, [(20 + i, 2 + i, 3.0) for i in range(more)], resumed_at=10)
-    assert follower.read() == Figures(19 + more, 1 + more, (1.0 + 3.0 * more) / (1 + more))
+    assert follower.read() == AgentProgress(19 + more, 1 + more, (1.0 + 3.0 * more) / (1 + more))
 
 
 def test_an_agent_is_complete_once_its_run_has_ended_well(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torchbeast.core.base.specs import ModelConfig
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.run.assemble import LearnerConfig
-from torchbeast.run.checkpoint import Found, actor_spec
+from torchbeast.run.checkpoint import FoundCheckpoint, actor_spec
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.learner_run import RunSettings
 
@@ -76,7 +76,7 @@ def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
 
 def _check_typed(flags: LearnerFlags, saved: dict[str, Any], path: Path) -> None:
     """Raises UsageError as `test_run`; settings with their defaults stand for the run's own."""
-    earlier, known = EarlierRun(Found(saved, path)), actor_spec(saved)
+    earlier, known = EarlierRun(FoundCheckpoint(saved, path)), actor_spec(saved)
     if flags.defaults.algo != DEFAULT:
         earlier.check_same_algorithm(flags.defaults.algo)
     typed, usual = flags.model.spec, ModelConfig().spec

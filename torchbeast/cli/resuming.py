@@ -22,7 +22,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import NEWEST
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND, RunConfig
-from torchbeast.run.recorded import SERVED_KWARGS, check_named
+from torchbeast.run.recorded_settings import SERVED_KWARGS, check_named
 
 _OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
 

@@ -26,7 +26,7 @@ class Started(NamedTuple):
     reads_weights: bool  # from the learner's memory, so that none need be sent
 
 
-class Played(NamedTuple):
+class PlayedRollout(NamedTuple):
     """One rollout."""
 
     arrays: Any  # None: they are in a slot that the worker shares with the source

@@ -92,7 +92,7 @@ Published = TypeVar("Published", bound=Publisher)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner(Generic[Published]):
+class LearnerInfo(Generic[Published]):
     """The properties of a learner that its source depends on."""
 
     agent: Agent

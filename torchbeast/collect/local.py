@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from torchbeast.collect.activity import Activity
-from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, Learner
+from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, LearnerInfo
 from torchbeast.collect.rollout_buffers import (
-    Batch,
+    BatchBuffer,
     RolloutArrays,
     SlotWriter,
     slot_bytes,
@@ -64,7 +64,7 @@ class LocalSource:
 
     def __init__(
         self,
-        learner: Learner[Any],
+        learner: LearnerInfo[Any],
         info_keywords: Sequence[str],
         precision: Precision,
         make_env: Callable[[int], VecEnv],
@@ -82,9 +82,10 @@ class LocalSource:
         spec = RolloutSpec(learner.agent, learner.extras, length, info_keywords)
         pin = learner.device.type == "cuda"
         batches = [
-            Batch(spec, size, pin, learner.spare_columns) for _ in range(learner.batches_at_once)
+            BatchBuffer(spec, size, pin, learner.spare_columns)
+            for _ in range(learner.batches_at_once)
         ]
-        self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[BatchBuffer | None] = queue.SimpleQueue()
         for batch in batches:
             self._free.put(batch)
         self._closed = threading.Event()
@@ -148,7 +149,7 @@ class LocalSource:
         """Returns []: there are no streams."""
         return []
 
-    def _fill(self, batch: Batch) -> list[int] | None:
+    def _fill(self, batch: BatchBuffer) -> list[int] | None:
         """Plays a whole batch and returns the steps of each of its columns; None if the source was
         closed, or failed, before.
         """
@@ -167,7 +168,7 @@ class LocalSource:
                 self._player.forget()
                 raise
 
-    def _played(self, batch: Batch) -> list[int] | None:
+    def _played(self, batch: BatchBuffer) -> list[int] | None:
         lengths: list[int] = []
         while batch.missing:
             first, count = self._player.columns(
@@ -207,7 +208,7 @@ class _RolloutPlayer:
     def __init__(
         self,
         actor: Actor,
-        learner: Learner[Any],
+        learner: LearnerInfo[Any],
         make_env: Callable[[int], VecEnv],
         num_envs: int,
         slot: dict[str, Any],

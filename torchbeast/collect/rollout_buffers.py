@@ -154,7 +154,7 @@ class SlotWriter:
 _ENV_FIELDS = ("reward", "done", "truncated", "episode_end", "episode_step", "episode_return")
 
 
-class Batch:
+class BatchBuffer:
     """A reusable buffer for one batch, filled column by column, with spare columns behind it."""
 
     def __init__(
@@ -267,10 +267,10 @@ class Collector:
     Closing: `close` ends `collect`, and every iterator once the full batches are taken.
     """
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
+    def __init__(self, batches: Iterable[BatchBuffer]) -> None:
         self.num_bytes = 0
-        self._ready: queue.Queue[Batch | None] = queue.Queue()
-        self._free: queue.Queue[Batch | None] = queue.Queue()
+        self._ready: queue.Queue[BatchBuffer | None] = queue.Queue()
+        self._free: queue.Queue[BatchBuffer | None] = queue.Queue()
         for batch in batches:
             self.num_bytes += batch.num_bytes
             self._free.put(batch)

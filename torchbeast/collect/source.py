@@ -38,10 +38,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from torchbeast.collect.activity import ActivityReport, Played, Started
+from torchbeast.collect.activity import ActivityReport, PlayedRollout, Started
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
-from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, Learner
-from torchbeast.collect.rollout_buffers import Batch, Collector, SharedRollouts, Written, slot_bytes
+from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, LearnerInfo
+from torchbeast.collect.rollout_buffers import (
+    BatchBuffer,
+    Collector,
+    SharedRollouts,
+    Written,
+    slot_bytes,
+)
 from torchbeast.collect.weights import SharedWeights, address_of
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import Precision
@@ -49,7 +55,7 @@ from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ProcessDied
-from torchbeast.fleets.fleet import Failed, Fleet, LocalFleet, Place, Worker, WorkerLost
+from torchbeast.fleets.fleet import Failed, Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost
 from torchbeast.fleets.places import Deaths, Places
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.seeds import seed_of
@@ -92,7 +98,7 @@ class FleetSource:
 
     def __init__(
         self,
-        learner: Learner[SharedWeights],
+        learner: LearnerInfo[SharedWeights],
         env: EnvSpec,
         precision: Precision,
         fleet: Fleet,
@@ -141,12 +147,14 @@ class FleetSource:
         learner, keywords = self._learner, self._env.options.info_keywords
         return RolloutSpec(learner.agent, learner.extras, learner.rollouts.unroll_length, keywords)
 
-    def _made_batches(self, spec: RolloutSpec, actors: BufferedActorsConfig) -> Iterator[Batch]:
+    def _made_batches(
+        self, spec: RolloutSpec, actors: BufferedActorsConfig
+    ) -> Iterator[BatchBuffer]:
         """Yields one batch in preparation, those in use, and those that are filled ahead."""
         learner = self._learner
         pin = learner.device.type == "cuda"
         for _ in range(1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)):
-            yield Batch(spec, self._batch_size, pin, learner.spare_columns)
+            yield BatchBuffer(spec, self._batch_size, pin, learner.spare_columns)
 
     def _slots(self, spec: RolloutSpec, num_envs: int) -> SharedRollouts | None:
         """Returns the memory of a worker's slots; None: it returns arrays."""
@@ -352,7 +360,7 @@ class FleetSource:
             *arguments,
         )
 
-    def _placed(self, actor: _Actor, place: Place) -> None:
+    def _placed(self, actor: _Actor, place: WorkerLocation) -> None:
         actor.place, actor.since = place, time.monotonic()
         _log.info("%s is process %d on %s", actor.full_name, place.pid, place.host)
 
@@ -397,7 +405,7 @@ class FleetSource:
             return self._asked_version if update < self._asked else _NEVER
         return self._first_version + max(0, update - self._lag)
 
-    def _has_played(self, rollout: int, actor: _Actor, played: Played) -> None:
+    def _has_played(self, rollout: int, actor: _Actor, played: PlayedRollout) -> None:
         self._places.works(actor)
         actor.report(played.activity)
         for slot, arrays in actor.in_order(rollout, played.arrays):
@@ -510,7 +518,7 @@ class _Actor:
     def _forget(self) -> None:
         self.worker: Worker | None = None
         self.is_alive = False  # and has started
-        self.place: Place | None = None
+        self.place: WorkerLocation | None = None
         self.version = -1  # of the newest weights that were sent
         self.reads_weights = False  # from the learner's memory
         self.fetches = False  # weights
@@ -591,7 +599,7 @@ class _Actor:
 
 
 def process_source(
-    learner: Learner[SharedWeights],
+    learner: LearnerInfo[SharedWeights],
     env: EnvSpec,
     precision: Precision,
     processes: ProcessesConfig,

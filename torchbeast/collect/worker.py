@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from torchbeast.collect.activity import Activity, ActivityReport, Played, Started
+from torchbeast.collect.activity import Activity, ActivityReport, PlayedRollout, Started
 from torchbeast.collect.contract import Weights
 from torchbeast.collect.rollout_buffers import SharedRollouts, SlotWriter
 from torchbeast.collect.weights import Packed, SentWeights, opened
@@ -37,7 +37,7 @@ from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.fleets.fleet import Failed, Place
+from torchbeast.fleets.fleet import Failed, WorkerLocation
 from torchbeast.fleets.system import keep_freed_memory
 from torchbeast.seeds import seed_of
 
@@ -68,9 +68,9 @@ class RolloutWorker:
     def __repr__(self) -> str:
         return self._name  # Ray puts it before every line that the worker prints
 
-    def place(self) -> Place:
+    def place(self) -> WorkerLocation:
         """Returns where the worker runs."""
-        return Place(socket.gethostname(), os.getpid(), "")
+        return WorkerLocation(socket.gethostname(), os.getpid(), "")
 
     def fetched(self, weights: Any) -> Packed:
         """Returns the weights behind what the fleet has sent."""
@@ -110,7 +110,7 @@ class RolloutWorker:
 
     def play(
         self, slot: int, rollout: int, wanted: int | None, sent: Sent | None
-    ) -> Played | Failed | None:
+    ) -> PlayedRollout | Failed | None:
         """Plays one rollout; None: the worker was asked to end.
 
         slot: to write it into. The arrays of one that is not shared are overwritten by the next
@@ -124,7 +124,7 @@ class RolloutWorker:
 
     def _play(
         self, slot: int, rollout: int, wanted: int | None, sent: Sent | None
-    ) -> Played | None:
+    ) -> PlayedRollout | None:
         if sent is not None:
             self.load(sent)
         arguments, slots = self._arguments, self._rollouts.slots
@@ -134,7 +134,7 @@ class RolloutWorker:
         if self._player.play(writer, length, wanted, self._goes_on) < length:
             return None
         is_shared = arguments["slots"] is not None
-        return Played(None if is_shared else writer.written(), self.activity())
+        return PlayedRollout(None if is_shared else writer.written(), self.activity())
 
     def _goes_on(self, t: int) -> bool:
         return not self._ended.is_set()

@@ -22,7 +22,7 @@ from typing import Any
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
 from torchbeast.evaluation.config import NEWEST, EvaluationConfig
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, Episodes, Player
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, EpisodePlayer, Episodes
 from torchbeast.evaluation.scores import Scores, best_path, keep_if_better, kept_score, weights_of
 from torchbeast.fleets.child_process import show_output
 from torchbeast.fleets.supervisor import Supervisor
@@ -100,16 +100,16 @@ def follow(
     show_output()
     with lossy_output(), supervisor.signals(), ExitStack() as ending:
         with suppress(KeyboardInterrupt):
-            Follower(folder, config, asked, seed, supervisor, ending, check).run()
+            RunFollower(folder, config, asked, seed, supervisor, ending, check).run()
         if supervisor.ended:
             say(f"Stopped by {supervisor.reason}.")
     return EXIT_DONE
 
 
-class Follower:
+class RunFollower:
     """Evaluates the checkpoints of one run, in the thread that calls `run`."""
 
-    _player: Player  # is made for the first checkpoint, and used for all
+    _player: EpisodePlayer  # is made for the first checkpoint, and used for all
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Follower:
         if self._check is not None:
             self._check(saved, self._path)
         kept_score(self._folder)  # raises if it is damaged, before anything is played
-        player = Player(
+        player = EpisodePlayer(
             saved,
             self._path,
             self._config,

@@ -44,7 +44,7 @@ from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.fleets.child_process import show_output
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import UNKNOWN
-from torchbeast.run.recorded import check_named
+from torchbeast.run.recorded_settings import check_named
 from torchbeast.seeds import seed_of
 
 MAX_PARALLEL = 8
@@ -200,7 +200,7 @@ NEEDED = ("model_state_dict", "flags")
 """The keys that a checkpoint must have to be evaluated."""
 
 
-class Player:
+class EpisodePlayer:
     """Plays with the weights of checkpoints of one run. One thread uses it."""
 
     def __init__(
@@ -340,7 +340,7 @@ def test(
     show_output()
     step = saved.get("stats", {}).get("step")
     learnt = "" if step is None else f"step {int(step):,}, "
-    with closing(Player(saved, path, config, asked, seed=seed, film=film)) as player:
+    with closing(EpisodePlayer(saved, path, config, asked, seed=seed, film=film)) as player:
         print(f"{player.where}, {path}, {learnt}{player.how}", flush=True)
         if not film:
             print(report(player.play()))

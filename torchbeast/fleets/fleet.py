@@ -43,7 +43,7 @@ class WorkerLost(ProcessDied):
         self.has_left = has_left
 
 
-class Place(NamedTuple):
+class WorkerLocation(NamedTuple):
     """The host, process and node of a worker."""
 
     host: str
@@ -70,7 +70,7 @@ class Failed(NamedTuple):
 
 
 class Worker(Protocol):
-    """A handle of a worker elsewhere. Its method `place` returns its Place."""
+    """A handle of a worker elsewhere. Its method `place` returns its WorkerLocation."""
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method, without waiting for it; weights are given as [reference].
@@ -110,7 +110,7 @@ class Fleet(Protocol):
     def put(self, value: Any) -> Any:
         """Stores a value for all workers, until its reference is gone; returns the reference."""
 
-    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+    def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
         """Returns the loss of a worker with everything that is known of it.
 
         place: where it ran; None: nowhere yet.
@@ -246,7 +246,7 @@ class LocalFleet:
         """Returns a value that may be sent to many workers."""
         return Stored(value)
 
-    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+    def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
         """Returns the loss as it is: a process says why it ended by itself."""
         return error
 

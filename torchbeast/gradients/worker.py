@@ -42,7 +42,7 @@ from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_main import failure
-from torchbeast.fleets.fleet import Failed, Place
+from torchbeast.fleets.fleet import Failed, WorkerLocation
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.gradients.joint import Report, load, report_of, saved
 
@@ -118,9 +118,9 @@ class GradientWorker:
     def __repr__(self) -> str:
         return self._name
 
-    def place(self) -> Place:
+    def place(self) -> WorkerLocation:
         """Returns where the worker runs; it does not know its node."""
-        return Place(socket.gethostname(), os.getpid(), "")
+        return WorkerLocation(socket.gethostname(), os.getpid(), "")
 
     @_reporting
     def start(

@@ -32,7 +32,7 @@ from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, Optimi
 from torchbeast.core.update.ranks import Contribution
 from torchbeast.core.update.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Fleet, Place, Worker, WorkerLost
+from torchbeast.fleets.fleet import Fleet, Worker, WorkerLocation, WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.gradients.config import GradientConfig
@@ -198,7 +198,7 @@ class GradientWorkers(JointLearner):
 
     def _explain(self, index: int, error: WorkerLost) -> WorkerLost:
         place = self._places.get(index)
-        return self._fleet.explain(error, place if isinstance(place, Place) else None)
+        return self._fleet.explain(error, place if isinstance(place, WorkerLocation) else None)
 
     def _call(
         self, index: int, then: Callable[[Any], None], method: str, arguments: tuple[Any, ...]

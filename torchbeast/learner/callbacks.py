@@ -80,7 +80,7 @@ class Callback:
         """Restores `state_dict`. Called when a checkpoint is loaded that has such a state."""
 
 
-class Schedule:
+class Interval:
     """Says when the next time has come. Multiples of steps count from the beginning of the run,
     seconds from the time before.
     """
@@ -121,7 +121,7 @@ class _Periodic(Callback):
     """Acts every so often, and after the last step."""
 
     def __init__(self, every_steps: int | None, every_seconds: float | None) -> None:
-        self._schedule = Schedule(every_steps, every_seconds)
+        self._schedule = Interval(every_steps, every_seconds)
 
     def on_start(self, learner: Learner) -> None:
         """Begins to wait."""

@@ -26,7 +26,7 @@ from torchbeast.gradients.workers import WORKER
 from torchbeast.learner.parts import make_source, making_agent, making_weights
 from torchbeast.on_ray.config import RayConfig
 from torchbeast.on_ray.fleet import RayFleet, User, gradient_actors
-from torchbeast.on_ray.room import Group, check_room
+from torchbeast.on_ray.room import WorkerGroup, check_room
 from torchbeast.run.assemble import LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig
 from torchbeast.schemes.scheme import Scheme
@@ -103,16 +103,16 @@ def _with_room(fleet: RayFleet, scheme: Scheme) -> RayFleet:
     return fleet
 
 
-def _groups(scheme: Scheme) -> list[Group]:
+def _groups(scheme: Scheme) -> list[WorkerGroup]:
     """Returns all workers of the scheme that are actors of Ray."""
     groups = []
     if scheme.grad_backend == "ray":
         gpus = scheme.grad_worker_resources.get("num_gpus", 0.0)
         count = scheme.grad_remote_workers
-        groups.append(Group("gradient workers", count, scheme.grad_cpus, gpus))
+        groups.append(WorkerGroup("gradient workers", count, scheme.grad_cpus, gpus))
     if scheme.col_backend == "ray":
         count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
-        groups.append(Group("workers that collect", count, scheme.col_cpus))
+        groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
     return groups
 
 

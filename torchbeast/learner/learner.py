@@ -42,8 +42,8 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import warn
 from torchbeast.learner.callbacks import (
     Callback,
+    Interval,
     RowInHand,
-    Schedule,
     check_callbacks,
     check_goes_on,
     check_loggers,
@@ -64,7 +64,7 @@ from torchbeast.reporting.loggers import FILES
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import CheckpointConfig
-from torchbeast.run.learner_run import LearnerRun, Played
+from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.saving import CheckpointNotWritten, SavedReplay
 from torchbeast.run.session import Session, raise_failure
 from torchbeast.run.training import Training
@@ -312,7 +312,7 @@ class Learner:
         _OPEN[self.log_dir] = self
         self._batches: Iterator[Batch] | None = None
         self._first_step, self._began = self.steps, time.monotonic()
-        self._next_save = Schedule(None, CheckpointConfig().checkpoint_interval)
+        self._next_save = Interval(None, CheckpointConfig().checkpoint_interval)
         self._next_save.mark(self.steps)
         self._is_closed = self._is_released = self._is_stopped = self._is_taken_over = False
         if self.done():
@@ -329,8 +329,8 @@ class Learner:
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         self._session = Session(supervisor, folder)
         envs = scheme.train_envs_factory
-        played = Played(env=spec, observation_space=envs.sent_space, make=envs.make)
-        self._run = LearnerRun(settings, played, self._session, resumed)
+        described = DescribedEnv(env=spec, observation_space=envs.sent_space, make=envs.make)
+        self._run = LearnerRun(settings, described, self._session, resumed)
         made = self._run.assemble(making_agent(scheme), making_weights(scheme))
         self._made, self._progress = made
         saved: SavedReplay | None = None
@@ -366,7 +366,7 @@ class Learner:
         )
         ending.callback(supervisor.stop, "the learner was closed")
         at_once = settings.learner.online_rollouts.batch_size
-        self._watching = _Watching(self._training, self._source, at_once)
+        self._watching = _Watchdog(self._training, self._source, at_once)
         self._cuda_stream = CudaStream(self._made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
         load_states(self._callbacks, self._run.earlier.callbacks)
@@ -485,7 +485,7 @@ class Learner:
         self._finalizer()
 
 
-class _Watching:
+class _Watchdog:
     """The watchdog of a Learner, in a thread of the supervisor. It does not know the Learner."""
 
     def __init__(self, training: Training, source: Source, rollouts_at_once: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torchbeast.collect.contract import Learner, Source
+from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import recorded
@@ -141,7 +141,7 @@ def making_weights(scheme: Scheme) -> MakeWeights:
 
 def make_source(
     scheme: Scheme,
-    learner: Learner[Any],
+    learner: LearnerInfo[Any],
     config: LearnerConfig,
     ending: ExitStack,
     stops_early: Callable[[float], bool] | None = None,
@@ -172,6 +172,6 @@ def make_source(
     from torchbeast.collect.local import LocalSource
 
     keywords, make = env.options.info_keywords, scheme.train_envs_factory.make
-    played = LocalSource(learner, keywords, acting, make, scheme.num_envs, stops_early)
-    ending.callback(played.end)
-    return played
+    source = LocalSource(learner, keywords, acting, make, scheme.num_envs, stops_early)
+    ending.callback(source.end)
+    return source

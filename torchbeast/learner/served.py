@@ -9,8 +9,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from torchbeast.collect.contract import Learner
-from torchbeast.collect.taking import Taking
+from torchbeast.collect.batch_taker import BatchTaker
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
@@ -20,7 +20,7 @@ from torchbeast.fleets.system import limit_kept
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.servers.config import PipelineConfig
-from torchbeast.servers.discovery import Fleet
+from torchbeast.servers.discovery import ServerFleet
 from torchbeast.servers.env_servers import (
     EnvServers,
     ServerPlan,
@@ -32,7 +32,7 @@ _LOOK_S = 1.0  # between two looks whether the run has ended
 
 
 def served_source(
-    scheme: Scheme, env: EnvSpec, learner: Learner[PublishedWeights], ending: ExitStack
+    scheme: Scheme, env: EnvSpec, learner: LearnerInfo[PublishedWeights], ending: ExitStack
 ) -> PolySource:
     """Returns the source; `ending` removes its sockets, and puts back the limit of open files."""
     ending.enter_context(limit_kept())  # which the source raises
@@ -54,7 +54,7 @@ class _InterruptibleSource(PolySource):
         """Starts collecting, and the thread."""
         super().start(supervisor)
         self._supervisor, self._number = supervisor, 1  # of the next batch
-        self._taking = Taking(super().batches)
+        self._taking = BatchTaker(super().batches)
         supervisor.on_close(self._taking.close)
         supervisor.start_thread("batches", self._taking.run)
 
@@ -71,14 +71,14 @@ class _InterruptibleSource(PolySource):
 
 def _fleet(
     envs: VecEnvFactory, env: EnvSpec, plans: Sequence[ServerPlan], addresses: Sequence[str]
-) -> Fleet:
+) -> ServerFleet:
     """Returns the streams of servers that nobody needs to ask: they make what the scheme made."""
     streams = [
         (address, plan.envs_per_stream)
         for address, plan in zip(addresses, plans, strict=True)
         for _ in range(plan.num_streams)
     ]
-    return Fleet(
+    return ServerFleet(
         env=env,
         observation_space=envs.sent_space,
         action_space=envs.action_space,

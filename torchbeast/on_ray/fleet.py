@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from torchbeast.collect.weights import Packed
 from torchbeast.collect.worker import RolloutWorker
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Place, WorkerLost
+from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
 from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.gradients.worker import GradientWorker
@@ -83,12 +83,12 @@ class _OnRay:
         # Weights are in the object store, which is read-only, and nobody writes to them.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
-    def place(self) -> Place:
+    def place(self) -> WorkerLocation:
         """Returns where the worker runs."""
         import ray
 
         host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
-        return Place(host, os.getpid(), node)
+        return WorkerLocation(host, os.getpid(), node)
 
 
 class TorchBeastActor(_OnRay, RolloutWorker):
@@ -284,7 +284,7 @@ class RayFleet:
             raise RunError(_FULL) from error
 
     @_needing_connection()
-    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+    def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
         """Returns the loss with the worker's place, its last words, and the end of its node."""
         if place is None:
             return error
@@ -417,7 +417,7 @@ class RayFleet:
         )
         return self._ray.get(task.remote())
 
-    def _last_lines(self, place: Place) -> list[str]:
+    def _last_lines(self, place: WorkerLocation) -> list[str]:
         """Returns what a dead worker of this machine printed at last; [] elsewhere."""
         if self._is_client or place.host != self._ray.util.get_node_ip_address():
             return []

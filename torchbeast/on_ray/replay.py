@@ -49,7 +49,7 @@ from torchbeast.on_ray.connection import (
     signal_handlers_kept,
 )
 from torchbeast.shared_replay.client import SharingAgent
-from torchbeast.shared_replay.replay import Figures, Joining, SharedReplay, Ticket
+from torchbeast.shared_replay.replay import JoinRequest, ReplayFigures, SharedReplay, Ticket
 from torchbeast.shared_replay.service import Served
 
 ON_RAY = "ray:"  # begins the address of a replay on Ray
@@ -83,7 +83,7 @@ class TorchBeastReplay:
         """Waits as long as the actor lives."""
         await asyncio.Event().wait()
 
-    async def join(self, joining: Joining) -> tuple[Ticket, Figures]:
+    async def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayFigures]:
         """Adds an agent; see SharedReplay.join."""
 
         def forget() -> None:
@@ -98,13 +98,13 @@ class TorchBeastReplay:
         """Forgets an agent's walks and its batch, unless it was replaced."""
         self._replay.leave(ticket)
 
-    async def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
+    async def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayFigures:
         """Stores all columns of a batch; see SharedReplay.insert."""
         return self._replay.insert(ticket, arrays)
 
     async def fill(
         self, ticket: Ticket, first_walk: int | None
-    ) -> tuple[Filled | None, Arrays, Figures]:
+    ) -> tuple[Filled | None, Arrays, ReplayFigures]:
         """Returns SharedReplay.fill's result, and between its parts the windows [T+1, S, ...]."""
         self._replay.check_present(ticket)
         batch = self._filled[ticket]
@@ -118,7 +118,7 @@ class RayReplayClient(SharingAgent):
     One thread makes all calls but `close`. A call fails the run where the actor has ended.
     """
 
-    def __init__(self, name: str, joining: Joining) -> None:
+    def __init__(self, name: str, joining: JoinRequest) -> None:
         """Joins the replay of this name in the cluster to which this process is connected.
 
         Raises UsageError when it is not there, and when it refuses this agent.
@@ -150,11 +150,11 @@ class RayReplayClient(SharingAgent):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
 
-    def _insert(self, finals: list[np.ndarray]) -> Figures:
+    def _insert(self, finals: list[np.ndarray]) -> ReplayFigures:
         batch = {**self._inserted, "final_observation": tuple(finals)}
         return self._ask("insert", self._ticket, batch)
 
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
         filled, batch, figures = self._ask("fill", self._ticket, first_walk)
         if filled is not None:  # what comes from the object store is read-only
             filled = Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
@@ -193,7 +193,7 @@ class RayReplayClient(SharingAgent):
 
 
 @contextmanager
-def joined_on_ray(address: str, joining: Joining) -> Iterator[RayReplayClient]:
+def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClient]:
     """Joins the replay at ray:NAME; leaves it, and Ray if need be, after the block.
 
     Uses the connection to Ray that this process has, else the cluster in $RAY_ADDRESS, else the one
@@ -305,6 +305,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _batch(joining: Joining, columns: int) -> dict[str, Any]:
+def _batch(joining: JoinRequest, columns: int) -> dict[str, Any]:
     """Returns the memory of a batch [T+1, columns, ...]."""
     return map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), joining.batch(columns))

@@ -58,7 +58,7 @@ def num_workers(config: RayConfig, room: Room) -> int:
     return max(1, min(most, fitting, math.floor(_free_cpus(config, room))))
 
 
-class Group(NamedTuple):
+class WorkerGroup(NamedTuple):
     """Workers of one kind.
 
     name: for the sentence. cpus, gpus: that Ray reserves for each.
@@ -74,7 +74,7 @@ class Group(NamedTuple):
         return f"{self.number} {self.name} with {needs} each"
 
 
-def check_room(room: Room, groups: Sequence[Group]) -> None:
+def check_room(room: Room, groups: Sequence[WorkerGroup]) -> None:
     """Raises UsageError unless all these workers have room at once, if nobody else uses the nodes.
 
     They are placed one after the other, those that need most first, where there is room.
@@ -90,7 +90,7 @@ def check_room(room: Room, groups: Sequence[Group]) -> None:
                 )
 
 
-def _takes_place(group: Group, left: list[tuple[float, float]]) -> bool:
+def _takes_place(group: WorkerGroup, left: list[tuple[float, float]]) -> bool:
     """Takes the CPUs and GPUs of one worker from those that are left; False: no node has them."""
     for index, (cpus, gpus) in enumerate(left):
         if cpus + 1e-9 >= group.cpus and gpus + 1e-9 >= group.gpus:

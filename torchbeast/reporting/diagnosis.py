@@ -116,7 +116,7 @@ def _fractions(seconds: Mapping[str, float], names: tuple[str, ...]) -> dict[str
     return {name: seconds[name] / total if total > 0 else math.nan for name in names}
 
 
-class Window:
+class RecentShares:
     """Computes shares over the last ten seconds, with a reading a second."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
-from torchbeast.collect.contract import Learner, Publisher
+from torchbeast.collect.contract import LearnerInfo, Publisher
 from torchbeast.core.actors.contract import Actor, specs_of_extras
 from torchbeast.core.actors.registry import Agent, in_family
 from torchbeast.core.algos.base import Algorithm, checked
@@ -188,9 +188,9 @@ class Assembled:
         """The algorithm of the learner."""
         return self.optimiser_step.algo
 
-    def learner(self, rollouts: RolloutConfig, seed: int, **others: int) -> Learner[Any]:
-        """Returns what its source depends on; others: further fields of Learner."""
-        return Learner(
+    def learner(self, rollouts: RolloutConfig, seed: int, **others: int) -> LearnerInfo[Any]:
+        """Returns what its source depends on; others: further fields of LearnerInfo."""
+        return LearnerInfo(
             agent=self.agent,
             weights=self.weights,
             device=self.compute.device,

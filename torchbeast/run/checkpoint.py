@@ -316,7 +316,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(cuda)
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """A checkpoint that could be read, and the newer ones that could not."""
 
     checkpoint: dict[str, Any]
@@ -348,7 +348,7 @@ def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
         path.unlink()
 
 
-def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> Found:
+def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
     """Reads the newest checkpoint that is not damaged.
 
     Raises as `checkpoint.load` does, and UsageError where all are damaged, or RunError where the
@@ -357,7 +357,7 @@ def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> Found:
     damaged: list[Damaged] = []
     for path in existing(newest) or [newest]:
         try:
-            return Found(load(path, needed), path, damaged)
+            return FoundCheckpoint(load(path, needed), path, damaged)
         except Damaged as error:
             damaged.append(error)
     is_disk = all(isinstance(error, Unreadable) for error in damaged)
@@ -370,7 +370,7 @@ def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> Found:
     )
 
 
-def put_in_place(found: Found, newest: Path) -> str:
+def put_in_place(found: FoundCheckpoint, newest: Path) -> str:
     """Makes what was found the newest; damaged ones get the ending .damaged and count no more.
 
     For the process that writes the run's next checkpoint, before it does. Returns the end of a
@@ -384,7 +384,7 @@ def put_in_place(found: Found, newest: Path) -> str:
     return f"; what is damaged is now {', '.join(map(str, kept))}" if kept else ""
 
 
-def sentence(found: Found, newest: Path) -> str:
+def sentence(found: FoundCheckpoint, newest: Path) -> str:
     """Says which checkpoint takes the place of the newest, and why; "" if it is the newest."""
     if found.path == newest:
         return ""

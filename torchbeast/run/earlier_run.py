@@ -25,7 +25,7 @@ _log = logging.getLogger("torchbeast.earlier_run")
 class EarlierRun:
     """The run that is resumed. Without a checkpoint it answers as a new run."""
 
-    def __init__(self, found: checkpoints.Found | None = None) -> None:
+    def __init__(self, found: checkpoints.FoundCheckpoint | None = None) -> None:
         """Takes the checkpoint that was read."""
         self._found = found
         self._saved = None if found is None else found.checkpoint

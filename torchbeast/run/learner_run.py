@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torchbeast.collect.contract import Learner, Source
+from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.envs.selection import names
@@ -51,7 +51,7 @@ from torchbeast.run.assemble import (
 )
 from torchbeast.run.config import CheckpointConfig, sentence
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.recorded import changes, naming_flags, reaching_flags, recorded_env
+from torchbeast.run.recorded_settings import changes, naming_flags, reaching_flags, recorded_env
 from torchbeast.run.saving import SavedReplay, Saving
 from torchbeast.run.session import Session
 from torchbeast.run.training import Training
@@ -66,7 +66,7 @@ _JOIN_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class DescribedEnv:
     """The environment of a run, as the environments themselves describe it."""
 
     env: EnvSpec
@@ -102,7 +102,7 @@ class LearnerRun:
     def __init__(
         self,
         settings: RunSettings,
-        played: Played,
+        described: DescribedEnv,
         session: Session,
         resumed: Path | None = None,
         replica: Replica | None = None,
@@ -116,16 +116,18 @@ class LearnerRun:
         self._replica = replica
         self._rollouts_at_once = settings.learner.online_rollouts.batch_size  # of all learners
         self._total_steps = settings.learner.total_steps
-        self.played = played
+        self.described = described
         self.session = session
         own = session.folder.checkpoint
         if resumed in (None, own):
             self.earlier = EarlierRun.newest(own)
             self.earlier.go_on(own)
         else:  # this checkpoint and no other, whosever it is
-            self.earlier = EarlierRun(checkpoints.Found(checkpoints.load(resumed), resumed))
+            self.earlier = EarlierRun(
+                checkpoints.FoundCheckpoint(checkpoints.load(resumed), resumed)
+            )
         seed = self.earlier.seed(settings.run.seed)
-        self._recorded = {**settings.recorded, **played.recorded(), "seed": seed}
+        self._recorded = {**settings.recorded, **described.recorded(), "seed": seed}
         session.folder.update(args=self._recorded)
         torch.manual_seed(seed)
 
@@ -133,7 +135,7 @@ class LearnerRun:
         self,
         make_agent: MakeAgent,
         make_weights: MakeWeights,
-        make_source: Callable[[Learner[Any]], Source],
+        make_source: Callable[[LearnerInfo[Any]], Source],
     ) -> None:
         """Trains until the run ends, for whatever reason, and prints a summary."""
         made, progress = self.assemble(make_agent, make_weights)
@@ -155,8 +157,8 @@ class LearnerRun:
         self, make_agent: MakeAgent, make_weights: MakeWeights
     ) -> tuple[Assembled, Progress]:
         """Assembles the learner, with the state and the progress of an earlier run, if any."""
-        played = self.played
-        self.earlier.check_same_environment(played.env.name, played.others_serve)
+        described = self.described
+        self.earlier.check_same_environment(described.env.name, described.others_serve)
         self.earlier.check_same_algorithm(self._recorded["algo"])
         config, earlier = self.settings.learner, self.earlier
         check_learns_from_replay(config, self._recorded["algo"])
@@ -181,7 +183,7 @@ class LearnerRun:
         self,
         made: Assembled,
         progress: Progress,
-        make_source: Callable[[Learner[Any]], Source],
+        make_source: Callable[[LearnerInfo[Any]], Source],
     ) -> Iterator[tuple[Source, SavedReplay | None]]:
         """Makes the source, with a replay in front of it if there is one, and what is saved of it
         with checkpoints.
@@ -234,7 +236,7 @@ class LearnerRun:
                 training=training,
                 saving=saving,
                 advise=self._adviser(),
-                title=f"{self.played.env.name}, {self.settings.run.xpid}",
+                title=f"{self.described.env.name}, {self.settings.run.xpid}",
                 rollouts_at_once=self._rollouts_at_once,
                 save_every_s=self.settings.checkpoints.checkpoint_interval,
                 only_warnings=self.settings.display.suppress_logs,
@@ -287,7 +289,7 @@ class LearnerRun:
                 trace=folder / "trace.json" if trace else None,
                 keep=saving.keep_last_good,
                 after_first_update=latest or (lambda: None),
-                info_keywords=self.played.env.options.info_keywords,
+                info_keywords=self.described.env.options.info_keywords,
                 learns_all=self._replica is not None,
             )
             yield training, saving
@@ -356,7 +358,7 @@ class LearnerRun:
         naming = naming_flags(self._recorded)
         more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete
         to_resume = [
-            *([] if self.played.others_serve else naming),
+            *([] if self.described.others_serve else naming),
             *reaching_flags(self.settings.recorded),
             *self.settings.of_command,
             *(more if progress.step >= self._total_steps else []),

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbeast.collect.contract import Learner, Source
+from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.collect.mixed import MixedSource
 from torchbeast.collect.replay import AGENT, OwnReplay, Replay
 from torchbeast.collect.transitions import (
@@ -48,12 +48,12 @@ from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.saving import REPLAY, SavedReplay
 from torchbeast.seeds import seed_of
 from torchbeast.shared_replay.client import SharedReplayClient
-from torchbeast.shared_replay.replay import Joining
+from torchbeast.shared_replay.replay import JoinRequest
 
 
 @contextmanager
 def with_replay(
-    run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
+    run: LearnerRun, online: Source, learner: LearnerInfo[Any], free: int | None
 ) -> Iterator[tuple[Source, SavedReplay | None]]:
     """Puts a replay in front of the source of a run: its own, or one that several agents share.
     Yields the source to learn from, and what is saved of it.
@@ -84,11 +84,11 @@ def _outcome(run: LearnerRun) -> Outcome:
     """Returns what other goals would bring in the run's environment; raises UsageError where there
     are none.
     """
-    played = run.played
-    if played.make is None:
-        return outcome_of(played.env, run.session.supervisor)
-    with closing(played.make(1)) as env:
-        return outcome_in(env, played.env.name)
+    described = run.described
+    if described.make is None:
+        return outcome_of(described.env, run.session.supervisor)
+    with closing(described.make(1)) as env:
+        return outcome_in(env, described.env.name)
 
 
 def make_replay(
@@ -232,7 +232,7 @@ def joined_replay(
     settings, rollouts = config.replay, config.rollouts
     specs, each, more = _sizes(config, agent, extras)
     with as_usage_error():
-        joining = Joining(
+        joining = JoinRequest(
             name=name,
             row=row_specs(specs, 1),
             unroll_length=rollouts.unroll_length,

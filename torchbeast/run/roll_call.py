@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.contract import WAIT_S, Away, Shortage, Source
-from torchbeast.collect.taking import Taking
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.update.optimiser_step import Learnt, OptimiserStep
 from torchbeast.core.update.torch_ranks import RankGone
@@ -48,7 +48,7 @@ class RankedLearner(JointLearner):
         super().__init__(step)
         self._source, self._gather, self._rank = source, gather, rank
         self.num_bytes = source.num_bytes
-        self._taking, self._number = Taking(source.batches), 0  # of the last batch asked for
+        self._taking, self._number = BatchTaker(source.batches), 0  # of the last batch asked for
         self._ready_since: float | None = None  # this rank's batch is there
         self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
 

@@ -11,9 +11,9 @@ from torchbeast.fleets.waiting import warn
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
     Diagnosis,
+    RecentShares,
     Shares,
     Watchdog,
-    Window,
     alive,
     lost_streams,
 )
@@ -46,7 +46,7 @@ class Watch:
         """Watches until the supervisor ends the run."""
         supervisor = self.training.supervisor
         watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
-        window, saved_at = Window(), time.monotonic()
+        window, saved_at = RecentShares(), time.monotonic()
         with Display(self.title, only_warnings=self.only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = self.training.source.status(), time.monotonic()
@@ -59,7 +59,7 @@ class Watch:
                 if is_due and self._save_if_possible():
                     saved_at = time.monotonic()
 
-    def _show(self, display: Display, status: Mapping[str, float], window: Window) -> None:
+    def _show(self, display: Display, status: Mapping[str, float], window: RecentShares) -> None:
         has_learnt = self.training.updates_here > 0
         shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.training.source.away()

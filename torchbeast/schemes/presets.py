@@ -27,7 +27,7 @@ from torchbeast.core.storages.storage import (
 )
 
 
-class Preset(NamedTuple):
+class SchemePreset(NamedTuple):
     """A named architecture: the components that it has unless others are given, and its axes."""
 
     algo: Callable[[], AlgoFactory]
@@ -70,20 +70,20 @@ _JOINT = {**_LEARNING, "update_execution": "decentralised"}
 _STRAGGLERS = {"fraction_workers": 0.6, "fraction_samples": 0.25}
 
 PRESETS = {
-    "a2c": Preset(_a2c, _SHORT),
-    "ppo": Preset(_ppo, _LONG),
-    "a3c": Preset(_a2c, _SHORT, {**_LEARNING, "grad_communication": "asynchronous"}),
-    "dppo": Preset(_ppo, _LONG, _LEARNING),
-    "dd-ppo": Preset(_ppo, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
-    "rapid": Preset(_ppo, _LONG, {**_COLLECTING, **_JOINT}),
-    "impala": Preset(Impala.create_factory, _VTRACE, _COLLECTING),
-    "seed": Preset(Impala.create_factory, _VTRACE, {**_COLLECTING, "inference": "central"}),
-    "laser": Preset(
+    "a2c": SchemePreset(_a2c, _SHORT),
+    "ppo": SchemePreset(_ppo, _LONG),
+    "a3c": SchemePreset(_a2c, _SHORT, {**_LEARNING, "grad_communication": "asynchronous"}),
+    "dppo": SchemePreset(_ppo, _LONG, _LEARNING),
+    "dd-ppo": SchemePreset(_ppo, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
+    "rapid": SchemePreset(_ppo, _LONG, {**_COLLECTING, **_JOINT}),
+    "impala": SchemePreset(Impala.create_factory, _VTRACE, _COLLECTING),
+    "seed": SchemePreset(Impala.create_factory, _VTRACE, {**_COLLECTING, "inference": "central"}),
+    "laser": SchemePreset(
         Laser.create_factory, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING
     ),
-    "dqn": Preset(DQN.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
-    "sac": Preset(SAC.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
-    "ape-x": Preset(DQN.create_factory, _prioritised, _COLLECTING, _OFF_POLICY),
+    "dqn": SchemePreset(DQN.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
+    "sac": SchemePreset(SAC.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
+    "ape-x": SchemePreset(DQN.create_factory, _prioritised, _COLLECTING, _OFF_POLICY),
 }
 
 

@@ -48,7 +48,7 @@ Description = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Fleet:
+class ServerFleet:
     """Servers that serve the same environment."""
 
     env: EnvSpec  # as far as described; its name is empty if unknown
@@ -66,7 +66,7 @@ class Fleet:
         """Number of environments of all streams."""
         return sum(self.envs_per_stream)
 
-    def share(self, rank: int, size: int) -> Fleet:
+    def share(self, rank: int, size: int) -> ServerFleet:
         """Returns the fleet of one of several learners: consecutive streams, none of which another
         has.
 
@@ -93,7 +93,7 @@ def find(
     timeout: float,
     security: SecurityConfig | None = None,
     check_goes_on: Callable[[], None] = lambda: None,
-) -> Fleet:
+) -> ServerFleet:
     """Asks all servers of these hosts.
 
     If num_actors is None, one host suffices: the run begins without those that do not answer, or
@@ -166,7 +166,7 @@ def _servers_of(host: str, num_actors: int | None, asking: Asking) -> dict[str, 
 
 def fleet_of(
     found: Mapping[str, dict[str, Any]], credentials: libtorchbeast.Credentials | None = None
-) -> Fleet:
+) -> ServerFleet:
     """Returns the fleet of servers with these descriptions, by address.
 
     Raises RunError when they do not serve the same environment, or their description is invalid.
@@ -176,7 +176,7 @@ def fleet_of(
         check_same(first_address, first, address, description)
     streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
     try:
-        return Fleet(
+        return ServerFleet(
             env=_env(first),
             observation_space=_observation_space(first),
             action_space=_action_space(first),

@@ -23,7 +23,7 @@ from torchbeast.fleets.system import allow_descriptors, free_memory, in_bytes
 from torchbeast.fleets.waiting import say
 from torchbeast.servers.addresses import check_free
 from torchbeast.servers.config import SecurityConfig, most_streams
-from torchbeast.servers.discovery import Description, Fleet, check_same, fleet_of
+from torchbeast.servers.discovery import Description, ServerFleet, check_same, fleet_of
 from torchbeast.servers.security import credentials
 
 _log = logging.getLogger("torchbeast.hosts")
@@ -73,7 +73,7 @@ class HostDoor:
 
     def find(
         self, num_actors: int | None, timeout: float, check_goes_on: Callable[[], None]
-    ) -> Fleet:
+    ) -> ServerFleet:
         """Waits for hosts, and returns the fleet of their streams.
 
         num_actors: environments that there must be at least; None: those of the first host.
@@ -108,7 +108,7 @@ class HostDoor:
             self._waiting.append(stream)
         return True
 
-    def _fleet(self) -> Fleet:
+    def _fleet(self) -> ServerFleet:
         self._first = self._waiting[0]
         streams = {
             f"{host} (stream {number})": {**said, "num_streams": 1}

@@ -49,7 +49,7 @@ _PROBE_EVERY_S = 2.0  # whether the server still accepts connections
 _ANSWER_S = 5.0  # for a probe to get an answer; the second one without an answer ends the server
 
 
-class Activity:
+class ServerActivity:
     """What the environments of a process have done, for the metrics of polybeast_env, which has no
     learner's certificate with which to ask the server. Any thread may use it.
     """
@@ -76,7 +76,7 @@ class ServedEnv:
     of the games that ended, float32 [N, K], or None.
     """
 
-    def __init__(self, env: Any, keywords: Sequence[str], activity: Activity) -> None:
+    def __init__(self, env: Any, keywords: Sequence[str], activity: ServerActivity) -> None:
         self._env, self._keywords, self._activity = env, tuple(keywords), activity
         self._is_open = True
         activity.add("open_streams", 1)
@@ -116,7 +116,7 @@ def main(arguments: dict[str, Any]) -> int:
             serving[0].dial()
 
     follow_stdin(dial, lambda: _stop(serving, stopped, arguments))
-    activity = Activity() if arguments["counts"] else None
+    activity = ServerActivity() if arguments["counts"] else None
     try:
         serving.append(_make_server(arguments, activity, report))
         _report_and_watch(serving[0], arguments, activity, stopped, report)
@@ -151,7 +151,9 @@ def _remove_folder(arguments: dict[str, Any]) -> None:
 
 
 def _make_server(
-    arguments: dict[str, Any], activity: Activity | None = None, report: Report = lambda _: None
+    arguments: dict[str, Any],
+    activity: ServerActivity | None = None,
+    report: Report = lambda _: None,
 ) -> Any:
     """Returns a server, or streams that join learners, with the first environment."""
     import libtorchbeast
@@ -171,7 +173,7 @@ def _make_server(
             env = envs.make(spec, num_envs)
         keywords = spec.options.info_keywords
         is_plain = not keywords and activity is None
-        return env if is_plain else ServedEnv(env, keywords, activity or Activity())
+        return env if is_plain else ServedEnv(env, keywords, activity or ServerActivity())
 
     description = _description(first[0], spec, arguments)
     files = arguments["security"]
@@ -194,7 +196,7 @@ def _make_server(
 def _report_and_watch(
     server: Any,
     arguments: dict[str, Any],
-    activity: Activity | None,
+    activity: ServerActivity | None,
     stopped: threading.Event,
     report: Report,
 ) -> None:
@@ -228,7 +230,7 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
     }
 
 
-def _report_until(stopped: threading.Event, activity: Activity, report: Report) -> None:
+def _report_until(stopped: threading.Event, activity: ServerActivity, report: Report) -> None:
     while not stopped.wait(_REPORT_EVERY_S):
         report(activity.report())
 

@@ -32,7 +32,7 @@ from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import (
     WAIT_S,
     Away,
-    Learner,
+    LearnerInfo,
     Shortage,
     Weights,
     describe_away,
@@ -47,7 +47,7 @@ from torchbeast.errors import RepeatedFailures, in_one_line
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import allow_descriptors, available_cores
 from torchbeast.servers.config import PipelineConfig, check_streams
-from torchbeast.servers.discovery import Fleet
+from torchbeast.servers.discovery import ServerFleet
 from torchbeast.servers.door import HostDoor
 from torchbeast.servers.env_servers import EnvServers
 
@@ -68,8 +68,8 @@ class PolySource:
 
     def __init__(
         self,
-        learner: Learner[Any],
-        fleet: Fleet,
+        learner: LearnerInfo[Any],
+        fleet: ServerFleet,
         pipeline: PipelineConfig,
         *,
         start_servers: Callable[[Supervisor], EnvServers] | None = None,

@@ -23,7 +23,7 @@ from torchbeast.core.base.nest import map_leaves2
 from torchbeast.core.storages.replay.store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.shared_replay.replay import Figures, Joining
+from torchbeast.shared_replay.replay import JoinRequest, ReplayFigures
 from torchbeast.shared_replay.service import Region, key_path, shut
 
 _ANSWER_S = 120  # longest wait for an answer: the service has others to answer first
@@ -36,9 +36,9 @@ class SharingAgent(ABC):
     [T+1, S, ...] and copies it to columns.
     """
 
-    _joining: Joining
+    _joining: JoinRequest
     _inserted: Arrays
-    _figures: Figures
+    _figures: ReplayFigures
 
     @property
     def size(self) -> int:
@@ -69,11 +69,11 @@ class SharingAgent(ABC):
         return filled
 
     @abstractmethod
-    def _insert(self, finals: list[np.ndarray]) -> Figures:
+    def _insert(self, finals: list[np.ndarray]) -> ReplayFigures:
         """Sends `_inserted` and its final observations."""
 
     @abstractmethod
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
         """Returns windows [T+1, S, ...] and what SharedReplay.fill returns."""
 
 
@@ -83,7 +83,7 @@ class SharedReplayClient(SharingAgent):
     One thread makes all calls but `close`. A call fails the run where the service has ended.
     """
 
-    def __init__(self, address: str, joining: Joining) -> None:
+    def __init__(self, address: str, joining: JoinRequest) -> None:
         """Joins the replay that serves at the path of a socket.
 
         Raises UsageError when nobody serves there, and when the replay refuses this agent.
@@ -109,9 +109,9 @@ class SharedReplayClient(SharingAgent):
         self._closed.set()
         shut(self._connection)
 
-    def _join(self) -> Figures:
+    def _join(self) -> ReplayFigures:
         self._connection.send(self._joining)
-        answer: Figures | ValueError = self._connection.recv()
+        answer: ReplayFigures | ValueError = self._connection.recv()
         if isinstance(answer, ValueError):
             raise answer
         descriptor = recv_handle(self._connection)
@@ -122,10 +122,10 @@ class SharedReplayClient(SharingAgent):
         self._inserted = self._region.inserted
         return answer
 
-    def _insert(self, finals: list[np.ndarray]) -> Figures:
+    def _insert(self, finals: list[np.ndarray]) -> ReplayFigures:
         return self._ask("insert", finals)
 
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
         filled, figures = self._ask("fill", first_walk)
         return filled, self._region.filled, figures
 

@@ -4,9 +4,9 @@
     agent 0 --- insert ---> one ring, first in first out <--- insert --- agent 1
             <-- windows --- drawn from the episodes of all --- windows -->
 
-An agent sends a `Joining` when it joins. The first agent decides what a row is and how many there
-are. When an agent leaves or dies, its episodes stay. When it joins again under its name, its new
-rollouts continue none of the old ones.
+An agent sends a `JoinRequest` when it joins. The first agent decides what a row is and how many
+there are. When an agent leaves or dies, its episodes stay. When it joins again under its name, its
+new rollouts continue none of the old ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMBERS = ("env_index", "rollout_index")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joining:
+class JoinRequest:
     """An agent's rollouts, and the replay that it expects.
 
     row: a nest of ArraySpec [*shape] for each field that is stored; stacks are whole.
@@ -51,7 +51,7 @@ class Joining:
         rows = {**self.row, **{name: ArraySpec((), "int64") for name in _NUMBERS}}
         return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
 
-    def check_same(self, other: Joining) -> None:
+    def check_same(self, other: JoinRequest) -> None:
         """Raises ValueError, naming the difference, unless another agent's rollouts go into the
         replay that this one's decided.
         """
@@ -86,7 +86,7 @@ def _without(lines: set[str], others: set[str]) -> str:
 _AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"
 
 
-class Figures(NamedTuple):
+class ReplayFigures(NamedTuple):
     """What agents are told with every answer."""
 
     fill: float  # share of the memory in use
@@ -118,13 +118,13 @@ class SharedReplay:
         self._lock = threading.RLock()
         self._replay: RolloutReplay | None = None
         self._bytes_per_transition = 0
-        self._first: Joining | None = None
+        self._first: JoinRequest | None = None
         self._numbers: dict[str, int] = {}  # of agents, by name
         self._joined = itertools.count()
         self._present: dict[Ticket, Callable[[], None]] = {}
 
     def join(
-        self, joining: Joining, batches: int, on_end: Callable[[], None] = lambda: None
+        self, joining: JoinRequest, batches: int, on_end: Callable[[], None] = lambda: None
     ) -> Ticket:
         """Adds an agent, which replaces one that has joined under the same name before.
 
@@ -160,10 +160,11 @@ class SharedReplay:
         if ticket not in self._present:
             raise RunError(_AGAIN)
 
-    def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
+    def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayFigures:
         """Stores all columns of a batch.
 
-        arrays: the fields of Joining.batch, and final_observation. Nobody changes them meanwhile.
+        arrays: the fields of JoinRequest.batch, and final_observation. Nobody changes them
+            meanwhile.
 
         Raises ValueError when they are no rollouts that this replay stores.
         """
@@ -174,7 +175,7 @@ class SharedReplay:
 
     def fill(
         self, ticket: Ticket, arrays: Arrays, first_walk: int | None
-    ) -> tuple[Filled | None, Figures]:
+    ) -> tuple[Filled | None, ReplayFigures]:
         """Writes a window into every column; see Replay.fill."""
         with self._lock:
             self.check_present(ticket)
@@ -182,10 +183,10 @@ class SharedReplay:
             filled = read_windows(self._used, ticket.agent, arrays, columns, first_walk)
             return filled, self.figures()
 
-    def figures(self) -> Figures:
+    def figures(self) -> ReplayFigures:
         """Returns figures for logs and for the agents."""
         with self._lock:
-            return Figures(*self._used.facts(), self._used.size, self._used.episodes)
+            return ReplayFigures(*self._used.facts(), self._used.size, self._used.episodes)
 
     def _forget(self, ticket: Ticket) -> None:
         self._present.pop(ticket)()
@@ -215,7 +216,7 @@ class SharedReplay:
             return 0
         return int((1 - replay.facts().fill) * replay.capacity * self._bytes_per_transition)
 
-    def _made_for(self, joining: Joining) -> RolloutReplay:
+    def _made_for(self, joining: JoinRequest) -> RolloutReplay:
         fields = joining.batch(1)
         each = bytes_per_transition(fields, joining.frame_stack)
         columns = joining.columns + joining.spare_columns

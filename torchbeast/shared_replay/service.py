@@ -11,11 +11,11 @@
 
 Requests and answers are pickled. Before anything is unpickled, agent and service prove to each
 other that they have the key, a file next to the socket that only the user can read. Then the agent
-sends its Joining, and the service answers with Figures and the descriptor of the agent's region.
-After that the agent sends one request at a time:
+sends its JoinRequest, and the service answers with ReplayFigures and the descriptor of the agent's
+region. After that the agent sends one request at a time:
 
-    ("insert", final observations)      the columns are in the region --> Figures
-    ("fill", first_walk)                --> (Filled | None, Figures), the columns are in the region
+    ("insert", final observations)      the columns are in the region --> ReplayFigures
+    ("fill", first_walk)                --> (Filled | None, ReplayFigures), the columns are in the region
 
 If the answer is an exception, the agent raises it. The replay survives agents that die. When the
 replay or its parent dies, the agents end with a checkpoint. The process ends when its standard
@@ -47,7 +47,7 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.child_main import failure, follow_parent, take_stdin, take_stdout
 from torchbeast.fleets.child_process import ChildProcess, end_all
 from torchbeast.fleets.system import free_memory
-from torchbeast.shared_replay.replay import Joining, SharedReplay, Ticket
+from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 
@@ -63,7 +63,7 @@ class Region:
     kernel frees the memory however the processes end.
     """
 
-    def __init__(self, joining: Joining, descriptor: int | None = None) -> None:
+    def __init__(self, joining: JoinRequest, descriptor: int | None = None) -> None:
         """Makes the memory, or maps that behind a descriptor, which may be closed afterwards."""
         inserted, filled = _specs(joining)
         self._file = SharedFile(region_bytes(joining), descriptor)
@@ -76,12 +76,12 @@ class Region:
         return self._file.descriptor
 
 
-def region_bytes(joining: Joining) -> int:
+def region_bytes(joining: JoinRequest) -> int:
     """Returns the bytes of the region of an agent."""
     return sum(map(slot_size, _specs(joining)))
 
 
-def _specs(joining: Joining) -> tuple[dict[str, Any], dict[str, Any]]:
+def _specs(joining: JoinRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     return joining.batch(joining.columns), joining.batch(joining.spare_columns)
 
 
@@ -132,7 +132,7 @@ class Service:
         finally:
             self._connections.discard(connection)
 
-    def _serve_agent(self, connection: Connection[Any, Any], joining: Joining) -> None:
+    def _serve_agent(self, connection: Connection[Any, Any], joining: JoinRequest) -> None:
         try:
             region = Region(joining)
             ticket = self.replay.join(joining, region_bytes(joining))

@@ -50,7 +50,7 @@ Values = dict[str, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agent:
+class AgentRun:
     """An agent to train. Other processes get it as JSON."""
 
     name: str
@@ -111,7 +111,7 @@ def agents_of(
     words: Sequence[str],
     folder: Path,
     shared_replay: bool = False,
-) -> list[Agent]:
+) -> list[AgentRun]:
     """Returns an agent for each combination of the values.
 
     words: the flags that all agents have. folder: of the sweep. shared_replay: whether the agents
@@ -167,7 +167,7 @@ def _agent(
     common: Sequence[str],
     more: Sequence[str],
     folder: Path,
-) -> Agent:
+) -> AgentRun:
     """Returns the agent, once the program has accepted its command line.
 
     more: flags that the agent is given only when it starts.
@@ -176,7 +176,7 @@ def _agent(
     words = [*common, *typed(settings)]
     flags = parse(FLAGS[program], program, [*words, *more], names(SweepConfig))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
-    return Agent(
+    return AgentRun(
         name=name,
         settings=settings,
         program=program,

@@ -29,9 +29,9 @@ from torchbeast.fleets.system import environment_of_share
 from torchbeast.on_ray.config import RayConfig
 from torchbeast.on_ray.fleet import Actors, RayFleet, User
 from torchbeast.on_ray.replay import serving_on_ray
-from torchbeast.on_ray.room import Group, check_room
+from torchbeast.on_ray.room import WorkerGroup, check_room
 from torchbeast.shared_replay.service import Served
-from torchbeast.sweep.agents import FLAGS, Agent
+from torchbeast.sweep.agents import FLAGS, AgentRun
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, process_here
 from torchbeast.sweep.table import Row
@@ -59,7 +59,7 @@ class TorchBeastAgent:
         """Returns once Ray has made the actor."""
 
     def run(
-        self, agent: Agent, cores: int, more: Sequence[str], environment: Mapping[str, str]
+        self, agent: AgentRun, cores: int, more: Sequence[str], environment: Mapping[str, str]
     ) -> Report | None:
         """Runs the agent's program with so many cores; returns its last report, or None if it was
         asked to end and has none.
@@ -127,7 +127,7 @@ class ProcessOnRay:
 
 @contextmanager
 def on_ray(
-    config: SweepConfig, agents: Sequence[Agent], shared_replay: bool, asha: Asha | None = None
+    config: SweepConfig, agents: Sequence[AgentRun], shared_replay: bool, asha: Asha | None = None
 ) -> Iterator[tuple[Runner, Served | None]]:
     """Joins the cluster, or starts Ray here; ends it, or leaves it as it was.
 
@@ -142,7 +142,7 @@ def on_ray(
         fleet = ending.enter_context(
             RayFleet(ray, f"sweep {name}", _is_own_code(agents), _SWEEP, actors)
         )
-        check_room(fleet.room(), [Group("agent", 1, cpus, gpus)])
+        check_room(fleet.room(), [WorkerGroup("agent", 1, cpus, gpus)])
         served, more, environment = None, [], {}
         if shared_replay:  # on this node, whose end is that of the sweep anyway
             served = ending.enter_context(
@@ -163,7 +163,7 @@ def replay_name(sweep: str) -> str:
     return f"sweep-{re.sub(r'[^A-Za-z0-9_.-]', '_', sweep)}-{secrets.token_hex(4)}"
 
 
-def _is_own_code(agents: Sequence[Agent]) -> bool:
+def _is_own_code(agents: Sequence[AgentRun]) -> bool:
     """Whether nodes must import a module of the user's."""
     settings = [flatten(parse(FLAGS[each.program], each.program, each.words)) for each in agents]
     return any(":" in str(each[name]) for each in settings for name in ("env", "model", "algo"))

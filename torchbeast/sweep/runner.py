@@ -24,7 +24,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import is_in_use
 from torchbeast.sweep.agent_main import GRACE_S
-from torchbeast.sweep.agents import Agent
+from torchbeast.sweep.agents import AgentRun
 from torchbeast.sweep.table import Row
 
 _FACTOR, _RUNGS = 3, 3  # the best third goes on at 1/27, 1/9 and 1/3 of the steps
@@ -71,7 +71,7 @@ class Process(Protocol):
 
 
 def process_here(
-    agent: Agent,
+    agent: AgentRun,
     more: Sequence[str],
     environment: Mapping[str, str],
     on_report: Callable[[Report], None],

@@ -31,10 +31,10 @@ from torchbeast.fleets.child_process import KILLED, Report
 from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
 from torchbeast.reporting.log_files import LogReader, csv_line
 from torchbeast.reporting.run_folder import write_atomically
-from torchbeast.sweep.agents import Agent
+from torchbeast.sweep.agents import AgentRun
 
 
-class Figures(NamedTuple):
+class AgentProgress(NamedTuple):
     """The figures of an agent at one moment."""
 
     step: int = 0
@@ -42,7 +42,7 @@ class Figures(NamedTuple):
     mean_return: float = math.nan  # of the last episodes; NaN: none has ended
 
 
-class Follower:
+class LogFollower:
     """Reads what an agent appends to logs.csv. Used by one thread.
 
     A resumed agent that drops the rows after its checkpoint replaces the file: it is read again.
@@ -52,16 +52,16 @@ class Follower:
         """Prepares reading; folder: of the run, which need not exist; episodes: in the mean."""
         self._folder, self._file = folder, -1
         self._returns: collections.deque[float] = collections.deque(maxlen=episodes)
-        self.figures = Figures()
+        self.figures = AgentProgress()
 
-    def read(self) -> Figures:
+    def read(self) -> AgentProgress:
         """Reads what is new; returns the newest figures."""
         with contextlib.suppress(OSError):  # there is no log yet
             file = (self._folder / "logs.csv").stat().st_ino
             if file != self._file:
                 self._file, self._reader = file, LogReader(self._folder)
                 self._returns.clear()
-                self.figures = Figures()
+                self.figures = AgentProgress()
             for row in self._reader.new_rows():
                 self._add(row)
         mean_return = statistics.fmean(self._returns) if self._returns else math.nan
@@ -98,10 +98,10 @@ _STYLES = {"running": "bold", "done": "green", "failed": "red"}
 class Row:
     """An agent and what it does. Used by the main thread; `begin` and `on_report` by any."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: AgentRun) -> None:
         """Reads what an earlier part of the sweep has left of the agent."""
         self.agent = agent
-        self._follower = Follower(agent.folder, agent.episodes)
+        self._follower = LogFollower(agent.folder, agent.episodes)
         self._rate = Rate()
         self.figures = self._follower.read()
         self._first_step = self.figures.step  # learnt by earlier processes

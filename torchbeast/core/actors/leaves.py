@@ -57,7 +57,7 @@ def counts_of(spec: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]] | None
     return (int(high - low) + 1,), (int(low),)
 
 
-class Places(nn.Module):
+class EmbeddingRows(nn.Module):
     """Maps integers [N, *shape] to row indices of an embedding table, int64 [N, *shape].
 
     apart: every entry has rows of its own; otherwise entries with equal counts share rows.
@@ -99,7 +99,7 @@ class OneHotTorso(Torso):
     def __init__(self, spec: ArraySpec, size: int) -> None:
         super().__init__()
         self.num_features = size
-        self.places = Places(spec, apart=True)
+        self.places = EmbeddingRows(spec, apart=True)
         self.linear = nn.Linear(self.places.num_rows, size)
         bound = 1 / math.sqrt(max(1, math.prod(spec.shape)))
         for parameter in self.linear.parameters():
@@ -117,7 +117,7 @@ class NamesTorso(Torso):
     def __init__(self, spec: ArraySpec, size: int) -> None:
         super().__init__()
         self.num_features = size
-        self.places = Places(spec, apart=False)
+        self.places = EmbeddingRows(spec, apart=False)
         self.table = name_table(self.places.counts)
         self.linear = nn.Linear(math.prod(spec.shape) * NAME_SIZE, size)
 
@@ -135,7 +135,7 @@ class MapTorso(Torso):
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
         channels, height, width = image_shape(spec.shape)
-        self.places = Places(spec, apart=False)
+        self.places = EmbeddingRows(spec, apart=False)
         self.table = name_table(self.places.counts)
         self.convs, self.num_features = _halving(channels * NAME_SIZE, height, width)
 

@@ -18,7 +18,7 @@ from torchbeast.core.storages.rollout import Rollout
 _MOST_ENVIRONMENTS = 100_000  # whose returns go on; others have left the run
 
 
-class _Last(NamedTuple):
+class _RolloutEnd(NamedTuple):
     """The end of an environment's newest rollout."""
 
     rollout_index: int
@@ -41,7 +41,7 @@ class ReturnNorm(RunningNorm):
         super().__init__(())
         self._discounting = discounting
         # By environment. Not saved: another part of the run begins new episodes.
-        self._last: dict[int, _Last] = {}
+        self._last: dict[int, _RolloutEnd] = {}
 
     def forward(self, rewards: Tensor) -> Tensor:
         """Returns rewards of any shape in units of the deviation, float32."""
@@ -90,7 +90,7 @@ class ReturnNorm(RunningNorm):
                 before[column] = last.value
             after = values[column] + kept[column] * before[column]
             self._last.pop(env, None)
-            self._last[env] = _Last(rollout_index, after)  # at the end: the newest
+            self._last[env] = _RolloutEnd(rollout_index, after)  # at the end: the newest
         while len(self._last) > _MOST_ENVIRONMENTS:
             del self._last[next(iter(self._last))]
         return torch.tensor(before, dtype=from_zero.dtype, device=from_zero.device)

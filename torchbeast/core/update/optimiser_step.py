@@ -43,8 +43,8 @@ from torchbeast.core.update.figures import (
 )
 from torchbeast.core.update.ranks import (
     Contribution,
-    Found,
-    Joining,
+    JointGradients,
+    MinibatchReport,
     Ranks,
     added_in_order,
     check_same_step,
@@ -124,7 +124,7 @@ class OptimiserStep(Generic[BatchT]):
         self._ranks = ranks
         self._minimisers = _minimisers(algo)
         parameters = [p for minimiser in self._minimisers for p in minimiser.parameters]
-        self._joining = Joining(parameters, algo.reduction)
+        self._joining = JointGradients(parameters, algo.reduction)
         self.statistics = Statistics(algo)
         self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
         cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
@@ -206,7 +206,7 @@ class OptimiserStep(Generic[BatchT]):
 
     def _learnt(
         self, minibatches: Iterator[BatchT], env_steps: int
-    ) -> Iterator[tuple[dict[str, float], Found]]:
+    ) -> Iterator[tuple[dict[str, float], MinibatchReport]]:
         """Learns from one minibatch after the other; yields the figures of each, and what all
         learners found in it.
         """
@@ -217,14 +217,14 @@ class OptimiserStep(Generic[BatchT]):
             if self.algo.stops_after(figures):
                 return
 
-    def _found(self, minibatch: BatchT, number: int, env_steps: int) -> Found:
+    def _found(self, minibatch: BatchT, number: int, env_steps: int) -> MinibatchReport:
         """Computes the gradients of a minibatch; returns what else was found in it."""
         for minimiser in self._minimisers:
             minimiser.optimiser.zero_grad()
         sums, feedback = self._slices.backward(minibatch, self._learning_from(minibatch))
-        return Found(sums, minibatch.num_steps, env_steps, number, feedback)
+        return MinibatchReport(sums, minibatch.num_steps, env_steps, number, feedback)
 
-    def _joined(self, found: Found) -> Found:
+    def _joined(self, found: MinibatchReport) -> MinibatchReport:
         """Replaces the gradients by those of all learners; returns what they found together."""
         if self._ranks is None:
             return found
@@ -233,10 +233,10 @@ class OptimiserStep(Generic[BatchT]):
         check_same_step(messages)  # before vectors of different lengths are added up
         return self._joining.unpacked(messages, self._ranks.add(own.gradients))
 
-    def _packed(self, found: Found) -> Contribution:
+    def _packed(self, found: MinibatchReport) -> Contribution:
         return self._joining.packed(replace(found, figures=fetched(found.figures)))
 
-    def _apply(self, found: Found) -> dict[str, float]:
+    def _apply(self, found: MinibatchReport) -> dict[str, float]:
         """Takes one step of every optimiser; none when no learner has a step to learn from."""
         norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
         figures = divided(fetched({**found.figures, **norms}))

@@ -37,7 +37,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class MinibatchReport:
     """What a learner found in a minibatch, beside the gradients.
 
     figures: addends, see `figures.py`. steps: learnt from. env_steps: newly collected, counted with
@@ -55,11 +55,11 @@ class Found:
 class Contribution(NamedTuple):
     """One learner's share of an optimiser step."""
 
-    message: dict[str, Any]  # JSON of a Found, and of the parameters that have a gradient
+    message: dict[str, Any]  # JSON of a MinibatchReport, and of the parameters that have a gradient
     gradients: Any  # [n] of the parameters that are not frozen; of means times the steps
 
 
-class Joining:
+class JointGradients:
     """Joins the gradients of all parameters of an algorithm.
 
     Gradients of a "sum" are added up. Those of a "mean" are weighted by the number of steps, so
@@ -73,7 +73,7 @@ class Joining:
         is_double = any(p.dtype == torch.float64 for p in parameters)
         self._dtype = torch.float64 if is_double else torch.float32
 
-    def packed(self, found: Found) -> Contribution:
+    def packed(self, found: MinibatchReport) -> Contribution:
         """Returns the present gradients with what else was found, whose figures are floats."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         pieces = [self._gradient(parameter, found.steps) for parameter in trained]
@@ -87,7 +87,7 @@ class Joining:
         }
         return Contribution(message, torch.cat(pieces))
 
-    def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> Found:
+    def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> MinibatchReport:
         """Sets the gradients to those of all learners; returns what they found together.
 
         messages: checked by `check_same_step`. total: the sum of their vectors.
@@ -110,7 +110,7 @@ class Joining:
             terms_add_up=not self._is_mean,
         )
         env_steps = sum(message["env_steps"] for message in messages)
-        return Found(figures, steps, env_steps, messages[0]["minibatch"])
+        return MinibatchReport(figures, steps, env_steps, messages[0]["minibatch"])
 
     def _gradient(self, parameter: nn.Parameter, steps: int) -> Tensor:
         """Returns a parameter's gradient as a vector of our dtype."""

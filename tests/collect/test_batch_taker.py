@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking gives every batch once, also to a thread that Ctrl-C interrupts at any moment."""
+"""BatchTaker gives every batch once, also to a thread that Ctrl-C interrupts at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from background import SOON, Background
 
-from torchbeast.collect.taking import Taking
+from torchbeast.collect.batch_taker import BatchTaker
 
 
 def test_an_interrupt_loses_no_batch_even_as_the_wait_returns(
@@ -35,7 +35,7 @@ def test_an_interrupt_loses_no_batch_even_as_the_wait_returns(
             yield number
 
     monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
-    taking = Taking(batches)
+    taking = BatchTaker(batches)
     thread = Background(taking.run)
     for number in (1, 2):
         taking.ask(number)
@@ -57,7 +57,7 @@ def test_a_batch_that_is_asked_for_again_is_not_given_back() -> None:
             yield number
             given_back.append(number)
 
-    taking = Taking(batches)
+    taking = BatchTaker(batches)
     thread = Background(taking.run)
     for _ in range(2):  # an interrupt may come between the request and its caller's note of it
         taking.ask(1)

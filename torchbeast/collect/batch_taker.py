@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class Taking:
+class BatchTaker:
     """Takes batches from a source in a thread of its own, each when it is asked for.
 
     Batches are numbered from 1. It keeps the newest batch until you ask for the next one, so you
