@@ -14,8 +14,8 @@ other that they have the key, a file next to the socket that only the user can r
 sends its JoinRequest, and the service answers with ReplayFigures and the descriptor of the agent's
 region. After that the agent sends one request at a time:
 
-    ("insert", final observations)      the columns are in the region --> ReplayFigures
-    ("fill", first_walk)                --> (Filled | None, ReplayFigures), the columns are in the region
+    ("insert", final observations)   the columns are in the region --> ReplayFigures
+    ("fill", first_walk)   --> (Filled | None, ReplayFigures), the columns are in the region
 
 If the answer is an exception, the agent raises it. The replay survives agents that die. When the
 replay or its parent dies, the agents end with a checkpoint. The process ends when its standard
