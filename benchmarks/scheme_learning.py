@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learns CartPole with the named architectures of docs/schemes.md, with several seeds each.
+"""Learns CartPole with the architectures of docs/explanation/schemes.md, several seeds each.
 
 usage: PYTHONPATH=.:benchmarks python benchmarks/scheme_learning.py RUNS_FOLDER [--seeds 11 12 13]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO on CartPole, from components, in one process or with workers; see docs/schemes.md.
+"""PPO on CartPole, from components, in one process or with workers (docs/explanation/schemes.md).
 
 python examples/cartpole.py [seed] [workers]
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO on HalfCheetahBulletEnv-v0, from components; see docs/schemes.md.
+"""PPO on HalfCheetahBulletEnv-v0, from components; see docs/explanation/schemes.md.
 
 pip install 'torchbeast[pybullet]'
 python examples/half_cheetah.py

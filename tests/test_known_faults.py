@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every fault in docs/known-faults.md, machines.md and operations.md names tests that exist."""
+"""Every fault in known-faults.md, machines.md and operations.md names tests that exist."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import pytest
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
-PAGE = DOCS / "known-faults.md"
+PAGE = DOCS / "contributing" / "known-faults.md"
 
 
 @pytest.mark.parametrize(
-    ("page", "at_least"), [("known-faults.md", 50), ("machines.md", 10), ("operations.md", 25)]
+    ("page", "at_least"),
+    [
+        ("contributing/known-faults.md", 50),
+        ("how-to/machines.md", 10),
+        ("how-to/operations.md", 25),
+    ],
 )
 def test_every_test_named_in_the_document_exists(page: str, at_least: int) -> None:
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / page).read_text(encoding="utf-8"))
@@ -36,7 +41,11 @@ def test_every_fault_names_a_test() -> None:
 
 
 def test_every_fault_of_operations_names_a_test() -> None:
-    text = (DOCS / "operations.md").read_text(encoding="utf-8").partition("\n## Checkpoints")[0]
+    text = (
+        (DOCS / "how-to" / "operations.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Checkpoints")[0]
+    )
     tables = [table for table in text.split("\n\n") if table.startswith("| fault |")]
     faults = [row for table in tables for row in table.strip().splitlines()[2:]]
     assert len(faults) > 25

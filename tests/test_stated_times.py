@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times in the tables of docs/operations.md are those of the code.
+"""Times in the tables of docs/how-to/operations.md are those of the code.
 
 For times that no test waits for: they are too long, or a test shortens them. Others are asserted by
 the tests that the tables name.
@@ -19,7 +19,7 @@ from torchbeast.run import learner_run
 from torchbeast.servers import door, joining
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "operations.md").read_text(encoding="utf-8")
 
 
 def by_default(name: str) -> float:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchBeast: reinforcement learning from many environments at once, in PyTorch.
 
-The names in `__all__` are public and stay where they are, and so do those that docs/schemes.md and
-docs/extending.md import from subpackages; everything else may move. Each name in `__all__` is
-imported when it is first used, so importing the package is cheap: an environment-server process
-never loads torch.
+The names in `__all__` are public and stay where they are, and so do those that
+docs/explanation/schemes.md and docs/how-to/extending.md import from subpackages; everything else
+may move. Each name in `__all__` is imported when it is first used, so importing the package is
+cheap: an environment-server process never loads torch.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) 
 
 
 def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
-    """Returns the metrics of all servers; docs/operations.md lists them."""
+    """Returns the metrics of all servers; docs/how-to/operations.md lists them."""
     activity, streams = servers.activity(), (float(plan.num_streams) for plan in plans)
 
     def total(name: str) -> dict[str, float]:

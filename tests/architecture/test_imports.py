@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components import each other only as the table in docs/architecture.md allows."""
+"""Components import each other only as the table in docs/contributing/architecture.md allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchbeast"
-TABLE = ROOT / "docs" / "architecture.md"
+TABLE = ROOT / "docs" / "contributing" / "architecture.md"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

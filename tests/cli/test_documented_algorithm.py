@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The algorithm in docs/extending.md is one, and its setting a flag with a check."""
+"""The algorithm in docs/how-to/extending.md is one, and its setting a flag with a check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.registry import find
 from torchbeast.errors import UsageError
 
-DOCS = Path(__file__).parents[2] / "docs" / "extending.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "extending.md"
 
 
 @pytest.fixture

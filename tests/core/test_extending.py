@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code in docs/extending.md is that of the example file, or runs as it stands there."""
+"""The code in docs/how-to/extending.md is that of the example file, or runs as it stands there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text("utf-8"), re.S)
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/how-to/extending.md").read_text("utf-8"), re.S
+)
 NETWORKS = ["MyNet", "MyRecurrentNet"]
 T, B = 6, 3
 

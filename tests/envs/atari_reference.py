@@ -3,7 +3,7 @@
 
 Inner to outer: begin the game; frame skip 4 with the maximum of the last two frames; a lost life
 ends the episode, and the next begins with one no-op; FIRE and action 2 after every reset; gray
-84x84 by area; stack of 4. Two things are parameters, because ours differ in them (docs/atari.md):
+84x84 by area; stack of 4. Two things are parameters, in which ours differ (docs/how-to/atari.md):
 how a game begins, and whether the maximum is taken over colours, as in the original, or over gray.
 """
 

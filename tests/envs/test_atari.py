@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atari against the original's Python wrappers, action by action; docs/atari.md has the list."""
+"""Atari against the original's Python wrappers, action by action; see docs/how-to/atari.md."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_a_time_limit_truncates_and_a_new_game_begins() -> None:
 
 
 def test_the_final_frame_of_a_truncated_episode_is_the_third_of_its_step() -> None:
-    """ALE stops before the fourth frame; docs/atari.md says why that is accepted."""
+    """ALE stops before the fourth frame; docs/how-to/atari.md says why that is accepted."""
     env = AtariEnv("pong", 1, max_frames=40, noop_max=0)
     env.reset(0)
     game = Game("pong", gray=True)

@@ -23,7 +23,7 @@ import pytest
 import torchbeast
 
 SOON = 120.0
-BUSY_S = 15.0  # that a busy machine may add to a time that docs/operations.md states
+BUSY_S = 15.0  # that a busy machine may add to a time that docs/how-to/operations.md states
 COPIED = ["environments.py", "one_incarnation.py"]  # into the folder where programs are started
 MARKED = "environments:Marked"
 # Ends a run of MARKED once a rollout mixes two incarnations of an environment or lacks a step.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/combinations.md's table and the pictures of docs/schemes.md.
+"""Writes docs/reference/combinations.md's table and the pictures of docs/explanation/schemes.md.
 
 python tests/learner/scheme_docs.py
 """
@@ -21,8 +21,8 @@ from torchbeast.schemes.describe import Part, parts, ways
 from torchbeast.schemes.presets import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "schemes.md"
-COMBINATIONS = DOCS / "combinations.md"
+PAGE = DOCS / "explanation" / "schemes.md"
+COMBINATIONS = DOCS / "reference" / "combinations.md"
 STORAGES = {"OnPolicyVTraceBuffer": impala_of, "ReplayBuffer": off_policy_of}
 AXES = {
     "storage_factory": STORAGES,
@@ -84,7 +84,7 @@ def pictures() -> Iterator[tuple[Path, str]]:
         env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=8
     )
     for name in PRESETS:
-        yield DOCS / "schemes" / f"{name}.svg", svg_of(Scheme.preset(name, envs))
+        yield PAGE.parent / "schemes" / f"{name}.svg", svg_of(Scheme.preset(name, envs))
 
 
 _WIDTH, _HEIGHT, _GAP, _LINE = 250, 110, 130, 18

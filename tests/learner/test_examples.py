@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/schemes.md run as they are printed."""
+"""The examples of docs/explanation/schemes.md run as they are printed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/schemes.md and docs/combinations.md say what the code does."""
+"""docs/explanation/schemes.md and docs/reference/combinations.md say what the code does."""
 
 from __future__ import annotations
 

@@ -123,7 +123,9 @@ def test_who_asks_for_none_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_documented_metrics_are_those_that_are_served() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "operations.md").read_text(
+        encoding="utf-8"
+    )
     tables = page.partition("## Metrics")[2].partition("### What to watch")[0]
     rows = [line for line in tables.splitlines() if line.startswith("| `torchbeast_")]
     documented = set(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atari games, stepped by ALE's own vector environment in C++.
 
-docs/atari.md lists the preprocessing and how it differs from the original's wrappers.
+docs/how-to/atari.md lists the preprocessing and how it differs from the original's wrappers.
 E is the number of environments, K the number of those truncated in one step.
 """
 

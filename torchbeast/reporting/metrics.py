@@ -5,7 +5,7 @@
 
 Only figures that the display and the log have already are served, under Prometheus' conventions:
 totals end in _total and begin at 0 where nothing says otherwise, shares are ratios, times seconds.
-docs/operations.md lists the metrics of a learner.
+docs/how-to/operations.md lists the metrics of a learner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named architectures: the ways to spread the work that have a name, as settings of a Scheme.
 
-docs/schemes.md describes them.
+docs/explanation/schemes.md describes them.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Scheme:
 
     @classmethod
     def preset(cls, name: str, train_envs_factory: VecEnvFactory, **others: Any) -> Scheme:
-        """Returns a named architecture such as ppo or impala; see docs/schemes.md.
+        """Returns a named architecture such as ppo or impala; see docs/explanation/schemes.md.
 
         others: arguments of Scheme that take the place of the architecture's own, such as
         algo_factory or col_remote_workers.

@@ -4,7 +4,7 @@
     environments of a stream <- libtorchbeast.Host == rpc Join ==> libtorchbeast.Door of a learner
 
 A stream that is lost, or that the learner does not use, dials again, after pauses that grow; see
-docs/machines.md for what ends it instead.
+docs/how-to/machines.md for what ends it instead.
 """
 
 from __future__ import annotations

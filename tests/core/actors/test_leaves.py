@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A leaf's torso follows from what its space says; docs/observations.md is the specification."""
+"""A leaf's torso follows from what its space says; docs/how-to/observations.md specifies it."""
 
 from __future__ import annotations
 

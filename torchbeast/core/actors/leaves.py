@@ -10,8 +10,8 @@
 
 "Names" are categorical integers: glyphs, letters, the number of a state. Their number comes from
 the space; a value outside it counts as the nearest one inside. The rules of the choice are in
-docs/observations.md. They use the bounds and categories that the space declares, and dtype and
-shape where it declares none. They never depend on observed values.
+docs/how-to/observations.md. They use the bounds and categories that the space declares, and dtype
+and shape where it declares none. They never depend on observed values.
 """
 
 from __future__ import annotations

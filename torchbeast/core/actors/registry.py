@@ -329,7 +329,7 @@ class OnPolicyActorCritic:
 
         obs_space, action_space: those that VecEnv.create_factory returns.
         feature_extractor_network: what get_feature_extractor returns, the name of a network
-            (docs/observations.md), or your own subclass of ActorCritic, which is called with
+            (docs/how-to/observations.md), or your own subclass of ActorCritic, which is called with
             (obs_space, action_space, recurrent). Default: by the observations.
         feature_extractor_kwargs: further keyword arguments of it, such as {"hidden": 64}; JSON.
         recurrent: whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a GRU.

@@ -275,7 +275,8 @@ class ModelConfig:
     3x faster), shallow-norm (AtariNet with standardised images and orthogonal initialisation:
     learns Pong in fewer steps), small (one convolution), mlp, my_module:MyNet; auto: for
     images deep in PolyBeast, as in the original, and shallow elsewhere; small for images below 36
-    pixels and maps of names, mlp for vectors. docs/observations.md defines images and maps."""
+    pixels and maps of names, mlp for vectors. docs/how-to/observations.md defines images and
+    maps."""
     use_lstm: bool = False
     """Give the network a recurrent memory: an LSTM, or a GRU with --model_kwargs
     '{"core": "gru"}'. Costs speed; needed where a single observation does not determine the

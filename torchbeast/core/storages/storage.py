@@ -169,7 +169,7 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
 @dataclass(frozen=True, kw_only=True)
 class ReplayBuffer(Storage):
     """Single steps, sampled many times each. What is None is the algorithm's own setting, which the
-    programs have too (docs/off-policy.md).
+    programs have too (docs/how-to/off-policy.md).
     """
 
     holds = Transitions
