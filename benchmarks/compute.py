@@ -28,8 +28,8 @@ from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.algos.config import ImpalaConfig, StepConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.device import dtype_for
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -129,8 +129,8 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Returns a run of one update; a row is a learnt step."""
     config = LearnerConfig(
         actor=ActorSpec(case.model, use_lstm=arguments.use_lstm),
-        algo=Impala,
-        algorithm=ImpalaConfig(reward_clipping="abs_one"),
+        algo=IMPALA,
+        algorithm=IMPALAConfig(reward_clipping="abs_one"),
         step=StepConfig(),
         total_steps=10**9,
         rollouts=RolloutConfig(

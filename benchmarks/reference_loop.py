@@ -27,8 +27,8 @@ from torchbeast.collect.rollout_buffers import BatchBuffer, SharedRollouts, Slot
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.algos.config import ImpalaConfig, StepConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import RolloutSpec
@@ -121,8 +121,8 @@ def _learner(
     spaces = env.observation_space, env.action_space, env.frame_stack
     config = LearnerConfig(
         actor=ActorSpec(arguments.model, use_lstm=arguments.use_lstm),
-        algo=Impala,
-        algorithm=ImpalaConfig(reward_clipping="abs_one"),
+        algo=IMPALA,
+        algorithm=IMPALAConfig(reward_clipping="abs_one"),
         step=StepConfig(),
         total_steps=10**9,
         rollouts=RolloutConfig(

@@ -14,12 +14,12 @@ import dataclasses
 import torch
 
 from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.laser import LASER
 from torchbeast.core.losses import both
 from torchbeast.core.storages.rollout import Rollout
 
 
-class ReplayAlone(Laser):
+class ReplayAlone(LASER):
     """V-trace on replayed rollouts, all of them; nothing is learnt before there are any."""
 
     def losses(self, minibatch: Rollout) -> Losses:

@@ -9,11 +9,10 @@ add.
 from __future__ import annotations
 
 from torchbeast.core import losses, returns
-from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.on_policy import OnPolicy
+from torchbeast.core.algos import Losses, OnPolicy
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages import Rollout
 
 
 class AdvantageActorCritic(OnPolicy):

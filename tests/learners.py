@@ -8,13 +8,13 @@ from typing import Any
 
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.algos.config import OptimiserConfig, StepConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.core.update.optimiser_step import OptimiserStep
 
 
-def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> OptimiserStep[Any]:
+def impala(actor: Any, kind: type[IMPALA] = IMPALA, **settings: Any) -> OptimiserStep[Any]:
     """Returns the optimiser step of IMPALA, or a subclass, with this actor.
 
     settings: fields of its Configs, and arguments of OptimiserStep. An actor without a distribution

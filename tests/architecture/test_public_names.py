@@ -17,29 +17,61 @@ import pytest
 import torchbeast
 
 ROOT = Path(__file__).parents[2]
-FOUND = pkgutil.walk_packages(torchbeast.__path__, "torchbeast.")
-PACKAGES = ["torchbeast", *(found.name for found in FOUND if found.ispkg)]
+PUBLIC = [
+    "torchbeast",
+    "torchbeast.core.actors",
+    "torchbeast.core.algos",
+    "torchbeast.core.envs",
+    "torchbeast.core.storages",
+    "torchbeast.envs",
+    "torchbeast.learner",
+    "torchbeast.reporting",
+    "torchbeast.schemes",
+]
+FUNCTIONS = [
+    "torchbeast.core.algos.unroll",
+    "torchbeast.core.base.checks",
+    "torchbeast.core.base.nest",
+    "torchbeast.core.losses",
+    "torchbeast.core.returns",
+    "torchbeast.core.vtrace",
+]
 
 
-@pytest.mark.parametrize("name", torchbeast.__all__)
-def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
-    found = getattr(torchbeast, name)
-    assert found is not None and (name == "__version__" or found.__doc__)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_lazy_name_of_a_package_is_what_type_checkers_read(package: str) -> None:
-    """They read the TYPE_CHECKING block."""
+@pytest.mark.parametrize("package", PUBLIC)
+def test_every_public_name_exists_and_has_a_docstring(package: str) -> None:
     module = importlib.import_module(package)
-    (path,) = module.__path__
-    body = ast.parse((Path(path) / "__init__.py").read_text()).body
-    lines = [line for node in body if isinstance(node, ast.If) for line in node.body]
-    told = [line for line in lines if isinstance(line, ast.ImportFrom)]
-    found = {alias.asname: f"{line.module}:{alias.name}" for line in told for alias in line.names}
-    lazy = set(getattr(module, "__all__", ())) - set(vars(module))
-    assert lazy == set(found) - {None}
-    for name in lazy:
-        assert getattr(module, name) is pkgutil.resolve_name(found[name]), name
+    for name in module.__all__:
+        assert name == "__version__" or getattr(module, name).__doc__, name
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_completion_and_type_checkers_know_every_public_name(package: str) -> None:
+    """Type checkers read the imports of a package, those under TYPE_CHECKING included."""
+    module = importlib.import_module(package)
+    assert module.__file__
+    tree = ast.parse(Path(module.__file__).read_text())
+    lines = [line for line in ast.walk(tree) if isinstance(line, ast.ImportFrom)]
+    imported = {alias.asname or alias.name for line in lines for alias in line.names}
+    assert set(module.__all__) - imported <= {"__version__", "make"}
+    assert set(module.__all__) <= set(dir(module))
+
+
+def imports_in(text: str) -> set[tuple[str, str]]:
+    """Returns the modules and names that a file, a notebook or a page imports from torchbeast."""
+    found = re.findall(r"from (torchbeast[\w.]*) import ([\w, ]+)", text)
+    return {(module, name.strip()) for module, names in found for name in names.split(",")}
+
+
+def test_readme_docs_and_examples_import_public_names_only() -> None:
+    contributing = ROOT / "docs" / "contributing"
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if contributing not in page.parents]
+    paths = [ROOT / "README.md", *pages, *(ROOT / "examples").glob("*.[pi]*")]
+    found = set[tuple[str, str]]().union(*(imports_in(path.read_text("utf-8")) for path in paths))
+    known = {(package, name) for package in PUBLIC for name in sys.modules[package].__all__}
+    unknown = {(module, name) for module, name in found - known if module not in FUNCTIONS}
+    assert len(found) > 15
+    assert {".".join(imported) for imported in unknown} <= set(FUNCTIONS)
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:

@@ -22,7 +22,7 @@ from warm import children
 
 from torchbeast.bench import main
 from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.fleets.supervisor import Supervisor
@@ -80,7 +80,7 @@ def test_every_stage_is_in_the_table_and_in_the_files(
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
-class Own(Impala):
+class Own(IMPALA):
     """Acts greedily and needs the values that it predicted then, but no logits."""
 
     needs = ("baseline",)

@@ -22,7 +22,7 @@ from torchbeast.cli.learner_settings import run_settings
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import Algorithm, Losses
-from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.laser import LASER
 from torchbeast.core.algos.registry import ALGOS
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.checks import above
@@ -240,7 +240,7 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
     with pytest.raises(UsageError, match=message):
         assembled()
     everywhere = assembled("--replay_size", "1000", "--replay_kl_threshold", "inf")
-    assert type(everywhere.algo) is Laser
+    assert type(everywhere.algo) is LASER
 
 
 def test_bench_passes_the_algorithm_to_the_program_that_it_measures() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.registry import find
 from torchbeast.errors import UsageError
 
@@ -34,7 +34,7 @@ def test_the_documented_algorithm_has_its_setting_and_those_of_impala(name: str)
     config: Any = flags.algorithm
     assert config.step_cost == 0.5
     assert dataclasses.replace(config, step_cost=0.01) == find(name).Config()
-    assert issubclass(find(name), Impala)
+    assert issubclass(find(name), IMPALA)
 
 
 @pytest.mark.parametrize("flag", ["--step_cost", "--entropy_cost"])

@@ -26,7 +26,7 @@ from torchbeast.collect.local import LocalSource
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -103,7 +103,7 @@ class GivenSource:
         return []
 
 
-class BadLoss(Impala):
+class BadLoss(IMPALA):
     """Fails, as its author did not mean it to."""
 
     def losses(self, minibatch: Rollout) -> Any:
@@ -112,11 +112,11 @@ class BadLoss(Impala):
         return super().losses(minibatch)
 
 
-class MeanImpala(Impala):
+class MeanImpala(IMPALA):
     reduction = "mean"
 
 
-class TwoSteps(Impala):
+class TwoSteps(IMPALA):
     """Learns from halves, one after the other."""
 
     def minibatches(self, batch: Rollout) -> Sequence[Rollout]:
@@ -151,7 +151,7 @@ class Learning:
 
     algo: str = "impala"
     settings: tuple[tuple[str, Any], ...] = (("learning_rate", 0.01),)
-    kind: type[Any] = Impala
+    kind: type[Any] = IMPALA
 
     def step(self, **more: Any) -> OptimiserStep[Any]:
         """A learner whose initial weights are always the same, with running statistics."""

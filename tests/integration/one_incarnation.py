@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.storages.rollout import Rollout
 
 
-class OneIncarnation(Impala):
+class OneIncarnation(IMPALA):
     """Learns from environments.Marked only."""
 
     def losses(self, minibatch: Rollout) -> Losses:

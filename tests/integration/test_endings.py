@@ -30,12 +30,12 @@ SMALL = [
 # An algorithm whose first update asks the run to stop, and then never leaves torch's code for long.
 ENDLESS = """
 import os, signal, torch
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.run import learner_run
 
 learner_run._JOIN_S = 0.1
 
-class Endless(Impala):
+class Endless(IMPALA):
     separable = False  # one thread sends one signal
 
     def losses(self, minibatch):

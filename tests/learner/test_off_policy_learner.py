@@ -262,7 +262,7 @@ def test_a_free_learner_and_its_workers_do_not_wait_for_each_other(tmp_path: Pat
         ),
         (
             lambda: off_policy_of(algo=LASER.create_factory()),
-            "ReplayBuffer gives .* Laser .*: use OnPolicyVTraceBuffer",
+            "ReplayBuffer gives .* LASER .*: use OnPolicyVTraceBuffer",
         ),
         (
             lambda: scheme_of(algo=SAC.create_factory(), storage=small()),

@@ -87,7 +87,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
                 algo=LASER.create_factory(),
                 storage=OnPolicyVTraceBuffer.create_factory(size=10),
             ),
-            "MLPNet with Laser: Laser needs the probabilities of all actions",
+            "MLPNet with LASER: LASER needs the probabilities of all actions",
         ),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_batch_has_one_rollout_of_every_environment_unless_the_storage_says_ot
 
 def test_a_description_names_every_part() -> None:
     said = impala_of(col_remote_workers=3, col_communication="asynchronous").describe()
-    for part in ("3 processes with 2 environments each", "asynchronous", "Impala", "mlp"):
+    for part in ("3 processes with 2 environments each", "asynchronous", "IMPALA", "mlp"):
         assert part in said
     assert "nobody waits" in said and "OnPolicyVTraceBuffer" in said
     central = impala_of(inference="central", **FREE_WORKERS).describe()

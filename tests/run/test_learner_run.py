@@ -23,8 +23,8 @@ from torchbeast.collect.config import ProcessesConfig, RolloutConfig
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.config import IMPALAConfig, OptimiserConfig
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
@@ -147,7 +147,7 @@ def test_a_run_that_fails_in_its_first_update_tells_the_line_and_leaves_no_check
         raise KeyError("a bug")
 
     with monkeypatch.context() as patch, pytest.raises(RunError, match="a bug") as error:
-        patch.setattr(Impala, "losses", broken)
+        patch.setattr(IMPALA, "losses", broken)
         train(tmp_path, GOOD)
     told = str(error.value)
     assert told.startswith("learner-0: Traceback") and 'raise KeyError("a bug")' in told
@@ -202,7 +202,7 @@ def test_resuming_with_other_settings_lists_them(
     assert "recorded" not in capsys.readouterr().out, "nothing was changed"
     other = {
         "rollouts": RolloutConfig(batch_size=16),
-        "algorithm": ImpalaConfig(optimiser=OptimiserConfig(learning_rate=0.0004)),
+        "algorithm": IMPALAConfig(optimiser=OptimiserConfig(learning_rate=0.0004)),
         "processes": ProcessesConfig(num_actors=8),
     }
     train(tmp_path, GOOD, groups=other)
@@ -229,7 +229,7 @@ def test_a_checkpoint_names_its_format_and_its_network(tmp_path: Path) -> None:
 
 
 def with_rewards(clipping: Any) -> dict[str, Any]:
-    return {"groups": {"algorithm": ImpalaConfig(reward_clipping=clipping)}}
+    return {"groups": {"algorithm": IMPALAConfig(reward_clipping=clipping)}}
 
 
 @pytest.mark.parametrize("clipping", ["abs_one", "none"])
@@ -368,7 +368,7 @@ def test_a_run_prints_its_device_precision_and_threads(
 def test_a_run_that_learns_whole_batches_prints_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Impala, "separable", False)
+    monkeypatch.setattr(IMPALA, "separable", False)
     train(tmp_path, GOOD)
     said = next(s for s in capsys.readouterr().out.splitlines() if s.startswith("Computing on "))
     assert "whole batches at once" in said
@@ -430,12 +430,12 @@ def test_monobeast_learns_images_with_the_network_of_its_original(
     assert [agent.spec.name for agent in made] == [model]
 
 
-class Offline(Impala):
+class Offline(IMPALA):
     takes = dict
 
 
 def test_batches_of_another_class_are_refused_with_both_classes() -> None:
-    check_batches(Rollout, Impala)
+    check_batches(Rollout, IMPALA)
     with pytest.raises(UsageError, match="Offline learns from dict, but the source yields Rollout"):
         check_batches(Rollout, Offline)
 
@@ -444,7 +444,7 @@ def test_a_run_is_refused_if_its_source_yields_other_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EndingSource, "yields", dict)
-    with pytest.raises(UsageError, match="Impala learns from Rollout, but the source yields dict"):
+    with pytest.raises(UsageError, match="IMPALA learns from Rollout, but the source yields dict"):
         train(tmp_path, GOOD)
 
 

@@ -18,7 +18,7 @@ from torchbeast.collect.mixed import MixedSource
 from torchbeast.collect.replay import OwnReplay
 from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.laser import LASER
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -117,7 +117,7 @@ def mixed(agent: Agent) -> Iterator[MixedSource]:
 def learner(agent: Agent, columns_at_once: int) -> OptimiserStep[Any]:
     """Makes a learner whose weights change much in every update."""
     column = (T + 1) * 2 * 4  # bytes of observations
-    return impala(agent.model, Laser, learning_rate=0.01, bytes_at_once=columns_at_once * column)
+    return impala(agent.model, LASER, learning_rate=0.01, bytes_at_once=columns_at_once * column)
 
 
 @torch.no_grad()

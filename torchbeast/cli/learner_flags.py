@@ -18,7 +18,7 @@ from torchbeast.collect.config import (
     TransitionsConfig,
 )
 from torchbeast.core.algos import registry
-from torchbeast.core.algos.config import ImpalaConfig, StepConfig
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import ModelConfig
 from torchbeast.envs.spec import EnvConfig
@@ -75,7 +75,7 @@ class LearnerFlags:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    algorithm: ImpalaConfig = field(default_factory=ImpalaConfig)
+    algorithm: IMPALAConfig = field(default_factory=IMPALAConfig)
     step: StepConfig = field(default_factory=StepConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 

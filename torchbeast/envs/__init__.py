@@ -35,23 +35,8 @@ if TYPE_CHECKING:
     from torchbeast.envs.families import make_pybullet_test_env as make_pybullet_test_env
     from torchbeast.envs.families import make_pybullet_train_env as make_pybullet_train_env
 
-
-__all__ = [
-    "EnvError",
-    "EnvOptions",
-    "EnvSpec",
-    "make",
-    "make_atari_test_env",
-    "make_atari_train_env",
-    "make_mujoco_test_env",
-    "make_mujoco_train_env",
-    "make_pybullet_test_env",
-    "make_pybullet_train_env",
-]
-
-__getattr__ = importing(
-    __name__, {name: "families" for name in __all__ if name.startswith("make_")}
-)
+_lazy, __getattr__, __dir__ = importing(__name__, __file__)
+__all__ = ["EnvError", "EnvOptions", "EnvSpec", "make", *_lazy]
 
 BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python door: a Learner trains the agent of a Scheme, step by step."""
+"""The Python API: a Learner trains the agent of a Scheme, step by step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,4 @@ if TYPE_CHECKING:
     from torchbeast.learner.callbacks import Evaluation as Evaluation
     from torchbeast.learner.learner import Learner as Learner
 
-_FOUND_IN = {
-    "Callback": "callbacks",
-    "Checkpoints": "callbacks",
-    "Evaluation": "callbacks",
-    "Learner": "learner",
-}
-
-__all__ = [*_FOUND_IN]
-
-__getattr__ = importing(__name__, _FOUND_IN)
+__all__, __getattr__, __dir__ = importing(__name__, __file__)

@@ -14,14 +14,4 @@ if TYPE_CHECKING:
     from torchbeast.reporting.loggers import TensorBoardLogger as TensorBoardLogger
     from torchbeast.reporting.loggers import WandbLogger as WandbLogger
 
-__all__ = ["CsvLogger", "Logger", "StdoutLogger", "TensorBoardLogger", "WandbLogger"]
-
-_FOUND_IN = {
-    "CsvLogger": "log_files",
-    "Logger": "log_files",
-    "StdoutLogger": "loggers",
-    "TensorBoardLogger": "loggers",
-    "WandbLogger": "loggers",
-}
-
-__getattr__ = importing(__name__, _FOUND_IN)
+__all__, __getattr__, __dir__ = importing(__name__, __file__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemes: how the work on an agent is spread; workers on a Ray cluster."""
+"""Schemes: the components of an agent, and how the work of training it is divided."""
 
 from __future__ import annotations
 
@@ -10,6 +10,4 @@ from torchbeast.core.base.lazy import importing
 if TYPE_CHECKING:
     from torchbeast.schemes.scheme import Scheme as Scheme
 
-__all__ = ["Scheme"]
-
-__getattr__ = importing(__name__, {"Scheme": "scheme"})
+__all__, __getattr__, __dir__ = importing(__name__, __file__)

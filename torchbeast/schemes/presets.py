@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from torchbeast.core.actors.registry import ActorFactory, OffPolicyActorCritic, OnPolicyActorCritic
 from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.algos.dqn import DQN
-from torchbeast.core.algos.impala import Impala
-from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.impala import IMPALA
+from torchbeast.core.algos.laser import LASER
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.sac import SAC
 from torchbeast.core.envs.vec_env import VecEnvFactory
@@ -76,10 +76,10 @@ PRESETS = {
     "dppo": SchemePreset(_ppo, _LONG, _LEARNING),
     "dd-ppo": SchemePreset(_ppo, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
     "rapid": SchemePreset(_ppo, _LONG, {**_COLLECTING, **_JOINT}),
-    "impala": SchemePreset(Impala.create_factory, _VTRACE, _COLLECTING),
-    "seed": SchemePreset(Impala.create_factory, _VTRACE, {**_COLLECTING, "inference": "central"}),
+    "impala": SchemePreset(IMPALA.create_factory, _VTRACE, _COLLECTING),
+    "seed": SchemePreset(IMPALA.create_factory, _VTRACE, {**_COLLECTING, "inference": "central"}),
     "laser": SchemePreset(
-        Laser.create_factory, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING
+        LASER.create_factory, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING
     ),
     "dqn": SchemePreset(DQN.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
     "sac": SchemePreset(SAC.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),

@@ -7,14 +7,14 @@ import dataclasses
 
 import pytest
 
-from torchbeast.core.algos.impala import Impala
-from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.impala import IMPALA
+from torchbeast.core.algos.laser import LASER
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.registry import ALGOS, config_of, find
 from torchbeast.core.base.specs import SpecError
 
 
-class Mine(Impala):
+class Mine(IMPALA):
     """A user's."""
 
 
@@ -23,7 +23,7 @@ def nothing() -> None:
 
 
 def test_every_registered_algorithm_is_found_and_has_a_config_of_defaults() -> None:
-    assert find("impala") is Impala and find("laser") is Laser and find("ppo") is PPO
+    assert find("impala") is IMPALA and find("laser") is LASER and find("ppo") is PPO
     for name in ALGOS:
         assert dataclasses.is_dataclass(find(name).Config())
         assert config_of(name) is find(name).Config

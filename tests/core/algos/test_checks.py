@@ -17,8 +17,8 @@ from torchbeast.core import losses
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.base import Algorithm, Losses, checked
-from torchbeast.core.algos.config import ImpalaConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.config import IMPALAConfig
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.losses import Mean
 from torchbeast.core.storages.rollout import Rollout
@@ -28,7 +28,7 @@ Make = Callable[..., Rollout]
 RAW = torch.ones(T, B)
 
 
-class Mine(Impala):
+class Mine(IMPALA):
     """A user's algorithm, whose losses are those of IMPALA and others."""
 
     returned: Callable[[Losses], Any]
@@ -109,7 +109,7 @@ def test_losses_without_a_mistake_are_learnt_from(make_rollout: Make) -> None:
     assert doubled["my_loss"] == doubled["pg_loss"] != 0
 
 
-class OfAnotherNetwork(Impala):
+class OfAnotherNetwork(IMPALA):
     def losses(self, minibatch: Rollout) -> Losses:
         return Losses({"my_loss": torch.ones((), requires_grad=True) * 2})
 
@@ -121,7 +121,7 @@ def test_terms_of_another_network_than_the_optimisers_are_refused(make_rollout: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedyConfig(ImpalaConfig):
+class NeedyConfig(IMPALAConfig):
     """Has a setting without a default."""
 
     boldness: int
@@ -137,8 +137,8 @@ class NoConfig(Algorithm[Rollout]):
         raise NotImplementedError
 
 
-def declares(**attributes: Any) -> type[Impala]:
-    return type("Mine", (Impala,), attributes)
+def declares(**attributes: Any) -> type[IMPALA]:
+    return type("Mine", (IMPALA,), attributes)
 
 
 DECLARED = {
@@ -178,11 +178,11 @@ def test_an_algorithm_without_a_config_is_refused() -> None:
 
 def test_what_the_built_in_algorithms_declare_is_accepted() -> None:
     for attribute in ("reduction", "mode", "needs"):
-        assert hasattr(Impala, attribute)
+        assert hasattr(IMPALA, attribute)
     assert dataclasses.is_dataclass(registry.find("laser").Config)
 
 
-class Forgetful(Impala):
+class Forgetful(IMPALA):
     def __init__(self, actor: Any, config: Any) -> None:
         self.optimisers = {}
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig, StepConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.config import IMPALAConfig, OptimiserConfig, StepConfig
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -56,13 +56,13 @@ def weights(step: OptimiserStep[Any]) -> dict[str, Tensor]:
     return copy.deepcopy(step.algo.actor.state_dict())
 
 
-class Means(Impala):
+class Means(IMPALA):
     """A variant whose terms are means over the steps."""
 
     reduction = "mean"
 
 
-def slow_losses(model: TinyNet, rollout: Rollout, config: ImpalaConfig) -> dict[str, Tensor]:
+def slow_losses(model: TinyNet, rollout: Rollout, config: IMPALAConfig) -> dict[str, Tensor]:
     """The three losses from the definition, one environment and one step at a time.
 
     Step t goes from row t to row t + 1: its action, reward and end are in row t + 1.
@@ -229,9 +229,9 @@ def test_the_mean_is_the_sum_divided_by_the_steps(make_rollout: Make) -> None:
 
 
 @pytest.mark.parametrize("entropy_cost", [0.01, 0.0])
-@pytest.mark.parametrize("kind", [Impala, Means])
+@pytest.mark.parametrize("kind", [IMPALA, Means])
 def test_an_update_reports_the_mean_entropy_in_nats(
-    make_rollout: Make, kind: type[Impala], entropy_cost: float
+    make_rollout: Make, kind: type[IMPALA], entropy_cost: float
 ) -> None:
     algorithm = impala(kind=kind, entropy_cost=entropy_cost)
     rollout = make_rollout(T, B)
@@ -467,11 +467,11 @@ def test_the_better_arm_of_a_bandit_is_learnt(make_rollout: Make) -> None:
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        (ImpalaConfig, {"discounting": 1.5}, "discounting must be between 0 and 1, got 1.5"),
-        (ImpalaConfig, {"entropy_cost": -1.0}, "entropy_cost must be at least 0, got -1.0"),
-        (ImpalaConfig, {"reward_scale": 0.0}, "reward_scale must be greater than 0, got 0.0"),
+        (IMPALAConfig, {"discounting": 1.5}, "discounting must be between 0 and 1, got 1.5"),
+        (IMPALAConfig, {"entropy_cost": -1.0}, "entropy_cost must be at least 0, got -1.0"),
+        (IMPALAConfig, {"reward_scale": 0.0}, "reward_scale must be greater than 0, got 0.0"),
         (
-            ImpalaConfig,
+            IMPALAConfig,
             {"reward_clipping": "soft"},
             "reward_clipping must be one of auto, abs_one, none, got 'soft'",
         ),

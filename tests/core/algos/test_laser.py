@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.config import LaserConfig
-from torchbeast.core.algos.impala import Impala
-from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.config import LASERConfig
+from torchbeast.core.algos.impala import IMPALA
+from torchbeast.core.algos.laser import LASER
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete, MultiBinary, MultiDiscrete
 from torchbeast.core.storages.rollout import Rollout
@@ -32,7 +32,7 @@ T, B, ACTIONS = 6, 5, 3
 REPLAYED = (2, 3, 4)
 COLUMN = (T + 1) * 4 * 4  # bytes: observations of four floats
 Make = Callable[..., Rollout]
-Kind = type[Impala]
+Kind = type[IMPALA]
 ENDS: dict[str, dict[str, list[tuple[int, int]]]] = {
     "no end": {},
     "terminated": {"terminated": [(2, 0), (T, 1), (1, 2), (3, 3), (T, 4)]},
@@ -56,7 +56,7 @@ class Table(ActorCritic):
         return ModelOutput(self.policy[state], self.baseline[state], core_state)
 
 
-def laser(model: Any = None, kind: Kind = Laser, **settings: Any) -> OptimiserStep[Any]:
+def laser(model: Any = None, kind: Kind = LASER, **settings: Any) -> OptimiserStep[Any]:
     settings = {"entropy_cost": 0.01, "reward_clipping": "none", **settings}
     return learners.impala(Table() if model is None else model, kind, **settings)
 
@@ -110,7 +110,7 @@ def middle_of(replayed: Tensor) -> float:
 
 
 def slow_losses(
-    model: Table, rollout: Rollout, config: LaserConfig, relevant: Tensor
+    model: Table, rollout: Rollout, config: LASERConfig, relevant: Tensor
 ) -> dict[str, Tensor]:
     """The three losses from the definition, one environment and one step at a time."""
     pg = baseline = entropy = torch.zeros(())
@@ -279,7 +279,7 @@ def test_laser_without_replayed_columns_is_bit_equal_to_impala(
     model = mlp(use_lstm)
     ends = {"terminated": [(2, 0)], "truncated": [(3, 1), (T, 2)]}
     rollout = make_rollout(T, B, state=model.initial_state(B), **ends)
-    theirs = figures_and_weights(laser(copy.deepcopy(model), Impala), rollout)
+    theirs = figures_and_weights(laser(copy.deepcopy(model), IMPALA), rollout)
     marked = dataclasses.replace(rollout, replayed=replayed)
     ours = figures_and_weights(laser(model, replay_kl_threshold=1e-6), marked)
     assert ours[0] == theirs[0]
@@ -291,7 +291,7 @@ def test_laser_is_bit_equal_to_plain_vtrace_where_all_is_relevant(
     make_mixed: Make, threshold: float
 ) -> None:
     model, rollout = Table(), make_mixed(**ENDS["both"])
-    theirs = laser(copy.deepcopy(model), Impala, entropy_cost=0.0)
+    theirs = laser(copy.deepcopy(model), IMPALA, entropy_cost=0.0)
     ours = laser(model, entropy_cost=0.0, replay_kl_threshold=threshold)
     online = dataclasses.replace(rollout, replayed=None)
     found, expected = ours.algo.losses(rollout), theirs.algo.losses(online)
@@ -330,13 +330,13 @@ def test_entropy_and_env_steps_count_online_columns_only(make_mixed: Make) -> No
     assert (step.counters.env_steps, step.counters.learnt_steps) == (2 * T * 2, 2 * T * B)
 
 
-class Means(Laser):
+class Means(LASER):
     """A variant whose terms are means over the steps."""
 
     reduction = "mean"
 
 
-@pytest.mark.parametrize("kind", [Laser, Means])
+@pytest.mark.parametrize("kind", [LASER, Means])
 @pytest.mark.parametrize("use_lstm", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("width", [1, 2])
@@ -474,13 +474,13 @@ def test_a_space_without_relevance_is_refused_unless_there_is_no_trust_region(
         extras={"policy_logits": params},
         replayed=columns(*REPLAYED),
     )
-    theirs = laser(copy.deepcopy(model), Impala).update(rollout).figures
+    theirs = laser(copy.deepcopy(model), IMPALA).update(rollout).figures
     assert laser(model, replay_kl_threshold=math.inf).update(rollout).figures == theirs
 
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan])
 def test_an_impossible_threshold_is_refused(threshold: float) -> None:
     with pytest.raises(ValueError, match=r"replay_kl_threshold must be greater than 0\.?0?, got"):
-        LaserConfig(replay_kl_threshold=threshold)
+        LASERConfig(replay_kl_threshold=threshold)
     with pytest.raises(ValueError, match="discounting must be between"):
-        LaserConfig(discounting=2.0)
+        LASERConfig(discounting=2.0)

@@ -216,7 +216,7 @@ def test_mistakes_in_optimisers_are_sentences_before_anything_is_learnt() -> Non
 
 
 def test_another_kind_of_network_is_a_sentence() -> None:
-    with pytest.raises(UsageError, match="Impala needs a network of type ActorCritic, got Linear"):
+    with pytest.raises(UsageError, match="IMPALA needs a network of type ActorCritic, got Linear"):
         impala(LinearActor())
     net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), False)
     with pytest.raises(UsageError, match="Toy needs a network of type LinearActor, got MLPNet"):

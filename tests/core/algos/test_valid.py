@@ -14,7 +14,7 @@ import torch
 from learners import impala
 
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update import saving
@@ -23,7 +23,7 @@ T, B = 5, 3
 Make = Callable[..., Rollout]
 
 
-class Means(Impala):
+class Means(IMPALA):
     """A variant whose terms are means over the steps."""
 
     reduction = "mean"
@@ -41,22 +41,22 @@ def masked(rollout: Rollout, *invalid: tuple[int, int]) -> Rollout:
     return dataclasses.replace(rollout, valid=valid)
 
 
-def gradients(actor: MLPNet, kind: type[Impala], rollout: Rollout) -> dict[str, Any]:
+def gradients(actor: MLPNet, kind: type[IMPALA], rollout: Rollout) -> dict[str, Any]:
     step = impala(copy.deepcopy(actor), kind, total_steps=10**9)
     step.update(rollout)
     return {name: p.grad for name, p in step.algo.actor.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", [Impala, Means])
-def test_all_steps_valid_is_bit_equal_to_no_mask(make_rollout: Make, kind: type[Impala]) -> None:
+@pytest.mark.parametrize("kind", [IMPALA, Means])
+def test_all_steps_valid_is_bit_equal_to_no_mask(make_rollout: Make, kind: type[IMPALA]) -> None:
     actor, rollout = mlp(), make_rollout(T, B, truncated=[(2, 0)])
     some, every = gradients(actor, kind, masked(rollout)), gradients(actor, kind, rollout)
     torch.testing.assert_close(some, every, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [Impala, Means])
+@pytest.mark.parametrize("kind", [IMPALA, Means])
 def test_a_column_that_is_nowhere_valid_might_as_well_not_be_there(
-    make_rollout: Make, kind: type[Impala]
+    make_rollout: Make, kind: type[IMPALA]
 ) -> None:
     actor, rollout = mlp(), make_rollout(T, B)
     here = masked(rollout, *((row, B - 1) for row in range(T + 1)))
@@ -65,7 +65,7 @@ def test_a_column_that_is_nowhere_valid_might_as_well_not_be_there(
     apart = [impala(actor, kind).algo.losses(other).terms for other in others]
     for name, loss in terms.items():
         expected = torch.stack([part[name] for part in apart])
-        joined = expected.sum() if kind is Impala else expected.mean()
+        joined = expected.sum() if kind is IMPALA else expected.mean()
         torch.testing.assert_close(loss, joined)
     assert (here.num_steps, here.env_steps) == (T * (B - 1), T * B), "learnt from, and collected"
 
@@ -86,9 +86,9 @@ def test_the_return_stops_at_a_step_that_is_not_valid_and_bootstraps_there(
     torch.testing.assert_close(impala(actor).algo.losses(middle).terms, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [Impala, Means])
+@pytest.mark.parametrize("kind", [IMPALA, Means])
 def test_slices_of_a_masked_batch_are_learnt_as_the_whole(
-    make_rollout: Make, kind: type[Impala]
+    make_rollout: Make, kind: type[IMPALA]
 ) -> None:
     rollout = masked(
         make_rollout(T, B), (1, 0), (2, 0), (3, 1), *((row, 2) for row in range(T + 1))
@@ -101,11 +101,11 @@ def test_slices_of_a_masked_batch_are_learnt_as_the_whole(
     assert parts.counters.learnt_steps == rollout.num_steps == 2 * T - 3
 
 
-@pytest.mark.parametrize("kind", [Impala, Means])
+@pytest.mark.parametrize("kind", [IMPALA, Means])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_what_a_step_holds_that_is_not_valid_reaches_no_gradient(
-    make_rollout: Make, kind: type[Impala], bad: float, recurrent: bool
+    make_rollout: Make, kind: type[IMPALA], bad: float, recurrent: bool
 ) -> None:
     """The network reads observation and reward of the row that the step leads to."""
     net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), recurrent)
@@ -129,9 +129,9 @@ def test_what_a_step_holds_that_is_not_valid_reaches_no_gradient(
     torch.testing.assert_close(found, gradients(net, kind, holding(0.0)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [Impala, Means])
+@pytest.mark.parametrize("kind", [IMPALA, Means])
 def test_a_batch_without_a_valid_step_changes_nothing_but_is_counted(
-    make_rollout: Make, kind: type[Impala]
+    make_rollout: Make, kind: type[IMPALA]
 ) -> None:
     """Nor does the momentum of earlier steps."""
     step = impala(mlp(), kind, momentum=0.9)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchbeast.core import losses
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
@@ -28,7 +28,7 @@ TIMEOUT_S = 30.0
 Make = Callable[..., Rollout]
 
 
-class Epochs(Impala):
+class Epochs(IMPALA):
     """Learns twice from each half of a batch, as PPO does, with rewards made smaller first."""
 
     prepared = steps = 0
@@ -164,7 +164,7 @@ def test_metrics_of_a_batch_are_computed_once_from_what_was_prepared(make_rollou
     assert "none" not in figures and figures["entropy"] > 0
 
 
-class MeasuresEveryStep(Impala):
+class MeasuresEveryStep(IMPALA):
     def metrics(self, batch: Rollout) -> Any:
         return {"reward": batch.reward[1:]}
 
@@ -198,7 +198,7 @@ def test_a_layer_keeps_its_values_exactly_while_it_is_frozen(
         step.update(batch)
 
 
-class Empty(Impala):
+class Empty(IMPALA):
     def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
         return []
 
@@ -208,7 +208,7 @@ def test_an_update_without_minibatches_is_a_sentence(make_rollout: Make) -> None
         impala(mlp(), Empty).update(make_rollout(T, B))
 
 
-class Recording(Impala):
+class Recording(IMPALA):
     """Remembers how many columns each backward had, and in which thread."""
 
     def losses(self, minibatch: Rollout) -> Losses:
@@ -229,7 +229,7 @@ class WholeLoss(Recording):
 
 @pytest.mark.parametrize(("net", "kind"), [(WholeNet, Recording), (MLPNet, WholeLoss)])
 def test_a_batch_is_learnt_whole_unless_network_and_algorithm_let_it_be_cut(
-    make_rollout: Make, net: type[MLPNet], kind: type[Impala]
+    make_rollout: Make, net: type[MLPNet], kind: type[IMPALA]
 ) -> None:
     actor = net(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
     step: Any = impala(actor, kind, bytes_at_once=1, num_threads=3)
@@ -269,7 +269,7 @@ def test_an_earlier_checkpoint_continues_with_every_step_learnt_once(make_rollou
     assert set(step.state_dict()) == set(saved), "readable by the programs that wrote it"
 
 
-class MeasuresSomeSteps(Impala):
+class MeasuresSomeSteps(IMPALA):
     """Reports a figure of positive rewards, one of all steps, and one of none."""
 
     def losses(self, minibatch: Rollout) -> Losses:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.config import StepConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
@@ -31,13 +31,13 @@ T, ACTIONS, TIMEOUT_S = 5, 3, 30.0
 Make = Callable[..., Rollout]
 
 
-class Means(Impala):
+class Means(IMPALA):
     """Terms are means over the steps."""
 
     reduction = "mean"
 
 
-class Halves(Impala):
+class Halves(IMPALA):
     """Learns from each half of a batch, one after the other."""
 
     def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
@@ -122,11 +122,11 @@ def state(step: OptimiserStep[Any]) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", [Impala, Means], ids=["sum", "mean"])
+@pytest.mark.parametrize("kind", [IMPALA, Means], ids=["sum", "mean"])
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("bounds", [[3], [1, 4]])
 def test_ranks_of_unequal_batches_learn_as_one_does_from_all_of_them(
-    make_rollout: Make, kind: type[Impala], is_masked: bool, bounds: list[int]
+    make_rollout: Make, kind: type[IMPALA], is_masked: bool, bounds: list[int]
 ) -> None:
     def make(actor: Any, **settings: Any) -> OptimiserStep[Any]:
         return impala(actor, kind, learning_rate=0.01, total_steps=1000, **settings)
@@ -166,7 +166,7 @@ def test_several_optimisers_and_target_networks_are_joined_too() -> None:
 
 @pytest.mark.parametrize("kind", [Halves, Means])
 def test_a_learner_that_applies_the_gradients_of_others_gets_the_bits_that_ranks_get(
-    make_rollout: Make, kind: type[Impala]
+    make_rollout: Make, kind: type[IMPALA]
 ) -> None:
     def make(actor: Any, **settings: Any) -> OptimiserStep[Any]:
         return impala(actor, kind, learning_rate=0.01, **settings)
@@ -252,7 +252,7 @@ def test_a_bad_batch_of_one_rank_changes_the_weights_of_none(make_rollout: Make)
         assert learner.counters.version == 0
 
 
-class OnePerColumn(Impala):
+class OnePerColumn(IMPALA):
     def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
         return batch.split(1)
 

@@ -16,7 +16,7 @@ from learners import impala
 from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
 from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.device import computing_in
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -31,7 +31,7 @@ TIMEOUT_S = 30.0
 Make = Callable[..., Rollout]
 
 
-class Recording(Impala):
+class Recording(IMPALA):
     """Remembers how many columns each backward had."""
 
     def losses(self, minibatch: Rollout) -> Losses:
@@ -71,7 +71,7 @@ def assert_learns_the_same(
 def test_an_update_some_columns_at_a_time_is_the_update_of_all(
     make_rollout: Make,
     use_lstm: bool,
-    kind: type[Impala],
+    kind: type[IMPALA],
     num_threads: int,
     columns: int,
     seen: list[int],
@@ -85,7 +85,7 @@ def test_an_update_some_columns_at_a_time_is_the_update_of_all(
     assert sorted(parts.algo.seen) == seen
 
 
-class Meeting(Impala):
+class Meeting(IMPALA):
     """Every backward waits until as many threads are in one."""
 
     def meet(self, num_threads: int) -> None:

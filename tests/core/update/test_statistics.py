@@ -21,7 +21,7 @@ from torchbeast.collect.weights import PublishedWeights, SharedWeights
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
@@ -73,7 +73,7 @@ def test_every_row_is_counted_once(make_wide: Make) -> None:
 def test_a_batch_counts_before_it_is_learnt_from(make_wide: Make) -> None:
     rollout, seen = make_wide(), []
 
-    class Looking(Impala):
+    class Looking(IMPALA):
         def losses(self, minibatch: Rollout) -> Losses:
             seen.append(statistics(self.actor))
             return super().losses(minibatch)

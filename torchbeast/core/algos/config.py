@@ -119,7 +119,7 @@ class RewardConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImpalaConfig(RewardConfig):
+class IMPALAConfig(RewardConfig):
     """IMPALA's loss and optimiser."""
 
     entropy_cost: float = 0.0006
@@ -142,7 +142,7 @@ class ImpalaConfig(RewardConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaserConfig(ImpalaConfig):
+class LASERConfig(IMPALAConfig):
     """LASER's loss and optimiser: IMPALA's, with a trust region for replayed states."""
 
     replay_kl_threshold: float = 0.1
@@ -159,7 +159,7 @@ _ADAM = OptimiserConfig(optimiser="adam", learning_rate=0.0003, epsilon=0.000000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(ImpalaConfig):
+class PPOConfig(IMPALAConfig):
     """PPO's loss and optimiser. Losses are means over a minibatch, not sums."""
 
     num_epochs: int = 4

@@ -73,3 +73,6 @@ class DQN(OffPolicy):
     def after_step(self) -> None:
         """Copies the network to the target network, when it is time."""
         self.target.follow(self.actor)
+
+
+DDQN = DQN

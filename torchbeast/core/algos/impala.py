@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchbeast.core import losses, vtrace
 from torchbeast.core.algos.base import Losses
-from torchbeast.core.algos.config import ImpalaConfig
+from torchbeast.core.algos.config import IMPALAConfig
 from torchbeast.core.algos.on_policy import OnPolicy
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import map_leaves
@@ -25,10 +25,10 @@ from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 
 
-class Impala(OnPolicy):
+class IMPALA(OnPolicy):
     """Learns from rollouts of any recent policy."""
 
-    Config = ImpalaConfig
+    Config = IMPALAConfig
     needs = ("policy_logits",)
     corrects_lag = True
     separable = True

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.algos.config import LaserConfig
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.config import LASERConfig
+from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.losses import Mean, both, mean
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
@@ -58,15 +58,15 @@ def implied_policy_kl(
     return (log_z + unlearnable).clamp(min=0.0).masked_fill(unlearnable.isposinf(), math.inf)
 
 
-class Laser(Impala):
+class LASER(IMPALA):
     """Learns from rollouts of recent and of replayed policies."""
 
-    Config = LaserConfig
+    Config = LASERConfig
     learns_from_replay = True
-    config: LaserConfig
+    config: LASERConfig
 
     @classmethod
-    def check_actor(cls, actor: Actor, config: LaserConfig) -> None:
+    def check_actor(cls, actor: Actor, config: LASERConfig) -> None:
         """Adds a UsageError where the trust region cannot be computed."""
         super().check_actor(actor, config)
         if math.isinf(config.replay_kl_threshold):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.actors.running_norm import LIMIT, SMALLEST_VARIANCE, RunningNorm
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import ImpalaConfig
+from torchbeast.core.algos.config import IMPALAConfig
 from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.rollout import Rollout
 
@@ -103,11 +103,11 @@ def _where(condition: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 class OnPolicy(Algorithm[Rollout]):
     """The common base of the built-in algorithms that learn from rollouts."""
 
-    Config = ImpalaConfig
+    Config = IMPALAConfig
     actor: ActorCritic
-    config: ImpalaConfig
+    config: IMPALAConfig
 
-    def __init__(self, actor: Actor, config: ImpalaConfig) -> None:
+    def __init__(self, actor: Actor, config: IMPALAConfig) -> None:
         super().__init__(actor, config)
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
         self._returns: ReturnNorm | None = None

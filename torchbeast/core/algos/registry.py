@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 DEFAULT = "impala"
 FOR_REPLAY = "laser"  # what a run learns with that has a replay and names no other
 ALGOS = {
-    DEFAULT: "torchbeast.core.algos.impala:Impala",
-    FOR_REPLAY: "torchbeast.core.algos.laser:Laser",
+    DEFAULT: "torchbeast.core.algos.impala:IMPALA",
+    FOR_REPLAY: "torchbeast.core.algos.laser:LASER",
     "ppo": "torchbeast.core.algos.ppo:PPO",
     "dqn": "torchbeast.core.algos.dqn:DQN",
     "sac": "torchbeast.core.algos.sac:SAC",

@@ -1,25 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of a package that are imported when they are used, so that the package loads no torch."""
+"""Names of a package that are imported when they are first used, so that the package loads no torch
+on import.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+import ast
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def importing(package: str, found_in: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a package (PEP 562).
+def importing(
+    package: str, file: str
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the `__all__`, `__getattr__` and `__dir__` of a package (PEP 562).
 
-    found_in: the module of each name, with a colon and its name in that module if it differs;
-        or the module itself.
+    The package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers read
+    as well.
+
+    Args:
+        package: The package's `__name__`.
+        file: The package's `__file__`.
+
+    Returns:
+        The sorted names, the function that imports one of them, and a function that returns the
+        package's `__all__`, to which the package may add names that it imports itself.
     """
+    found = {
+        name.asname: (line.module, name.name)
+        for block in ast.parse(Path(file).read_text("utf-8")).body
+        if isinstance(block, ast.If)
+        for line in block.body
+        if isinstance(line, ast.ImportFrom) and line.module
+        for name in line.names
+        if name.asname
+    }
 
     def get(name: str) -> Any:
-        if name not in found_in:
+        if name not in found:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        path, _, attribute = found_in[name].partition(":")
-        module = importlib.import_module(f"{package}.{path}")
-        return module if path.endswith(f".{name}") else getattr(module, attribute or name)
+        module, attribute = found[name]
+        return getattr(__import__(module, fromlist=[attribute]), attribute)
 
-    return get
+    return sorted(found), get, lambda: sorted(sys.modules[package].__all__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of experience between acting and learning."""
+"""Storages of experience, and the batches that algorithms get from them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from torchbeast.core.base.lazy import importing
 
 if TYPE_CHECKING:
+    from torchbeast.core.storages.batch import Feedback as Feedback
+    from torchbeast.core.storages.rollout import Rollout as Rollout
     from torchbeast.core.storages.storage import (
         HindsightExperienceReplayBuffer as HindsightExperienceReplayBuffer,
     )
@@ -15,13 +17,6 @@ if TYPE_CHECKING:
     from torchbeast.core.storages.storage import OnPolicyGAEBuffer as OnPolicyGAEBuffer
     from torchbeast.core.storages.storage import OnPolicyVTraceBuffer as OnPolicyVTraceBuffer
     from torchbeast.core.storages.storage import ReplayBuffer as ReplayBuffer
+    from torchbeast.core.storages.transition import Transitions as Transitions
 
-__all__ = [
-    "HindsightExperienceReplayBuffer",
-    "OnPolicyBuffer",
-    "OnPolicyGAEBuffer",
-    "OnPolicyVTraceBuffer",
-    "ReplayBuffer",
-]
-
-__getattr__ = importing(__name__, dict.fromkeys(__all__, "storage"))
+__all__, __getattr__, __dir__ = importing(__name__, __file__)
