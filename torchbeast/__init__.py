@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torchbeast.envs import make as make_env
     from torchbeast.envs.spec import EnvOptions as EnvOptions
     from torchbeast.envs.spec import EnvSpec as EnvSpec
+    from torchbeast.errors import IncompatibleParts as IncompatibleParts
     from torchbeast.errors import RunError as RunError
     from torchbeast.errors import UsageError as UsageError
     from torchbeast.learner.learner import Learner as Learner

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes, and the two kinds of error that a program shows as one sentence."""
+"""Exit codes, and the errors that tell users what to change: programs print only their message."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ _REMEMBERED = 100  # tracebacks; others are shown each time
 
 class UsageError(ValueError):
     """A request of the user that cannot be met: exit code 2. The message says what to change."""
+
+
+class IncompatibleParts(ValueError, NotImplementedError):
+    """Parts of a Scheme that do not work together. The message names both and says what to change.
+
+    It was a NotImplementedError in earlier versions, so it still is one as well.
+    """
 
 
 class RunError(RuntimeError):

@@ -92,7 +92,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
     ],
 )
 def test_parts_that_do_not_go_together_are_both_named(make: Any, sentence: str) -> None:
-    with pytest.raises(NotImplementedError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         make()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from torchbeast.core.base.checks import above, at_least, between, one_of
+from torchbeast.errors import IncompatibleParts
 
 Communication = Literal["synchronous", "asynchronous"]
 """synchronous: everyone contributes to every step. asynchronous: a step for each contribution, as
@@ -53,13 +54,13 @@ class GradientConfig:
         between(0, 1, fraction_workers=self.fraction_workers)
         between(0, 1, fraction_samples=self.fraction_samples)
         if self.is_decentralised and not self.is_synchronous:
-            raise NotImplementedError(
+            raise IncompatibleParts(
                 'update_execution="decentralised" joins the gradients of all workers, and '
                 'grad_communication="asynchronous" waits for none: choose synchronous '
                 "gradients, or a centralised update"
             )
         if self.has_stragglers and not self.is_synchronous:
-            raise NotImplementedError(
+            raise IncompatibleParts(
                 f"fraction_workers {self.fraction_workers:g} stops workers for which others wait, "
                 'and with grad_communication="asynchronous" none does: leave it out'
             )

@@ -44,7 +44,7 @@ from torchbeast.core.base.checks import (
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.errors import UsageError
+from torchbeast.errors import IncompatibleParts, UsageError
 from torchbeast.gradients.config import Communication, GradientConfig, UpdateExecution
 from torchbeast.on_ray.config import RayConfig
 from torchbeast.schemes.describe import text_of
@@ -294,27 +294,27 @@ class Scheme:
             above(0, **resources)
 
     def _check_axes(self) -> None:
-        """Raises NotImplementedError where the ways to spread the work do not go together."""
+        """Raises IncompatibleParts where the ways to spread the work do not go together."""
         for name, (_, number) in _AXES.items():
             chosen = getattr(self, name)
             if chosen != getattr(type(self), name) and not getattr(self, number):
-                raise NotImplementedError(
+                raise IncompatibleParts(
                     f'{name}="{chosen}" needs workers, but {number} is 0: give some'
                 )
         for kind in ("col", "grad"):
             backend = getattr(self, f"{kind}_backend")
             if getattr(self, f"{kind}_worker_resources") and backend != "ray":
-                raise NotImplementedError(
+                raise IncompatibleParts(
                     f"{kind}_worker_resources are what Ray reserves for a worker, but "
                     f'{kind}_backend="{backend}" reserves nothing: leave them out, or use Ray'
                 )
         for is_refused, sentence in _REFUSED:
             if is_refused(self):
-                raise NotImplementedError(sentence)
+                raise IncompatibleParts(sentence)
         _ = self.gradients  # checks its values
 
     def _check_components(self) -> None:
-        """Raises NotImplementedError where the components do not go together."""
+        """Raises IncompatibleParts where the components do not go together."""
         self.storage_factory.prepared(self.algo_factory)
         self._check_kind_of_actor()
         self._check_replay()
@@ -345,7 +345,7 @@ class Scheme:
                 check_goals(envs.observation_space, envs.frame_stack)
         except ValueError as error:
             name = type(self.storage_factory).__name__
-            raise NotImplementedError(f"{name} in this scheme: {error}") from error
+            raise IncompatibleParts(f"{name} in this scheme: {error}") from error
 
     def _check_spaces(self) -> None:
         actor, envs = self.actor_factory, self.train_envs_factory
@@ -361,7 +361,7 @@ class Scheme:
         made, algo = self.actor_factory, self.algo_factory.algo
         for kind, suitable in _MAKERS.items():
             if issubclass(algo.actor_type, kind) and not issubclass(made.kind, kind):
-                raise NotImplementedError(
+                raise IncompatibleParts(
                     f"{made.owner} makes a network of type {made.kind.__name__}, but "
                     f"{algo.__name__} trains one of type {algo.actor_type.__name__}: use {suitable}"
                 )
@@ -376,7 +376,7 @@ class Scheme:
             factory.algo.check_actor(actor, factory.config)
             specs_of_extras(actor, factory.algo.needs)
         except UsageError as error:
-            raise NotImplementedError(f"{name} with {factory.algo.__name__}: {error}") from error
+            raise IncompatibleParts(f"{name} with {factory.algo.__name__}: {error}") from error
 
 
 Scheme.__init__ = names_checked(Scheme.__init__)  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from torchbeast.core.base.checks import (
 )
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.errors import IncompatibleParts
 
 if TYPE_CHECKING:
     from torchbeast.core.algos.base import AlgoFactory, Algorithm
@@ -63,11 +64,11 @@ class Storage(ABC):
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         """Returns the algorithm with this storage's settings.
 
-        Raises NotImplementedError when the algorithm does not learn from what it holds.
+        Raises IncompatibleParts when the algorithm does not learn from what it holds.
         """
         taken = algo.algo.takes
         if not issubclass(self.holds, taken):
-            raise NotImplementedError(
+            raise IncompatibleParts(
                 f"{type(self).__name__} gives {self.holds.__name__}, but {algo.algo.__name__} "
                 f"learns from {taken.__name__}: use {suitable_storage(algo)}"
             )
@@ -119,7 +120,7 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
         if "gae_lambda" not in {field.name for field in dataclasses.fields(algo.config)}:
-            raise NotImplementedError(
+            raise IncompatibleParts(
                 f"{type(self).__name__} is for algorithms that compute advantages by GAE, but "
                 f"{algo.algo.__name__} has no gae_lambda: use {suitable_storage(algo)}"
             )
@@ -153,13 +154,13 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
         if not algo.algo.corrects_lag:
-            raise NotImplementedError(
+            raise IncompatibleParts(
                 f"{type(self).__name__} is for algorithms that learn from older policies too, but "
                 f"{algo.algo.__name__} does not correct its returns for them: use "
                 f"{suitable_storage(algo)}"
             )
         if self.replay_size and not algo.algo.learns_from_replay:
-            raise NotImplementedError(
+            raise IncompatibleParts(
                 f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not learn from "
                 "one: leave out replay_size, or use LASER"
             )
