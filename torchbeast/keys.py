@@ -44,17 +44,17 @@ _EARLIER = datetime.timedelta(hours=1)  # the clocks of other machines may be be
 
 @dataclass(frozen=True, kw_only=True)
 class KeysConfig:
-    """The files to make."""
+    """The files to create."""
 
     hosts: str = ""
-    """Names and addresses of the machines that listen, separated by commas and without ports: of
-    environment servers, just as learners will name them in --env_servers; or of the learner, just
-    as hosts that dial in will name it in --learner."""
+    """Names or addresses of the machines that listen, without ports, separated by commas: the
+    environment servers, spelt as in the learner's --env_servers; or the learner, spelt as in
+    --learner of the hosts that dial in."""
     folder: str = "torchbeast-keys"
-    """Where the files go. An authority and a token that are there are used again; certificates
+    """Folder for the files. If it has an authority and a token, they are used again; certificates
     are replaced."""
     days: int = 365
-    """Days for which the certificates are valid."""
+    """Days that the certificates are valid."""
 
     def __post_init__(self) -> None:
         between(1, DAYS_OF_AUTHORITY, days=self.days)

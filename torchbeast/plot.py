@@ -51,10 +51,10 @@ class PlotFlags:
     """Plots the mean episode return of runs against env steps, with the spread over seeds."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or kept curves named PROGRAM-SEED.csv. Runs that differ only in their seed
-    form one line."""
+    """Folders of runs, or curves in files named PROGRAM-SEED.csv. Runs that differ only in their
+    seed are drawn as one line."""
     output: Path = Path("curve.png")
-    """The PNG to write."""
+    """PNG file to write."""
 
 
 @dataclass

@@ -39,14 +39,14 @@ _Answer = dict[str, Any] | RunError
 
 @dataclass(frozen=True, kw_only=True)
 class StatusConfig:
-    """The servers to ask."""
+    """The servers to query."""
 
     servers: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """HOST:PORT of the first server of each machine, what --env_servers of polybeast_learner takes,
-    or unix:BASENAME. Default: the servers of this user on this machine."""
+    """HOST:PORT of the first server of each machine, as for --env_servers of polybeast_learner, or
+    unix:BASENAME. Default: the servers of this user on this machine."""
     learner: str | None = None
-    """HOST:PORT of a learner to which hosts dial in (polybeast_learner --listen): show the hosts
-    that have joined it."""
+    """HOST:PORT of a learner started with polybeast_learner --listen: show the hosts that have
+    dialled in to it."""
     timeout: float = 5.0
     """Seconds to wait for each server."""
 

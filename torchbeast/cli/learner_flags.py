@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags that every learner has, and those of MonoBeast: Configs of components, in groups.
+"""The flags that every learner program has, and MonoBeast's own: groups of components' Configs.
 
-A flag's default, check and help text are in the Config of the component that it configures. Here
-are the flags that select what runs, and the checks of several groups together, whose messages name
-flags as they are typed.
+The default, check and help text of a flag are in the Config of the component that it configures.
+This module adds the flags that select what to run, and checks that involve several groups. The
+messages of these checks name flags as you type them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,20 @@ class CommandFlags:
     """Training or evaluation."""
 
     mode: Literal["train", "test", "test_render"] = "train"
-    """train; test: play whole episodes with the checkpoint of --xpid, or else of the latest run in
-    --savedir, once or while the run trains (--follow); test_render: once, and write a video."""
+    """train; test: play whole episodes with the checkpoint of --xpid, or of the latest run in
+    --savedir, once or repeatedly while that run trains (--follow); test_render: write a video."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultsFlags:
-    """Choices that set the defaults of other flags."""
+    """Flags that change the defaults of other flags."""
 
     algo: str = registry.DEFAULT
-    """Algorithm: impala; laser, which also learns from a replay (--replay_size); ppo, which learns
-    from each batch several times; dqn, sac and td3, which learn from single steps of a replay; or
-    package.module:MyAlgo for your own. Its settings become flags, which --help lists with those of
-    the program. A run that is resumed keeps its algorithm."""
+    """Algorithm: impala (V-trace), ppo; with a replay (--replay_size) laser (IMPALA with replay),
+    dqn (discrete actions), sac, td3 (continuous actions); or your own as package.module:MyAlgo. Its
+    hyperparameters become flags: add --help to list them. A resumed run keeps its algorithm."""
     preset: str | None = None
-    """Settings that belong together take the place of the defaults below and above;
-    help lists them."""
+    """Tuned settings for a task, used as defaults of the other flags; --preset help lists them."""
 
 
 @dataclass(frozen=True, kw_only=True)

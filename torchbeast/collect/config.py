@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of sources: environments, workers, rollouts, replay."""
+"""Settings of data collection: environments, workers, rollouts, replay."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _REPRODUCIBLE_ENVS = 4  # on every machine; with two processes their shares divi
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    """The batch of an update."""
+    """The batch of one update."""
 
     batch_size: int = 8
-    """Number of rollouts in one update, of all learners together; with dqn, sac and td3 of single
-    steps."""
+    """Rollouts per update, summed over all learners; with dqn, sac and td3: sampled steps per
+    update."""
     unroll_length: int = 80
-    """Steps in one rollout. Longer rollouts give fewer, larger updates and older data."""
+    """Steps per rollout, usually 5 to 128. Larger: fewer, larger updates and older data."""
 
     def __post_init__(self) -> None:
         at_least(1, batch_size=self.batch_size, unroll_length=self.unroll_length)
@@ -32,16 +32,16 @@ class RolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorsConfig:
-    """Environments of a run that starts them itself."""
+    """The environments that the program starts."""
 
     num_actors: int | None = None
-    """Number of environments in all. Each costs memory; more make larger inference batches.
-    Default: 16 for each process that steps them, thus 16 per core. With more than four processes it
-    is 8, 4, 2 or 1 for each, so that there are at most 64, but one for each process. A resumed run
-    keeps its number."""
+    """Total number of environments. More make larger inference batches, but each takes memory.
+    Default: 16 per process, that is per core; with more than four processes 8, 4, 2 or 1 each, so
+    that there are at most 64 in total, but at least one per process. A resumed run keeps its
+    number."""
 
     of_processes: ClassVar[str] = ""
-    """Name of the field with the number of processes that step the environments."""
+    """Name of the field that holds the number of processes that step the environments."""
 
     def __post_init__(self) -> None:
         given = self.given_processes
@@ -77,26 +77,26 @@ class ActorsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Experience replay. Without --algo, --replay_size selects laser; --replay_ratio needs it."""
+    """Experience replay. --replay_size selects --algo laser unless you give another algorithm."""
 
     replay_size: int = 0
-    """Environment steps that the replay holds, always the newest; 0: no replay. The program says at
-    its start how much memory they take."""
+    """Capacity of the replay in environment steps, of which it keeps the newest. 0: no replay. The
+    program prints at startup how much memory it takes."""
     replay_ratio: float = 1.0
-    """Replayed rollouts for each new one in a batch; LASER's paper has 7. Each costs as much to
-    learn from as a new one. With dqn, sac and td3: replayed steps for each new one, so that there
-    are --replay_ratio / --batch_size updates a step; inf: learner and environments never wait for
-    each other."""
+    """Replayed rollouts per new rollout in a batch; the LASER paper uses 7. A replayed one costs as
+    much compute as a new one. With dqn, sac and td3: sampled steps per new step, which makes
+    --replay_ratio / --batch_size updates per environment step; inf: learner and environments never
+    wait for each other."""
     learn_start: int = 0
-    """Environment steps in the replay from which on it is learnt from. Before, and until an episode
-    is whole, batches hold new rollouts alone."""
+    """Do not sample from the replay until it holds this many environment steps. Until then, and
+    until it holds a complete episode, laser trains on new rollouts only."""
     checkpoint_replay: bool = False
-    """Save the replay's contents with every checkpoint, in a file as large as they are. Otherwise a
-    resumed run starts with an empty replay."""
+    """Save the contents of the replay with every checkpoint, in a file of the same size. Otherwise
+    a resumed run starts with an empty replay."""
     replay_service: str | None = None
-    """Address of a replay that agents share: the path of a socket on this machine, or ray:NAME for
-    a Ray actor. python -m torchbeast.sweep --shared_replay gives it to its agents. --replay_size is
-    then that of all agents together, and equal in all."""
+    """Address of a replay that several agents share: a socket's path on this machine, or ray:NAME
+    of a Ray actor. Set by python -m torchbeast.sweep --shared_replay. --replay_size is then the
+    capacity of the shared replay, and all agents must give the same."""
 
     def __post_init__(self) -> None:
         at_least(
@@ -202,19 +202,19 @@ class ReplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TransitionsConfig:
-    """Single steps that dqn, sac and td3 sample from their replay."""
+    """How dqn, sac and td3 sample single steps from their replay."""
 
     n_step: int = 1
-    """Steps whose rewards are added up before a value is estimated, at most."""
+    """n of n-step returns: sum this many rewards, then bootstrap. Usually 1 to 5."""
     priority_exponent: float = 0.0
-    """Sample steps whose values were wrong more often: in proportion to this power of the error's
-    size. 0: all equally often."""
+    """Prioritisation exponent alpha (Schaul et al. 2016): sample in proportion to |TD error|^alpha,
+    0.5 to 0.7 is usual. 0: sample uniformly."""
     priority_beta: float = 0.4
-    """How far losses are weighted to make up for --priority_exponent at first; grows to 1, wholly,
-    over the run."""
+    """Initial importance-sampling exponent beta (Schaul et al. 2016), annealed linearly to 1 over
+    the run. Larger: corrects more of the bias of prioritised sampling."""
     hindsight_share: float = 0.0
-    """Share of the steps that are learnt from as if their goal had been one that was reached later
-    in their episode; 0.8 is usual. For environments with goals."""
+    """Hindsight experience replay (Andrychowicz et al. 2017): share of sampled steps whose goal is
+    replaced by one reached later in the episode, usually 0.8. For environments with goals."""
 
     def __post_init__(self) -> None:
         at_least(1, n_step=self.n_step)
@@ -250,13 +250,12 @@ def split_evenly(total: int, num_groups: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class BufferedActorsConfig(ActorsConfig):
-    """Environments whose rollouts wait in buffers."""
+    """The environments, and the buffers in which their rollouts wait for the learner."""
 
     num_buffers: int | None = None
-    """Number of rollouts of one environment that are being written or wait for the learner, at
-    least --num_actors. More buffers mean older data, at most about --num_buffers / --batch_size
-    updates old. Default: two per environment.
-    """
+    """Rollout buffers, at least --num_actors; each holds one environment's rollout while it is
+    written or waits for the learner. Larger: older data, up to about --num_buffers / --batch_size
+    updates old. Default: two per environment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -293,17 +292,15 @@ class BufferedActorsConfig(ActorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessesConfig(BufferedActorsConfig):
-    """Environments, and the actor processes that step them and choose actions."""
+    """The environments, and the actor processes that step them and choose actions."""
 
     num_processes: int | None = None
-    """Number of actor processes, each with a copy of the network. Default: one per core, at most
-    one per environment; with --fixed_lag on every machine 2, or 1 if --num_actors is odd.
-    """
+    """Actor processes, each with a copy of the network. Default: one per core, at most one per
+    environment. With --fixed_lag: 2, or 1 if --num_actors is odd, on every machine."""
     fixed_lag: int | None = None
-    """Make the run reproducible: learn from rollouts collected with weights exactly this many
-    updates old, in a fixed order. Costs speed. --num_actors is then 4 by default, on every machine.
-    Default: learn from whatever is ready.
-    """
+    """Policy lag for a reproducible run: train on rollouts in a fixed order, collected with weights
+    exactly this many updates old. Slower. --num_actors is then 4 by default, on every machine.
+    Default: train on whichever rollouts are ready."""
 
     of_processes = "num_processes"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process needs to make its environments, and the flags that it comes from.
+"""Specs of environments: what a process needs to make them, and the flags that describe them.
 
 The options are the same in every process of a run. EnvError says why an environment cannot be made.
 """
@@ -29,24 +29,24 @@ class EnvOptions:
     """
 
     observation_keys: tuple[str, ...] = ()
-    """Leaves of a dict observation that the network sees, such as --observation_keys blstats
-    inventory/glyphs; the others are dropped where the environment runs. Default: all; with
-    --mode test those of the run."""
+    """Entries of a dict observation that the network sees, such as --observation_keys blstats
+    inventory/glyphs; the workers drop the others. Default: all; with --mode test, the keys that the
+    run recorded."""
     sticky_actions: float | None = None
-    """Atari: probability, at each emulated frame, of repeating the previous action. Default: that
-    of the id, 0.25 for ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with --mode test that
-    of the run."""
+    """Atari: probability, at each emulated frame, of repeating the previous action (Machado et al.
+    2018). Default: 0.25 for ids such as ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with
+    --mode test, the run's value."""
     frame_skip: int | None = None
-    """Atari: emulated frames per action. Default: 4; with --mode test that of the run."""
+    """Atari: emulated frames per action. Default: 4; with --mode test, the run's value."""
     full_action_space: bool = False
-    """Atari: offer all 18 actions of the console instead of only those that the game uses."""
+    """Atari: offer all 18 actions of the console, not only the ones that the game uses."""
     mask_actions: bool = False
-    """Never take an action that the environment's info["action_mask"] rules out (Taxi gives
-    one): the mask joins the observation. Masks that are in the observation are obeyed anyway."""
+    """Never take actions that the environment's info["action_mask"] forbids, as in Taxi. The mask
+    is added to the observation. A mask that an observation contains is always obeyed."""
     info_keywords: tuple[str, ...] = ()
-    """Numbers that the environment gives in the info of a game's last step, such as
-    --info_keywords is_success x_position. Their means over the games of an update are logged as
-    info_is_success, info_x_position."""
+    """Numbers to log from the info of each episode's last step, such as --info_keywords is_success
+    x_position. Their means over the episodes of an update are logged as info_is_success and
+    info_x_position."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
@@ -119,16 +119,16 @@ DEFAULT_ENV = "PongNoFrameskip-v4"
 
 @dataclass(frozen=True, kw_only=True)
 class _EnvName:
-    """The name of the environment, a class of its own so that it comes before the options."""
+    """The name of the environment. A separate class, so that --help lists it before the options."""
 
     env: str | None = None
     """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own.
-    Default: PongNoFrameskip-v4; with --mode test that of the run. An evaluation in another
-    environment needs the same observations and actions."""
+    Default: PongNoFrameskip-v4; with --mode test, the run's environment. An environment to evaluate
+    in must have the run's observation and action spaces."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default:
-    none; with --mode test those of the run. Those of a package.module:factory are used again only
-    when --env names it."""
+    none; with --mode test, the run's arguments. Recorded arguments of a package.module:factory are
+    used again only if you repeat --env."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,22 +12,22 @@ NEWEST = "model.tar"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Evaluation of the checkpoints of a run."""
+    """Evaluation of a run's checkpoints."""
 
     follow: bool = False
-    """With --mode test: evaluate every new model.tar of the run while it trains, append a row to
-    evaluations.csv for each, keep the best as evaluation_best.tar, and end with the run. --seed is
-    0 by default, so that all of them play the same starts."""
+    """With --mode test: evaluate every new model.tar while the run trains, append a row for each to
+    evaluations.csv, keep the best as evaluation_best.tar, and exit when the run ends. --seed is 0
+    by default, so that all checkpoints play from the same starts."""
     checkpoint: str = NEWEST
-    """The file in the run's folder that --mode test plays, such as evaluation_best.tar or
+    """Checkpoint in the run's folder that --mode test plays, for example evaluation_best.tar or
     model.1.tar."""
     num_episodes: int = 10
-    """Number of whole episodes that --mode test plays."""
+    """Complete episodes that --mode test plays. More give a less noisy mean."""
     sampled: bool = False
-    """Use sampled actions in --mode test, as in training, instead of the most likely ones."""
+    """In --mode test, sample actions from the policy as in training, instead of acting greedily."""
     random_start: int | None = None
-    """Start each episode of --mode test with 0 to this many random actions, because the most likely
-    actions repeat a deterministic game. Default: 30 in Atari games, else 0."""
+    """Start each episode of --mode test with 0 to this many random actions. Without them, greedy
+    play in a deterministic game repeats one episode. Default: 30 in Atari games, else 0."""
 
     def __post_init__(self) -> None:
         at_least(1, num_episodes=self.num_episodes)

@@ -10,40 +10,40 @@ from torchbeast.core.base.checks import above, at_least, between, one_of
 from torchbeast.errors import IncompatibleParts
 
 Communication = Literal["synchronous", "asynchronous"]
-"""synchronous: everyone contributes to every step. asynchronous: a step for each contribution, as
-they come; nobody waits for a slow worker."""
+"""synchronous: every worker contributes to every optimiser step. asynchronous: each contribution is
+an optimiser step as soon as it arrives, so that nobody waits for a straggler."""
 
 UpdateExecution = Literal["centralised", "decentralised"]
-"""centralised: one process applies the gradients and sends the weights. decentralised: the workers
-join their gradients, and each applies them."""
+"""centralised: one process, a parameter server, applies the gradients and sends the weights to the
+workers. decentralised: the workers all-reduce their gradients, and each applies the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientConfig:
     """Workers that compute gradients, and their updates.
 
-    Each worker collects batches of its own, of the size that its source has. With synchronous
-    workers an optimiser step learns from num_workers such batches at once, as one learner would
-    with a batch of so many times the columns: algorithms whose terms are sums then need the
-    learning rate of that larger batch. With asynchronous ones it learns from one.
+    Each worker collects its own batches. With synchronous workers an optimiser step uses
+    num_workers batches, like a single learner whose batch is num_workers times as large. If the
+    algorithm's losses are sums, choose the learning rate for that larger batch. With asynchronous
+    workers a step uses one batch.
     """
 
     num_workers: int
     communication: Communication = "synchronous"
     update_execution: UpdateExecution = "centralised"
     fraction_workers: float = 1.0
-    """Share of the workers that must have collected their batch before the others are told to
-    stop; at 1 all collect whole batches."""
+    """Preempt stragglers as in DD-PPO (Wijmans et al. 2020): once this share of the workers have
+    their batch, the others stop collecting. 1: all collect complete batches."""
     fraction_samples: float = 1.0
-    """Share of its batch that a worker collects even if it is told to stop. The steps that are
-    missing are not valid, and no env steps."""
+    """Share of its batch that a straggler collects in any case. Missing steps are masked and do not
+    count as env steps."""
     max_lag: int = 32
-    """Most optimiser steps by others between the weights that an asynchronous gradient was computed
-    with and its own step. A gradient that is older is dropped, and counted as such."""
+    """Drop (and count) asynchronous gradients that were computed with weights more than this many
+    optimiser steps old."""
     cores: int = 1
-    """Processor cores that a worker uses."""
+    """CPU cores that a worker uses."""
     gpus: float = 0.0
-    """GPUs of a worker, which learns on the one that it sees; with less than 1 others share it."""
+    """GPUs per worker, which computes on the one that it sees. Below 1, workers share a GPU."""
 
     def __post_init__(self) -> None:
         one_of(get_args(Communication), communication=self.communication)

@@ -13,30 +13,30 @@ CLIENT = "ray://"  # begins the address of a cluster that this machine is no par
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig(BufferedActorsConfig):
-    """Environments in Ray actors, on this machine or on a cluster."""
+    """The environments, and the Ray actors that step them on this machine or on a cluster."""
 
     address: str | None = None
-    """Ray cluster to run on: auto (the one that this machine belongs to), HOST:PORT of its head, or
-    ray://HOST:10001 from outside. Default: $RAY_ADDRESS, else start Ray on this machine alone, for
-    as long as the run."""
+    """Ray cluster to run on: auto (the cluster to which this machine belongs), HOST:PORT of its
+    head node, or ray://HOST:10001 from outside. Default: $RAY_ADDRESS if set, else start Ray on
+    this machine for this run."""
     num_workers: int | None = None
-    """Number of Ray actors, over which the environments are spread; each has a copy of the network.
+    """Ray actors, among which the environments are divided; each has a copy of the network.
     Default: as many as the cluster has room for, at most one per environment."""
     min_workers: int | None = None
-    """Number of Ray actors that must find room at the start. The others begin when nodes join the
-    cluster or others leave it. Default: --num_workers."""
+    """Ray actors that must find room at startup. The rest start when the cluster gets room, because
+    nodes join or other jobs end. Default: --num_workers."""
     actor_cpus: float = 1.0
-    """CPUs that Ray reserves for each Ray actor, which uses one."""
+    """CPUs that Ray reserves for each Ray actor. An actor uses one."""
     learner_cpus: float = 0.0
     """CPUs of this machine that Ray keeps free for the learner."""
     learner_gpus: float = 0.0
-    """GPUs of this machine that Ray keeps free for the learner. With 0 it uses a GPU that it sees,
-    whether Ray gives it to others or not."""
+    """GPUs of this machine that Ray keeps free for the learner. With 0 the learner still uses a GPU
+    if it sees one, even if Ray gives that GPU to others."""
     working_dir: str | None = None
     """Folder with your code, which Ray copies to the machines of the cluster. Default: the current
-    folder if environment or network are your own (module:attribute), else none."""
+    folder if the environment or the network is your own (module:attribute), else none."""
     dashboard: bool = False
-    """Start Ray's dashboard, when Ray is started here. Needs pip install 'ray[default]'."""
+    """Start Ray's dashboard if this run starts Ray. Needs pip install 'ray[default]'."""
 
     of_processes = "num_workers"
 

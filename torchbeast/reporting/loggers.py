@@ -181,13 +181,13 @@ FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
 
 @dataclass(frozen=True, kw_only=True)
 class DisplayConfig:
-    """Display in the terminal."""
+    """The display in the terminal."""
 
     episodes_for_avg: int = 100
-    """Number of the last episodes over which the mean return and length are shown."""
+    """Show the mean return and length of this many last episodes."""
     suppress_logs: bool = False
-    """Show no progress on the terminal, only the start, warnings and the summary. The files of the
-    run are written as always."""
+    """Show only the start, warnings and the summary on the terminal, not the progress. The run's
+    files are written as usual."""
 
     def __post_init__(self) -> None:
         at_least(1, episodes_for_avg=self.episodes_for_avg)
@@ -195,11 +195,11 @@ class DisplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """Logs beside logs.csv and TensorBoard's."""
+    """Loggers in addition to logs.csv and TensorBoard."""
 
     wandb_project: str | None = None
-    """Also log the run to this project of Weights & Biases (pip install 'torchbeast[wandb]').
-    WANDB_MODE=offline in the environment writes files only. Default: do not."""
+    """Also log to this project of Weights & Biases (pip install 'torchbeast[wandb]'). With the
+    environment variable WANDB_MODE=offline it only writes files. Default: off."""
 
     def loggers(self) -> tuple[Logger, ...]:
         """Returns the loggers of the run."""

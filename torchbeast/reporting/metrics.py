@@ -34,9 +34,9 @@ class MetricsConfig:
     """Metrics for Prometheus."""
 
     metrics_port: str | None = None
-    """PORT or HOST:PORT at which Prometheus finds the program's figures, at /metrics (pip install
-    'torchbeast[metrics]'). Without a HOST only this machine can read them; HOST 0.0.0.0 is every
-    network of this machine. Default: nowhere."""
+    """Serve metrics for Prometheus at http://HOST:PORT/metrics (pip install 'torchbeast[metrics]').
+    PORT alone: only for this machine; HOST 0.0.0.0 means every network of this machine. Default:
+    off."""
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None:

@@ -59,17 +59,16 @@ def _new_xpid() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A run's name, the place of its files, and its seed."""
+    """The run's name, folder and seed."""
 
     xpid: str = field(default_factory=_new_xpid)
-    """Name of the run. The name of an earlier run resumes that run with its recorded settings,
-    which flags on the command line override. Default: made from the time.
-    """
+    """Name of the run. The name of an earlier run resumes it with its recorded settings, which
+    flags on the command line override. Default: made from the time."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the run's files are in {savedir}/{xpid}."""
     seed: int | None = None
-    """Seed of the whole run: weights, actions, every environment.
-    Default: random, recorded in meta.json."""
+    """Seed of the whole run: initial weights, actions, every environment. Default: random, and
+    recorded in meta.json."""
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the learner: its use of this machine, checkpoints, and the clipping of rewards."""
+"""Settings of the learner: hardware, training length, checkpoints, and reward clipping."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from torchbeast.envs.atari import is_atari
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """The learner's use of this machine."""
+    """How the learner uses this machine."""
 
     num_learner_threads: int | None = None
-    """Threads that prepare batches and learn from them, one update at a time; also --num_threads.
-    Default: 2 with a GPU (one copies while the other learns), else 1."""
+    """Learner threads, which take turns at preparing a batch and updating; also --num_threads.
+    Default: 2 with a GPU (one copies data while the other computes), else 1."""
     torch_threads: int | None = None
-    """CPU threads of an update: each learns from slices of the batch, whose gradients are added in
-    no fixed order. Default: the cores this process may use; with --fixed_lag 1. With --fixed_lag
-    more threads run inside operations, and their number changes the order of sums."""
+    """CPU threads of an update. Each computes gradients of slices of the batch, which are summed in
+    any order. Default: the cores that this process may use; 1 with --fixed_lag. With --fixed_lag
+    more threads run inside PyTorch's operations, and their number changes rounding."""
     precision: Precision = "auto"
-    """Floating-point type of features; everything else is float32. auto: bfloat16 where the
-    hardware supports it (AMX, AVX512-BF16, tensor cores), except for small networks on the CPU;
-    otherwise float32, and with --fixed_lag too."""
+    """Floating-point type of the network's features; everything else is float32. auto: bfloat16 if
+    the hardware supports it (AMX, AVX512-BF16, tensor cores), but float32 for small networks on the
+    CPU and with --fixed_lag."""
     megabytes_at_once: float | None = None
-    """Size of a slice of the batch, in MB of observations; 0: the whole batch. Small slices fit the
-    cache, large ones have less overhead; the gradients are the same. Default: 2.7 on the CPU, the
-    whole batch on a GPU."""
+    """Size of the slices in which gradients are accumulated, in MB of observations; 0: the whole
+    batch. Smaller slices fit the cache, larger ones have less overhead; the gradient is the same.
+    Default: 2.7 on the CPU, the whole batch on a GPU."""
     compile: bool = False
-    """Compile the network for learning with torch.compile. Needs a C++ compiler, and a minute or
-    more at the start. It gained nothing on the CPU it was measured on.
-    """
+    """Compile the network with torch.compile for updates. Needs a C++ compiler and a minute or more
+    at startup. It gained nothing on the CPU on which it was measured."""
     device: str = "auto"
-    """Where the learner computes: cpu; cuda:1, the GPU with this number; auto, the first GPU, or
-    the CPU if there is none. Of several learners that torchrun starts, auto gives each a GPU of its
-    own."""
+    """Device of the learner: cpu; cuda:1, the GPU with this number; auto, the first GPU, or the CPU
+    if there is none. With several learners under torchrun, auto gives each its own GPU."""
     disable_cuda: bool = False
-    """Use the CPU even if there is a GPU, as --device cpu."""
+    """Use the CPU even if there is a GPU; the same as --device cpu."""
     write_profiler_trace: bool = False
-    """Write a trace of some updates on one thread (trace.json, for chrome://tracing) to the run's
-    folder. Slows those updates."""
+    """Profile a few updates of one thread and write trace.json (for chrome://tracing) to the run's
+    folder. Slows those updates down."""
 
     @property
     def stays_on_cpu(self) -> bool:
@@ -65,10 +63,10 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Length of the training. A step is one agent step of one environment (four Atari frames)."""
+    """Length of training. A step is one action in one environment (four Atari frames)."""
 
     total_steps: int = 100_000
-    """Environment steps to learn from; the learning rate reaches 0 there."""
+    """Environment steps to train for; the learning rate decays linearly to 0 at this number."""
 
     def __post_init__(self) -> None:
         at_least(1, total_steps=self.total_steps)
@@ -79,12 +77,13 @@ class CheckpointConfig:
     """Checkpoints."""
 
     disable_checkpoint: bool = False
-    """Write no model.tar: the run can be neither resumed nor evaluated."""
+    """Do not write checkpoints. The run can then be neither resumed nor evaluated."""
     checkpoint_interval: float = 600.0
-    """Seconds between checkpoints; one is also written at the end, on Ctrl-C, SIGTERM or SIGHUP."""
+    """Seconds between checkpoints. One is also written at the end, on Ctrl-C, SIGTERM and
+    SIGHUP."""
     keep_checkpoints: int = 3
-    """Number of checkpoints that are kept: model.tar, the one before it as model.1.tar, and so on.
-    If model.tar is damaged, the one before takes its place."""
+    """Checkpoints to keep: model.tar is the newest, model.1.tar the one before it, and so on. If
+    model.tar is damaged, the run resumes from model.1.tar."""
 
     def __post_init__(self) -> None:
         interval, keep = self.checkpoint_interval, self.keep_checkpoints

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of PolyBeast's source: environment servers, inference and the learner's queue."""
+"""Settings of PolyBeast: environment servers, inference, and the learner's queue."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ _FILES_OF_THE_REST = 200  # of the program, and of libraries
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """Inference, and the queue between the environment servers and the learner."""
+    """Inference, and the queue of rollouts between environment servers and learner."""
 
     num_inference_threads: int | None = None
-    """Number of threads that choose actions, each with its own copy of the network.
-    Default: 2 with a GPU, else one for every four cores, at least one; one if its operations use
-    all cores (see --torch_threads)."""
+    """Inference threads, each with its own copy of the network. Default: 2 with a GPU, else one per
+    four cores, at least one; one if PyTorch's operations use all cores (see --torch_threads)."""
     max_learner_queue_size: int | None = None
-    """Rollouts that may wait for the learner; more mean older data. Default: two batches.
-    """
+    """Rollouts that may wait for the learner. Larger: older data. Default: two batches."""
     min_streams: int | None = None
-    """The run ends once fewer streams to environment servers are connected for a minute, or left
-    after others were retired because their environments failed again and again. Default: half of
-    the streams."""
+    """End the run if fewer streams to environment servers stay connected for a minute, or if fewer
+    are left because streams whose environments failed repeatedly were retired. Default: half of the
+    streams."""
 
     def __post_init__(self) -> None:
         at_least(1, num_inference_threads=self.num_inference_threads)
@@ -75,13 +73,13 @@ class PipelineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig(ActorsConfig):
-    """Environments, and the server processes that the program starts for them."""
+    """The environments, and the server processes that the program starts for them."""
 
     num_servers: int | None = None
-    """Number of server processes. Default: one per core, at most one per environment."""
+    """Server processes. Default: one per core, at most one per environment."""
     pipes_basename: str | None = None
-    """Server i listens at {pipes_basename}.{i}, e.g. unix:/tmp/polybeast.
-    Default: sockets in a folder of this run."""
+    """Server i listens at {pipes_basename}.{i}, for example unix:/tmp/polybeast. Default: sockets
+    in the run's own folder."""
 
     of_processes = "num_servers"
 
@@ -92,23 +90,23 @@ class FleetConfig(ActorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedFleetConfig:
-    """The running environment servers to learn from."""
+    """The running environment servers, from which the learner gets its data."""
 
     num_actors: int | None = None
-    """Number of environments of all servers, which must be exactly this many; hosts that dial in
-    (--listen) must have at least as many. Default: however many there are."""
+    """Check the total number of environments: the servers must have exactly this many, and hosts
+    that dial in (--listen) at least this many. Default: use all environments that there are."""
     pipes_basename: str | None = None
-    """Common part of the servers' addresses. Default: that of polybeast_env, in a folder of this
-    user."""
+    """Common part of the servers' addresses. Default: the same as polybeast_env, a path in a folder
+    of this user."""
     env_servers: str | None = None
-    """Servers on other machines: HOST:PORT,HOST:PORT with the port of each host's first server,
-    whose others follow at the next ports. Default: servers on this machine."""
+    """Servers on other machines: HOST:PORT,HOST:PORT with the port of each host's first server; a
+    host's other servers use the ports after it. Default: servers on this machine."""
     listen: str | None = None
-    """HOST:PORT to which hosts of servers dial in (polybeast_env --learner), where this machine
-    cannot reach them. HOST 0.0.0.0 is every network of this machine, IPv4 and IPv6. The run begins
-    with the first host, or with as many as have --num_actors environments."""
+    """HOST:PORT at which hosts dial in (polybeast_env --learner) because the learner cannot reach
+    them. HOST 0.0.0.0 means every network of this machine, IPv4 and IPv6. The run starts with the
+    first host, or once the hosts together have --num_actors environments."""
     connect_timeout: float = 20.0
-    """Seconds to wait for each server to answer at the start, or for hosts to dial in."""
+    """Seconds to wait at startup for each server to answer, or for hosts to dial in."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actors=self.num_actors)
@@ -120,17 +118,17 @@ class ServedFleetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedEnvConfig:
-    """The environment, which the servers decide."""
+    """The environment. In training the servers decide it."""
 
     env: str | None = None
-    """Refuse servers of another environment. Default: learn whatever they serve. With --mode test,
-    which needs no servers: the environment to play. Default: that of the run."""
+    """Refuse servers that serve another environment. Default: accept any. With --mode test, which
+    does not need servers: the environment to play. Default: the run's environment."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """With --mode test: keyword arguments of the environment's constructor as JSON, such as
-    '{"size": 8}'. Default: those of the run, if --env is no package.module:factory."""
+    '{"size": 8}'. Default: the run's arguments, unless --env is a package.module:factory."""
     num_actions: int | None = None
-    """Number of actions; needed only with servers of the original TorchBeast, which do not describe
-    their environment."""
+    """Number of actions. Needed only with servers of the original TorchBeast (2019), which do not
+    describe their environment."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actions=self.num_actions)
@@ -146,19 +144,19 @@ class ServersConfig:
     """Environment servers for a learner in another terminal or on another machine."""
 
     num_servers: int | None = None
-    """Number of server processes. Default: one per core."""
+    """Server processes. Default: one per core."""
     num_actors: int | None = None
-    """Number of environments of all servers together. Default: one per server if --num_servers is
-    given, else as many as polybeast has by default."""
+    """Total number of environments. Default: one per server if you give --num_servers, else the
+    default of polybeast."""
     pipes_basename: str | None = None
     """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
     listen: str | None = None
-    """HOST:PORT for learners on other machines: server i listens at PORT + i. HOST 0.0.0.0 is every
-    network of this machine, IPv4 and IPv6. Default: sockets, for learners on this machine."""
+    """HOST:PORT for learners on other machines: server i listens at PORT + i. HOST 0.0.0.0 means
+    every network of this machine, IPv4 and IPv6. Default: sockets, for learners on this machine."""
     learner: str | None = None
-    """HOST:PORT of a learner on another machine (polybeast_learner --listen), to which this host
-    dials in because the learner cannot reach it; of several learners HOST:PORT,HOST:PORT. It dials
-    again until the learner's run has ended."""
+    """HOST:PORT of a learner on another machine (polybeast_learner --listen) that cannot reach this
+    host, so that the host dials in. With several learners: HOST:PORT,HOST:PORT. It reconnects, with
+    growing pauses, until the learner's run has ended."""
 
     def __post_init__(self) -> None:
         at_least(1, num_servers=self.num_servers)
@@ -185,27 +183,28 @@ class ServersConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityConfig:
-    """Protection of connections between machines. Flags name files, so that no secret is shown by
-    ps or recorded. Which of them fit depends on who listens and who connects.
+    """Protection of connections between machines. Secrets are in files, so that ps does not show
+    them and runs do not record them. Some flags are for the side that listens, some for the other.
     """
 
     insecure: bool = False
-    """Use TCP without TLS: whoever is on the network can read and change everything, a token too.
-    Only for networks that are protected otherwise, such as a VPN."""
+    """Use TCP without TLS. Anyone on the network can then read and change everything, including the
+    token. Only for networks that are protected in another way, such as a VPN."""
     tls_ca: str | None = None
-    """For the side that connects: file with the authority (PEM) that must have signed the
-    certificates of the other side, which must name their hosts."""
+    """For the side that connects: file (PEM) with the certificate authority that must have signed
+    the other side's certificate. That certificate must contain the name of its host."""
     tls_cert: str | None = None
-    """File with this side's certificate (PEM), and any between it and the authority's. The side
-    that listens always has one, which names its host; the other side where --tls_client_ca asks
-    for it."""
+    """File (PEM) with this side's certificate and any intermediate ones. The side that listens
+    always needs a certificate, which must contain the name of its host. The side that connects
+    needs one only if the other side has --tls_client_ca."""
     tls_key: str | None = None
-    """File with the key of --tls_cert (PEM), which nobody else may read."""
+    """File (PEM) with the private key of --tls_cert. Other users must not be able to read it."""
     tls_client_ca: str | None = None
-    """For the side that listens: file with the authority (PEM) that must have signed the
-    certificates of those that connect: mutual TLS. Default: they need no certificate."""
+    """For the side that listens, mutual TLS: file (PEM) with the certificate authority that must
+    have signed the certificate of anyone who connects. Default: ask for no certificate."""
     token_file: str | None = None
-    """File with a token, which nobody else may read: both sides must have the same one."""
+    """File with a secret token that both sides must have. Other users must not be able to read
+    it."""
 
     def __post_init__(self) -> None:
         require(

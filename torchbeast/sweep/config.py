@@ -18,40 +18,40 @@ ProgramName = Literal["monobeast", "polybeast", "raybeast"]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """The agents of a sweep, and how they run. All other flags are those of the agents' program,
-    which lists them with --help."""
+    """The agents of a sweep, and how they run. All other flags go to the program that trains the
+    agents, whose --help lists them."""
 
     set: tuple[str, ...] = ()
-    """Flags to vary, each with its values, such as learning_rate=0.0003,0.0006 use_lstm=true,false:
-    an agent learns with each combination. The values of seed are ranked together, by their
-    median."""
+    """Flags to vary, each with its values, such as learning_rate=0.0003,0.0006 use_lstm=true,false.
+    One agent is trained with each combination. Agents that differ only in seed are ranked together,
+    by their median."""
     program: ProgramName | None = None
-    """Program of the agents. Default: monobeast."""
+    """Program that trains the agents. Default: monobeast."""
     name: str | None = None
     """Name of the sweep. The name of an earlier sweep continues it with its recorded settings:
-    complete agents are left alone, others resume. Default: made from the time."""
+    unfinished agents resume, finished ones stay as they are. Default: made from the time."""
     savedir: str = "~/logs/torchbeast"
-    """Parent folder: the sweep's files are in {savedir}/{name}, with a folder for each agent."""
+    """Parent folder: the sweep's files are in {savedir}/{name}, which has a folder per agent."""
     parallel: int | None = None
-    """Number of agents that learn at the same time; they share the cores. Default: one for each
-    core; all of them with --shared_replay."""
+    """Agents that train at the same time and share the cores. Default: one per core; all of them
+    with --shared_replay."""
     shared_replay: bool = False
-    """Let all agents learn from one replay of --replay_size steps, in which each stores what it
-    collects. It begins empty, also when the sweep is continued."""
+    """Let all agents store what they collect in one replay of --replay_size steps, and train on it.
+    The replay starts empty, even if you continue a sweep."""
     on: Literal["local", "ray"] = "local"
-    """Where agents learn: on this machine, or on a Ray cluster, all nodes of which must see
-    --savedir. Needs pip install 'torchbeast[ray]'."""
+    """Where agents train: on this machine (local), or on a Ray cluster whose nodes all see
+    --savedir (ray; needs pip install 'torchbeast[ray]')."""
     address: str | None = None
-    """Ray cluster of --on ray: auto (the one that this machine belongs to) or HOST:PORT of its
-    head. Default: $RAY_ADDRESS, else start Ray on this machine alone, for as long as the sweep.
-    With --on local it is that of agents of raybeast."""
+    """Ray cluster of --on ray: auto (the cluster to which this machine belongs) or HOST:PORT of its
+    head node. Default: $RAY_ADDRESS if set, else start Ray on this machine for this sweep. With
+    --on local, passed on to agents of raybeast."""
     scheduler: Scheduler = "none"
-    """Whether agents end early: asha compares mean returns at 1/27, 1/9 and 1/3 of the steps, where
-    the best third goes on."""
+    """Early stopping: asha (Li et al. 2020) compares mean returns at 1/27, 1/9 and 1/3 of the steps
+    and continues an agent only if it is in the top third. none: train every agent to the end."""
     agent_cpus: float = 1.0
-    """CPUs of a node that Ray reserves for each agent. An agent uses as many. Needs --on ray."""
+    """CPUs that Ray reserves for each agent, which uses that many. Needs --on ray."""
     agent_gpus: float = 0.0
-    """GPUs of a node that Ray reserves for each agent, which sees no others. Needs --on ray."""
+    """GPUs that Ray reserves for each agent, which sees only these. Needs --on ray."""
 
     def __post_init__(self) -> None:
         at_least(1, parallel=self.parallel)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the default algorithm, and of the optimiser step that all share.
+"""Hyperparameters of the algorithms, and of the optimiser step that all of them share.
 
-They are kept apart from the code that uses them, which imports torch: the command line is read
-first, so that a wrong flag is reported at once and servers start while torch is imported.
+The code that uses them imports torch, so they have a module to themselves: the command line is read
+before torch is imported. A wrong flag is therefore reported immediately, and environment servers
+start while torch is still being imported.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ OTHER_NAMES = {
     "tau": "target_rate",
     "initial_alpha": "temperature",
 }
-"""The names of flags, by other names of the same hyperparameters."""
+"""Flags by the names that their hyperparameters have in other libraries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Limits of one step of an optimiser."""
+    """Learning-rate warm-up and gradient clipping, which every algorithm has."""
 
     warmup_steps: int = 0
-    """Steps over which the learning rate grows from 0 at first. RMSprop's average starts at 0: with
-    a small --epsilon the first updates are up to ten times as large as later ones, and can
-    silence a network for good."""
+    """Learning-rate warm-up: environment steps over which the rate grows linearly from 0. RMSprop
+    with a small --epsilon needs it: its running average starts at 0, so the first updates are up to
+    ten times too large and can silence the network for good."""
     grad_norm_clipping: float = 40.0
-    """Largest norm of a gradient."""
+    """Gradient clipping: rescale each gradient to at most this global norm; usual are 0.5 to 40."""
 
     def __post_init__(self) -> None:
         at_least(0, warmup_steps=self.warmup_steps)
@@ -50,25 +51,25 @@ class StepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserConfig:
-    """The optimiser: RMSprop, Adam or AdamW as PyTorch computes them."""
+    """The optimiser: RMSprop, Adam or AdamW, computed as in PyTorch."""
 
     optimiser: Literal["rmsprop", "adam", "adamw"] = "rmsprop"
-    """adam and adamw want a smaller --epsilon, such as 0.00001. A run that is resumed keeps its
+    """Optimiser. With adam and adamw use a smaller --epsilon, such as 1e-5. A resumed run keeps its
     optimiser."""
     learning_rate: float = 0.00048
-    """It falls linearly from this to 0 at --total_steps."""
+    """Initial learning rate (1e-4 to 1e-3 is usual); it decays linearly to 0 at --total_steps."""
     epsilon: float = 0.01
-    """Added to the root of the squared gradient (outside it)."""
+    """Optimiser epsilon, added outside the square root. Larger: smaller, more even steps."""
     alpha: float = 0.99
-    """Smoothing of the squared gradient by rmsprop."""
+    """Decay of rmsprop's running average of squared gradients, 0.9 to 0.999. Larger: smoother."""
     momentum: float = 0.0
-    """Momentum of rmsprop."""
+    """Momentum of rmsprop, 0 to 0.9."""
     beta1: float = 0.9
-    """Smoothing of the gradient by adam and adamw."""
+    """beta1 of adam and adamw: decay of the running average of gradients (their momentum)."""
     beta2: float = 0.999
-    """Smoothing of the squared gradient by adam and adamw."""
+    """beta2 of adam and adamw: decay of the running average of squared gradients."""
     weight_decay: float = 0.0
-    """Share of the weights that adamw subtracts in every step, times the learning rate."""
+    """Weight decay of adamw: every step shrinks the weights by this times the learning rate."""
 
     def __post_init__(self) -> None:
         one_of(("rmsprop", "adam", "adamw"), optimiser=self.optimiser)
@@ -99,18 +100,18 @@ class OptimiserConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """How rewards are learnt from."""
+    """Discounting and scaling of rewards."""
 
     discounting: float = 0.99
-    """Discount of a reward one step later."""
+    """Discount factor gamma, 0.95 to 0.999. Larger: rewards further in the future count."""
     reward_scale: float = 1.0
-    """Rewards are multiplied by this in the loss (never in the logs), before they are clipped.
-    Learning works best with returns of about one."""
+    """Multiply rewards by this in the loss (not in the logs), before they are clipped. Choose it so
+    that returns are roughly of size 1, where learning works best."""
     reward_clipping: Literal["auto", RewardClipping] = "auto"
-    """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs). none: they are
-    used unchanged. The network sees them clamped too, or else as sign(r) log(1 + |r|).
-    auto: abs_one for Atari games, none elsewhere; abs_one also with servers of the original
-    TorchBeast, which do not say what they serve."""
+    """abs_one: clip rewards to [-1, 1] in the loss (not in the logs), and where the network sees
+    them. none: leave them unchanged; the network sees sign(r) log(1 + |r|). auto: abs_one for Atari
+    games, and for servers of the original TorchBeast, which do not name their environment; none
+    elsewhere."""
 
     def __post_init__(self) -> None:
         between(0, 1, discounting=self.discounting)
@@ -120,15 +121,15 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class IMPALAConfig(RewardConfig):
-    """IMPALA's loss and optimiser."""
+    """IMPALA (Espeholt et al. 2018): V-trace actor-critic loss and optimiser."""
 
     entropy_cost: float = 0.0006
-    """Weight of the entropy bonus: more keeps exploring longer."""
+    """Entropy bonus coefficient, 0.0001 to 0.01 (losses are sums). Larger: explores more."""
     baseline_cost: float = 0.5
-    """Weight of the value loss."""
+    """Coefficient of the value (baseline) loss, usually 0.5."""
     normalise_returns: bool = False
-    """Divide rewards in the loss (never in the logs) by the running deviation of their discounted
-    sums, and clip them to 10; for rewards of unknown scale."""
+    """Divide rewards in the loss (not in the logs) by the running standard deviation of discounted
+    returns, and clip them to [-10, 10]. Use it if you do not know the scale of the rewards."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
@@ -143,11 +144,11 @@ class IMPALAConfig(RewardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LASERConfig(IMPALAConfig):
-    """LASER's loss and optimiser: IMPALA's, with a trust region for replayed states."""
+    """LASER (Schmitt et al. 2020): IMPALA with experience replay and a trust region."""
 
     replay_kl_threshold: float = 0.1
-    """Replayed states are learnt from where the KL divergence between the policy and the implied
-    policy, which V-trace evaluates there instead, is at most this, in nats. inf: everywhere."""
+    """Trust region b: train on a replayed state only if KL(policy || implied policy), in nats, is
+    at most this. V-trace evaluates the implied policy, not yours. inf: train on all states."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,31 +161,31 @@ _ADAM = OptimiserConfig(optimiser="adam", learning_rate=0.0003, epsilon=0.000000
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(IMPALAConfig):
-    """PPO's loss and optimiser. Losses are means over a minibatch, not sums."""
+    """PPO (Schulman et al. 2017). Losses are means over a minibatch, not sums."""
 
     num_epochs: int = 4
-    """Times that each batch is learnt from."""
+    """Epochs of training on each batch, 3 to 10. Larger: more sample-efficient, less stable."""
     num_mini_batch: int = 4
-    """Minibatches of an epoch, with an optimiser step each: shuffled steps, or with a recurrent
-    network whole rollouts."""
+    """Minibatches per epoch, each with one optimiser step. They consist of shuffled steps, or of
+    whole rollouts if the network is recurrent."""
     clip_param: float = 0.2
-    """Once the ratio of an action's new and old probability is further than this from 1, in the
-    direction in which the advantage pushes it, the action adds no gradient. The ratio has no other
-    bound."""
+    """Clip range epsilon, 0.1 to 0.3: once the ratio of new to old probability of an action leaves
+    [1 - epsilon, 1 + epsilon] in the direction of its advantage, its gradient is 0. This does not
+    bound the ratio. Larger: bigger policy changes per batch."""
     use_clipped_value_loss: bool = False
-    """Clip values as well: the loss is the larger one of the value's and of the same value clipped
-    to within --clip_param of what it was before the first epoch. Only for returns of about one
-    (--reward_scale, --normalise_returns): values cannot follow larger ones."""
+    """Clip the value loss too: take the larger of the losses of the value and of the value clipped
+    to within --clip_param of the old one. Only for returns of roughly size 1 (--reward_scale,
+    --normalise_returns), because values can hardly move further in one batch."""
     gae_lambda: float = 0.95
-    """Decay of the errors that an advantage adds up: 0 takes the first alone, 1 all until the
-    rollout's end."""
+    """Lambda of GAE (Schulman et al. 2016), 0.9 to 1: 0 is the one-step TD error, 1 the Monte Carlo
+    return minus the value. Larger: less bias, more variance."""
     normalise_advantages: bool = True
-    """Give the advantages of each minibatch mean 0 and deviation 1."""
+    """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: float | None = None
-    """Leave out the rest of a batch's minibatches after one whose mean KL divergence from the
-    policy that acted was above this, in nats. Default: leave out none."""
+    """Early stopping: skip the rest of a batch once the mean KL divergence of a minibatch from the
+    policy that acted exceeds this, in nats; 0.01 to 0.05 is usual. Default: never."""
     entropy_cost: float = 0.01
-    """Weight of the entropy bonus, a mean over the steps: more keeps exploring longer."""
+    """Entropy bonus coefficient, 0 to 0.05 (losses are means). Larger: explores more."""
     optimiser: OptimiserConfig = _ADAM_OF_PPO
 
     def __post_init__(self) -> None:
@@ -196,12 +197,12 @@ class PPOConfig(IMPALAConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(RewardConfig):
-    """The settings that DQN, SAC and TD3 have in common. Losses are means over a batch."""
+    """Settings that DQN, SAC and TD3 have in common. Losses are means over a batch."""
 
     target_rate: float = 0.005
-    """Share of the way that target networks go to the learnt ones at a time."""
+    """Polyak coefficient tau: target = (1 - tau) * target + tau * online. Larger: less stable."""
     target_period: int = 1
-    """Optimiser steps from one such time to the next."""
+    """Optimiser steps between updates of the target network."""
     optimiser: OptimiserConfig = _ADAM
 
     def __post_init__(self) -> None:
@@ -213,19 +214,19 @@ class OffPolicyConfig(RewardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
-    """Double DQN's loss, exploration and optimiser."""
+    """DQN (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016)."""
 
     double_dqn: bool = True
-    """Let the learnt network choose the actions that the target network rates. Otherwise the
-    latter does both, and rates too high."""
+    """Double Q-learning: the online network selects the next action, the target network evaluates
+    it. Otherwise the target network does both, which overestimates values."""
     exploration_steps: int = 10_000
-    """Environment steps over which the share of random actions falls from 1 to --epsilon_end."""
+    """Environment steps over which epsilon-greedy exploration falls from 1 to --epsilon_end."""
     epsilon_end: float = 0.05
-    """The share of random actions afterwards."""
+    """Final epsilon: share of random actions after --exploration_steps, 0.01 to 0.1."""
     target_rate: float = 1.0
-    """Share of the way that the target network goes to the learnt one at a time; 1: a copy."""
+    """Polyak coefficient tau: target = (1 - tau) * target + tau * online. 1: copy the network."""
     target_period: int = 500
-    """Optimiser steps from one copy of the learnt network to the next."""
+    """Optimiser steps between updates of the target network. Larger: slower, more stable."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,15 +236,15 @@ class DQNConfig(OffPolicyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(OffPolicyConfig):
-    """SAC's losses, temperature and optimisers, which have the same settings."""
+    """SAC (Haarnoja et al. 2018). Policy, critics and temperature have equal optimisers."""
 
     temperature: float = 1.0
-    """Weight of the policy's entropy at first; that of all steps with --no_learn_temperature."""
+    """Initial temperature alpha, the weight of the entropy; fixed with --no_learn_temperature."""
     learn_temperature: bool = True
-    """Change the temperature so that the policy's mean entropy comes to --target_entropy."""
+    """Tune the temperature alpha so that the policy's mean entropy approaches --target_entropy."""
     target_entropy: float | None = None
-    """In nats; over a Box of actions in units of the box. Default: minus the number of entries of
-    an action, and 0.98 log(n) with n actions to choose from, as in the papers."""
+    """Target entropy in nats (actions of a Box scaled to [-1, 1]). Larger: explores more. Default:
+    minus the size of a Box action, 0.98 log(n) for n discrete actions (Christodoulou 2019)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,17 +253,17 @@ class SACConfig(OffPolicyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TD3Config(OffPolicyConfig):
-    """TD3's losses, noise and optimisers, which have the same settings."""
+    """TD3 (Fujimoto et al. 2018). Policy and critics have equal optimisers."""
 
     exploration_noise: float = 0.1
-    """Deviation of the noise that is added to actions while collecting, in half widths of the box
-    of actions."""
+    """Standard deviation of the Gaussian noise added to actions while collecting, in half-widths of
+    the action box; 0.1 is usual."""
     target_noise: float = 0.2
-    """Deviation of the noise that is added to the target policy's actions, likewise."""
+    """Standard deviation of the target policy smoothing noise, in half-widths of the action box."""
     target_noise_clip: float = 0.5
-    """Largest such noise."""
+    """Clip range c of the target policy smoothing noise, in half-widths of the action box."""
     policy_period: int = 2
-    """Optimiser steps of the critics for each of the policy, with which the targets move too."""
+    """Policy delay d: critic updates per update of the policy and of the target networks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

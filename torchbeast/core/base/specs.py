@@ -268,23 +268,21 @@ def _cloudpickle(label: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network."""
+    """The neural network."""
 
     model: str = "auto"
-    """deep (IMPALA ResNet), fixup (the same with Fixup's blocks), shallow (the original's AtariNet,
-    3x faster), shallow-norm (AtariNet with standardised images and orthogonal initialisation:
-    learns Pong in fewer steps), small (one convolution), mlp, my_module:MyNet; auto: for
-    images deep in PolyBeast, as in the original, and shallow elsewhere; small for images below 36
-    pixels and maps of names, mlp for vectors. docs/how-to/observations.md defines images and
-    maps."""
+    """Architecture: deep (the ResNet of IMPALA), fixup (that ResNet with Fixup initialisation),
+    shallow (the AtariNet of TorchBeast 2019, 3x faster than deep), shallow-norm (AtariNet with
+    standardised images and orthogonal initialisation, which learns Pong in fewer steps), small (one
+    convolution), mlp, or my_module:MyNet. auto: for images deep in PolyBeast and shallow elsewhere;
+    small for images below 36 pixels and maps of names; mlp for vectors."""
     use_lstm: bool = False
-    """Give the network a recurrent memory: an LSTM, or a GRU with --model_kwargs
-    '{"core": "gru"}'. Costs speed; needed where a single observation does not determine the
-    state."""
+    """Make the network recurrent, with an LSTM, or a GRU with --model_kwargs '{"core": "gru"}'. Use
+    it if one observation does not show the state of the environment. Slower."""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the network's constructor as JSON. The built-in networks take their
-    width and memory, '{"hidden": 128, "core": "gru"}'. Default: none; with --mode test those
-    of the run."""
+    """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden and
+    core, as in '{"hidden": 128, "core": "gru"}'. Default: none; with --mode test, the arguments
+    that the run recorded."""
 
     @property
     def spec(self) -> ActorSpec:
