@@ -2,7 +2,7 @@
 """Times in the tables of docs/how-to/operations.md are those of the code.
 
 For times that no test waits for: they are too long, or a test shortens them. Others are asserted by
-the tests that the tables name.
+the tests that docs/contributing/tested-faults.md names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def by_default(name: str) -> float:
 STATED = [
     (learner_run._JOIN_S, 15, "Ctrl-C, SIGTERM", "at most 15 s and the time of a checkpoint"),
     (supervisor.SECOND_SIGNAL_S, 1, "a second signal, a second or more after", "exit code 130"),
-    (places._DEATHS_S, 600, "MonoBeast: an actor process", "five in one place within ten"),
+    (places._DEATHS_S, 600, "MonoBeast: an actor process", "five deaths in one place within ten"),
     (places._DEATHS_S, 600, "five die in one place", "within ten minutes"),
     (STALL_S, 60, "servers are slow to start", "once a minute"),
     (places._PAUSE_S, 10, "a server process that takes another's", "after 10, 30 and 90 s"),
