@@ -4,8 +4,8 @@
 usage: PYTHONPATH=. python benchmarks/keep_results.py RUNS_FOLDER PRESET
 
 Writes docs/results/PRESET/PROGRAM-SEED.csv for each run: commit, date and command, then at most 150
-rows, each over a range of updates. Plots all kept curves (both programs, earlier seeds too) as
-curve.png in that folder, and prints the lines of the table in docs/results/README.md.
+rows, each over a range of updates. Draws all kept curves of the preset as curve.png in that folder
+(result_figures.py has a line for each figure), and prints lines for docs/results/README.md.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchbeast import plot
+from result_figures import RESULTS, draw
+
 from torchbeast.reporting.log_files import read_logs
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PROGRAMS = ("monobeast", "polybeast", "raybeast")
 # The first are means over the episodes that ended in a range, each counted once; the second means
 # over its updates.
@@ -48,8 +48,7 @@ def main() -> None:
             write_thinned(folder, target / f"{program}-{folder.name.rpartition('-')[2]}.csv")
         if folders:
             print(table_line(preset, program, folders))
-    kept = sorted(str(path) for name in PROGRAMS for path in target.glob(f"{name}-[0-9]*.csv"))
-    plot.main([*kept, "--output", str(target / "curve.png")])
+    print(draw(f"{preset}/curve"))
 
 
 def _arguments() -> argparse.Namespace:

@@ -21,9 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from keep_results import RESULTS, Row, write_thinned
-
-from torchbeast import plot
+from keep_results import Row, write_thinned
+from result_figures import RESULTS, draw
 
 GAMES = ("Breakout", "SpaceInvaders")
 STEPS = 1_000_000
@@ -117,7 +116,7 @@ def keep(planned: list[Run], runs: Path) -> None:
         if (runs / run.name).exists():
             write_thinned(runs / run.name, _kept(run))
     found = [run for run in planned if _kept(run).exists()]
-    plot.main([*(str(_kept(run)) for run in found), "--output", str(target / "curve.png")])
+    print(draw(f"replay/{target.name}/curve"))
     print("\n".join(_table(found)))
 
 

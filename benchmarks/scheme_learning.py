@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keep_results import RESULTS, write_thinned
+from keep_results import write_thinned
+from result_figures import RESULTS, draw
 
-from torchbeast import Learner, make_env, plot
+from torchbeast import Learner, make_env
 from torchbeast.core.algos import IMPALA, LASER, PPO
 from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.envs import VecEnv
@@ -75,8 +76,7 @@ def main() -> None:
             ", ".join(f"{each:g}" for each in of_one) for of_one in zip(*returns, strict=True)
         )
         print(f"| `{name}` | {ARCHITECTURES[name].steps:,} | {found} |", flush=True)
-    kept = sorted(map(str, TARGET.glob("*.csv")))
-    plot.main([*kept, "--output", str(TARGET / "curve.png")])
+    print(draw("schemes/curve"))
 
 
 def _arguments() -> argparse.Namespace:

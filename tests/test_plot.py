@@ -52,11 +52,24 @@ def test_without_matplotlib_the_message_says_what_to_install(
     assert "pip install 'torchbeast[plot]'" in capsys.readouterr().err
 
 
-def test_a_png_of_several_runs_is_written(tmp_path: Path) -> None:
+def test_a_png_and_an_svg_of_several_runs_are_written_by_one_command(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = [str(write_run(tmp_path / name, [1.0, 2.0])) for name in "ab"]
-    assert plot.main([*runs, "--output", str(tmp_path / "curve.png")]) == 0
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    images = [tmp_path / "curve.png", tmp_path / "curve.svg"]
+    assert plot.main([*runs, "--output", *map(str, images)]) == 0
+    assert images[0].read_bytes().startswith(b"\x89PNG") and "<svg" in images[1].read_text()
+
+
+def test_nothing_is_drawn_outside_the_range_of_the_runs(tmp_path: Path) -> None:
+    """Returns of at most 500 never look like more, and every run is drawn to its own end."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    best, worst = [(0.0, 10.0), (50.0, 500.0)], [(0.0, 9.0), (100.0, 300.0)]
+    group = plot.RunGroup({}, {Path("a"): best, Path("b"): worst})
+    axes = figure.subplots()
+    plot.draw(axes, [("both", group)], "CartPole")
+    drawn = [np.array(line.get_data()) for line in axes.get_lines()]
+    assert all(y.min() >= 9 and y.max() <= 500 for _, y in drawn)
+    assert sorted(x.max() for x, _ in drawn) == [50, 50, 100] and not axes.collections
 
 
 def write_kind(folder: Path, program: str, points: list[tuple[int, float]], **args: object) -> Path:
@@ -94,7 +107,8 @@ def test_runs_that_differ_only_in_seed_are_one_line_their_mean(tmp_path: Path) -
 def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) -> None:
     """One curve rises from 0 to 100 over 100 steps, the other to 200 with a point at step 37."""
     group = plot.RunGroup(
-        {}, curves=[[(0, 0.0), (100, 100.0)], [(0, 0.0), (37, 74.0), (100, 200.0)]]
+        {},
+        {Path("a"): [(0, 0.0), (100, 100.0)], Path("b"): [(0, 0.0), (37, 74.0), (100, 200.0)]},
     )
     steps, mean = plot.mean(group)
     assert np.allclose(mean, 1.5 * steps) and len(steps) > 100
@@ -103,36 +117,38 @@ def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) 
 def test_no_mean_is_taken_over_the_runs_that_are_left(tmp_path: Path) -> None:
     """The best run of three ends first, and the line with it."""
     early, late = [(0.0, 1.0), (10.0, 1.0), (60.0, 9.0)], [(20.0, 1.0), (50.0, 1.0), (100.0, 1.0)]
-    group = plot.RunGroup({}, curves=[early, late, late])
+    group = plot.RunGroup({}, {Path("a"): early, Path("b"): late, Path("c"): late})
     steps, mean = plot.mean(group)
     assert (steps[0], steps[-1]) == (20, 60)
     assert np.allclose(mean[-1], (9 + 1 + 1) / 3)
 
 
 def test_runs_without_a_step_in_common_have_no_mean(tmp_path: Path) -> None:
-    apart = [[(0.0, 1.0), (10.0, 1.0)], [(20.0, 3.0), (60.0, 3.0)]]
-    group = plot.RunGroup({}, curves=apart)
+    apart = {Path("a"): [(0.0, 1.0), (10.0, 1.0)], Path("b"): [(20.0, 3.0), (60.0, 3.0)]}
+    group = plot.RunGroup({}, apart)
     assert [len(found) for found in plot.mean(group)] == [0, 0]
 
 
-def test_a_line_of_one_run_is_its_own_curve(tmp_path: Path) -> None:
-    points = [(10.0, 1.0), (30.0, 5.0)]
-    found = plot.mean(plot.RunGroup({}, curves=[points]))
-    assert list(zip(*found, strict=True)) == points
+def test_with_a_clock_a_run_is_drawn_against_minutes_since_its_first_row(tmp_path: Path) -> None:
+    kept, run = tmp_path / "monobeast-1.csv", tmp_path / "logs.csv"
+    kept.write_text("step,seconds,mean_episode_return\n10,30,1\n20,90,3\n")
+    run.write_text("step,_time,mean_episode_return\n10,5000,1\n20,5060,3\n")
+    for folder in (kept, tmp_path):
+        assert plot.curve(folder, clock=True) == [(0.0, 1.0), (1.0, 2.0)]
 
 
 def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:
     mono = seeds(tmp_path, [1.0, 2.0], "monobeast")
     poly = seeds(tmp_path, [1.0], "polybeast")
-    assert plot.labels(plot.group_runs(mono + poly)) == ["monobeast (2 runs)", "polybeast"]
+    assert plot.labels(plot.group_runs(mono + poly)) == ["monobeast (n=2)", "polybeast (n=1)"]
     flags = [{"use_lstm": lstm, "learning_rate": rate} for lstm, rate in ((True, 1), (False, 2))]
     runs = [
         write_kind(tmp_path / f"f{i}", "monobeast", flat(1.0), **each)
         for i, each in enumerate(flags)
     ]
     assert plot.labels(plot.group_runs(runs)) == [
-        "use_lstm True, learning_rate 1",
-        "use_lstm False, learning_rate 2",
+        "use_lstm True, learning_rate 1 (n=1)",
+        "use_lstm False, learning_rate 2 (n=1)",
     ]
 
 
@@ -142,30 +158,39 @@ def test_runs_of_a_shared_replay_are_one_line_whatever_its_address_was(tmp_path:
         for i, address in enumerate(("/run/1", "ray:2", None))
     ]
     assert plot.labels(plot.group_runs(runs)) == [
-        "shared_replay True (2 runs)",
-        "shared_replay False",
+        "shared_replay True (n=2)",
+        "shared_replay False (n=1)",
     ]
 
 
 def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:
     mono = write_kind(tmp_path / "m", "monobeast", flat(1.0), num_processes=2)
     poly = write_kind(tmp_path / "p", "polybeast", flat(1.0), num_servers=2)
-    assert plot.labels(plot.group_runs([mono, poly])) == ["monobeast", "polybeast"]
+    assert plot.labels(plot.group_runs([mono, poly])) == ["monobeast (n=1)", "polybeast (n=1)"]
 
 
 def test_runs_without_meta_json_are_labelled_with_the_names_of_their_folders(
     tmp_path: Path,
 ) -> None:
     runs = [write_run(tmp_path / name, [1.0]) for name in "ab"]
-    assert plot.labels(plot.group_runs(runs)) == ["a", "b"]
-    assert plot.labels(plot.group_runs(runs[:1])) == ["a"]
+    assert plot.labels(plot.group_runs(runs)) == ["a (n=1)", "b (n=1)"]
+    assert plot.labels(plot.group_runs(runs[:1])) == ["a (n=1)"]
     (tmp_path / "other").mkdir()
     same_name = write_run(tmp_path / "other" / "a", [2.0])
-    assert plot.labels(plot.group_runs([runs[0], same_name])) == ["a", "a"]
+    assert plot.labels(plot.group_runs([runs[0], same_name])) == ["a (n=1)", "a (n=1)"]
 
 
-def test_a_single_line_is_labelled_with_its_environment(tmp_path: Path) -> None:
-    assert plot.labels(plot.group_runs(seeds(tmp_path, [1.0, 2.0]))) == ["Catch (2 runs)"]
+def test_a_single_line_is_labelled_with_its_program_and_the_title_is_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        plot, "draw", lambda _, lines, title, __: drawn.append((lines[0][0], title))
+    )
+    runs = map(str, seeds(tmp_path, [1.0, 2.0]))
+    assert plot.main([*runs, "--output", str(tmp_path / "curve.png")]) == 0
+    assert drawn == [("monobeast (n=2)", "Catch")]
 
 
 def test_a_run_without_episodes_is_left_out_with_a_warning(
@@ -173,19 +198,18 @@ def test_a_run_without_episodes_is_left_out_with_a_warning(
 ) -> None:
     runs = [write_run(tmp_path / "a", [1.0]), write_run(tmp_path / "b", [float("nan")])]
     (group,) = plot.group_runs(runs)
-    assert [folder.name for folder in group.folders] == ["a"]
+    assert [folder.name for folder in group.curves] == ["a"]
     assert f"No episode has ended in {runs[1]} yet: it is left out." in capsys.readouterr().err
 
 
 def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     run = write_run(tmp_path / "a", [1.0])
     (tmp_path / "latest").symlink_to("a")
     drawn: list[tuple[str, plot.RunGroup]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plot, "_draw", lambda lines, _: drawn.extend(lines))
+        patch.setattr(plot, "_save", lambda lines, _: drawn.extend(lines))
         assert plot.main([str(run), str(tmp_path / "latest")]) == 0
-    assert [label for label, _ in drawn] == ["a"]
+    assert [label for label, _ in drawn] == ["a (n=1)"]
 
 
 def test_a_committed_curve_is_read_by_its_header_line(tmp_path: Path) -> None:
@@ -202,9 +226,9 @@ def test_committed_curves_are_one_line_per_program_with_or_without_history(
     for path, history in zip(kept, ("", said, said), strict=True):
         path.write_text(f"{history}{columns}\n{points}\n")
     groups = plot.group_runs(kept)
-    assert plot.labels(groups) == ["monobeast (2 runs)", "polybeast"]
-    assert plot.labels(plot.group_runs(kept[:2])) == ["monobeast (2 runs)"]
-    assert plot.labels(plot.group_runs(kept[2:])) == ["polybeast-1"]
-    assert {tuple(curve) for group in groups for curve in group.curves} == {
+    assert plot.labels(groups) == ["monobeast (n=2)", "polybeast (n=1)"]
+    assert plot.labels(plot.group_runs(kept[:2])) == ["monobeast (n=2)"]
+    assert plot.labels(plot.group_runs(kept[2:])) == ["polybeast-1 (n=1)"]
+    assert {tuple(curve) for group in groups for curve in group.curves.values()} == {
         ((10.0, 1.5), (30.0, 2.0))
     }

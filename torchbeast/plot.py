@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots learning curves of runs: mean episode return against env steps, as a PNG.
+"""Plots learning curves of runs: mean episode return against env steps or minutes.
 
-python -m torchbeast.plot ~/logs/torchbeast/latest --output curve.png
-python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3
+python -m torchbeast.plot ~/logs/torchbeast/latest --output curve.png curve.svg
+python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3 --clock
 python -m torchbeast.plot docs/results/catch/*.csv
 
-Runs that differ only in their seed form one thick line, their mean, and a thin one each. The mean
-ends with the first run, because a mean over the remaining runs would jump there.
+Runs that differ only in their seed share a colour: a thin line for each run, which ends with a dot,
+and a thick line for their mean. The mean ends with the first run, because a mean over the remaining
+runs would jump there. There is no band: nothing is drawn where no run has been.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _SMOOTHED = 20  # updates in the moving average
 _SMOOTHED_KEPT = 5  # rows in that of a kept curve, each of which is a mean over some updates
 _GRID = 500  # points in a line
 _LABEL_PARTS = 3
+# Colours that colour-blind readers can tell apart (Okabe and Ito 2008), the pale yellow last.
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000", "#F0E442"]
+NOTE = "Thick: mean of n runs, until the first one ends. Thin: every run, a moving average."
 
 # Flags that do not influence learning.
 _INCIDENTAL = (
@@ -43,27 +47,27 @@ _INCIDENTAL = (
 _SPEAK_FOR_THEMSELVES = ("program", "env", "model")
 
 Points = list[tuple[float, float]]
-Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotFlags:
-    """Plots the mean episode return of runs against env steps, with the spread over seeds."""
+    """Plots the mean episode return of runs: a thin line for each run, a thick one for the mean."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or curves in files named PROGRAM-SEED.csv. Runs that differ only in their
-    seed are drawn as one line."""
-    output: Path = Path("curve.png")
-    """PNG file to write."""
+    """Folders of runs, or kept curves named PROGRAM-SEED.csv. Runs that differ only in their seed
+    form one line."""
+    output: tuple[Path, ...] = (Path("curve.png"),)
+    """The images to write; the suffix of each decides its format: .png, .svg, .pdf."""
+    clock: bool = False
+    """Draw against minutes since the first update instead of env steps."""
 
 
 @dataclass
 class RunGroup:
     """Runs with the same settings."""
 
-    settings: Settings
-    folders: list[Path] = field(default_factory=list)
-    curves: list[Points] = field(default_factory=list)
+    settings: dict[str, Any]
+    curves: dict[Path, Points] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,46 +76,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: PlotFlags) -> int:
-    """Draws one line per group of runs; returns the exit code."""
+    """Draws a line per group of runs and prints where the images are; returns the exit code.
+
+    Raises UsageError if no run has a curve, or if matplotlib is not installed.
+    """
     if not flags.runs:
         raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
-    folders = [Path(os.path.realpath(folder)) for folder in flags.runs]  # behind `latest`
-    plot(list(dict.fromkeys(folders)), flags.output)
+    with refusing_paths("give the folder of a run that can be read"):
+        groups = group_runs([Path(os.path.realpath(run)) for run in flags.runs], flags.clock)
+    _save(list(zip(labels(groups), groups, strict=True)), flags)
+    print(f"The curves are in {', '.join(map(str, flags.output))}")
     return EXIT_DONE
 
 
-def plot(folders: Sequence[Path], output: Path) -> None:
-    """Draws the curves of runs into a PNG, and prints where it is; raises UsageError without any
-    curve, or without matplotlib.
-    """
-    with refusing_paths("give the folder of a run that can be read"):
-        groups = group_runs(folders)
-    _draw(list(zip(labels(groups), groups, strict=True)), output)
-    print(f"The curves are in {output}")
-
-
-def group_runs(folders: Sequence[Path]) -> list[RunGroup]:
-    """Groups runs by their settings, in the order given.
+def group_runs(folders: Sequence[Path], clock: bool = False) -> list[RunGroup]:
+    """Groups runs by their settings, in the order given; a run that is given twice counts once.
 
     Runs in which no episode has ended are reported and left out. Raises UsageError when none
     remains.
     """
     groups: dict[str, RunGroup] = {}
     for folder in folders:
-        points = curve(folder)
+        points = curve(folder, clock)
         if not points:
             print(f"No episode has ended in {folder} yet: it is left out.", file=sys.stderr)
             continue
         settings = settings_of(folder)
         group = groups.setdefault(json.dumps(settings, sort_keys=True), RunGroup(settings))
-        group.folders.append(folder)
-        group.curves.append(points)
+        group.curves[folder] = points
     if not groups:
         raise UsageError(f"no episode has ended in {folders[0]} yet: there is nothing to plot")
     return list(groups.values())
 
 
-def settings_of(folder: Path) -> Settings:
+def settings_of(folder: Path) -> dict[str, Any]:
     """Returns the settings that distinguish a run: its program and the flags that matter.
 
     For a folder without meta.json it is the path, for a kept curve the file name without the seed.
@@ -130,8 +128,9 @@ def settings_of(folder: Path) -> Settings:
     }
 
 
-def curve(folder: Path) -> Points:
-    """Returns points (step, moving average of the mean episode return).
+def curve(folder: Path, clock: bool = False) -> Points:
+    """Returns points (step, moving average of the mean episode return), with `clock` the minutes
+    since the first row in place of the step.
 
     Raises UsageError when `folder` is neither a run's folder nor a kept curve.
     """
@@ -139,41 +138,41 @@ def curve(folder: Path) -> Points:
         raise UsageError(f"{folder} is not the folder of a run: it has no logs.csv")
     recent: deque[float] = deque(maxlen=_SMOOTHED_KEPT if folder.is_file() else _SMOOTHED)
     points: Points = []
-    for row in read_logs(folder):
+    rows = list(read_logs(folder))
+    for row in rows:
         if "mean_episode_return" in row:
             recent.append(row["mean_episode_return"])
-            points.append((row["step"], statistics.fmean(recent)))
+            x = _minutes(row) - _minutes(rows[0]) if clock else row["step"]
+            points.append((x, statistics.fmean(recent)))
     return points
+
+
+def _minutes(row: dict[str, float]) -> float:
+    return row.get("_time", row.get("seconds", 0.0)) / 60
 
 
 def mean(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps [N] and mean [N] of a group's curves, from where all have begun to where one
-    ends; N is 0 if one ends before another begins. A single run keeps its own steps.
+    ends; N is 0 if one ends before another begins.
     """
-    curves = group.curves
-    steps = np.array([step for step, _ in curves[0]])
-    if len(curves) > 1:
-        first, last = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
-        steps = np.linspace(first, last, _GRID if first <= last else 0)
+    curves = list(group.curves.values())
+    first, last = max(points[0][0] for points in curves), min(points[-1][0] for points in curves)
+    steps = np.linspace(first, last, _GRID if first <= last else 0)
     return steps, np.mean([np.interp(steps, *np.array(points).T) for points in curves], 0)
 
 
 def labels(groups: list[RunGroup]) -> list[str]:
-    """Returns a label per group: the settings that differ, or else the folder's name; then the
-    number of runs.
+    """Returns a label per group: the settings that differ, or else the name of the program or of
+    the only run; then the number of runs.
     """
     differing = _differing([group.settings for group in groups])
     found = [_described(group.settings, differing[:_LABEL_PARTS]) for group in groups]
     if not all(found) or len(set(found)) < len(found):
         found = [_name_of(group) for group in groups]
-    counts = [len(group.folders) for group in groups]
-    return [
-        f"{text} ({count} runs)" if count > 1 else text
-        for text, count in zip(found, counts, strict=True)
-    ]
+    return [f"{text} (n={len(group.curves)})" for text, group in zip(found, groups, strict=True)]
 
 
-def _differing(settings: list[Settings]) -> list[str]:
+def _differing(settings: list[dict[str, Any]]) -> list[str]:
     """Returns the flags that differ, of those that all groups have.
 
     Flags of one program only are left out: the label names the program.
@@ -183,7 +182,7 @@ def _differing(settings: list[Settings]) -> list[str]:
     return sorted(differing, key=lambda name: name not in _SPEAK_FOR_THEMSELVES)
 
 
-def _described(settings: Settings, names: Sequence[str]) -> str:
+def _described(settings: dict[str, Any], names: Sequence[str]) -> str:
     """Returns the settings as text; empty for a run without meta.json."""
     values = {name: settings[name] for name in names if name != "folder"}
     each = (str(v) if k in _SPEAK_FOR_THEMSELVES else f"{k} {v}" for k, v in values.items())
@@ -191,32 +190,39 @@ def _described(settings: Settings, names: Sequence[str]) -> str:
 
 
 def _name_of(group: RunGroup) -> str:
-    first = group.folders[0]
-    name = first.stem if first.is_file() else first.name
-    if len(group.folders) == 1:
-        return name
-    return str(group.settings.get("env") or group.settings.get("program") or name)
+    name = next(iter(group.curves)).name.removesuffix(".csv")
+    return name if len(group.curves) == 1 else str(group.settings.get("program", name))
 
 
-def _draw(lines: list[tuple[str, RunGroup]], output: Path) -> None:
+def draw(axes: Any, lines: Sequence[tuple[str, RunGroup]], title: str, clock: bool = False) -> None:
+    """Draws labelled groups of runs into axes of matplotlib."""
+    axes.set_prop_cycle(color=COLOURS, linestyle=2 * ["-", "--", "-.", ":"])
+    for label, group in lines:
+        (drawn,) = axes.plot(*mean(group), label=label)
+        thin = {"color": drawn.get_color(), "linestyle": "-", "linewidth": 0.6, "alpha": 0.6}
+        for points in group.curves.values():
+            axes.plot(*np.array(points).T, marker=".", markevery=[-1], **thin)
+    axes.set(title=title, xlabel="minutes" if clock else "environment steps")
+    axes.set_ylabel("mean episode return")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _save(lines: Sequence[tuple[str, RunGroup]], flags: PlotFlags) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("plotting needs matplotlib: pip install 'torchbeast[plot]'") from None
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for label, group in lines:
-        (drawn,) = axes.plot(*mean(group), label=label)
-        for points in group.curves:
-            axes.plot(*np.array(points).T, color=drawn.get_color(), linewidth=0.5, alpha=0.5)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("mean episode return")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(output, dpi=150)
-    except (OSError, ValueError) as error:  # no such folder, or not the suffix of an image
-        raise UsageError(f"--output {output} cannot be written: {error}") from None
+    envs = dict.fromkeys(str(group.settings.get("env", "")) for _, group in lines)
+    draw(figure.subplots(), lines, ", ".join(filter(None, envs)), flags.clock)
+    figure.supxlabel(NOTE, fontsize="x-small")
+    for output in flags.output:
+        try:
+            figure.savefig(output, dpi=150)
+        except (OSError, ValueError) as error:  # no such folder, or not the suffix of an image
+            raise UsageError(f"--output {output} cannot be written: {error}") from None
 
 
 if __name__ == "__main__":

@@ -318,10 +318,10 @@ def _figures(row: Row) -> list[str | int | float]:
 
 def _plot(rows: Sequence[Row], output: Path) -> None:
     """Plots the agents that have finished episodes, if any, and if matplotlib is installed."""
-    plotted = [row for row in rows if not math.isnan(row.figures.mean_return)]
-    if not plotted:
+    folders = [row.agent.folder for row in rows if not math.isnan(row.figures.mean_return)]
+    if not folders:
         return
     try:
-        plot.plot([row.agent.folder for row in plotted], output)
+        plot.run(plot.PlotFlags(runs=tuple(folders), output=(output,)))
     except UsageError as error:
         print(f"There is no plot: {error}.")
