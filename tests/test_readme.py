@@ -5,20 +5,50 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from torchbeast import ArraySpec, Learner, Scheme, VecEnv, make_env
+from torchbeast.core.actors import OnPolicyActorCritic
+
 README = Path(__file__).parents[1] / "README.md"
+TRAINING, OWN = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_example_trains_and_evaluates_as_it_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    ran: dict[str, object] = {}
-    exec(code.replace("100_000", "2_048"), ran)
+    exec(TRAINING.replace("100_000", "2_048"), {})
     assert (tmp_path / "logs" / "cartpole" / "model.tar").exists()
-    returns = capsys.readouterr().out.splitlines()[-1]
-    assert len(returns.strip("[]").split(",")) == 10
-    assert all(1 <= float(each) <= 500 for each in returns.strip("[]").split(","))
+    assert 1 <= float(capsys.readouterr().out.splitlines()[-1]) <= 500
+
+
+def test_the_environment_of_your_own_takes_its_arguments() -> None:
+    own: dict[str, Any] = {}
+    exec(OWN, own)
+    _, _, space = VecEnv.create_factory(env_fn=own["make_env"], env_kwargs={"size": 4})
+    assert isinstance(space, ArraySpec)
+    assert space.categories == (16,)
+
+
+def test_the_network_and_the_algorithm_of_your_own_train_together(tmp_path: Path) -> None:
+    own: dict[str, Any] = {}
+    exec(OWN, own)
+    envs, action_space, observation_space = VecEnv.create_factory(
+        env_fn=make_env, env_kwargs={"env": "CartPole-v1"}
+    )
+    scheme = Scheme.preset(
+        "impala",
+        envs,
+        col_remote_workers=0,
+        col_communication="synchronous",
+        actor_factory=OnPolicyActorCritic.create_factory(
+            observation_space, action_space, own["MyNet"]
+        ),
+        algo_factory=own["MyAlgo"].create_factory(),
+    )
+    with Learner(scheme, 20, log_dir=tmp_path / "own") as learner:
+        assert learner.step()["total_loss"] != 0
+        assert type(learner.actor) is own["MyNet"]
