@@ -8,8 +8,8 @@ set -euo pipefail
 installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
 if ! command -v apt-get >/dev/null; then
-  echo "This is not Debian or Ubuntu: install the system packages yourself (the README names them" >&2
-  echo "for macOS). Continuing as if they were installed." >&2
+  echo "This is not Debian or Ubuntu: install the system packages yourself (docs/how-to/install.md" >&2
+  echo "names those of macOS). Continuing as if they were installed." >&2
   exit 0
 fi
 
