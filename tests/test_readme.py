@@ -1,19 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python code in README.md."""
+"""The commands and the Python code in README.md."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torchbeast import ArraySpec, Learner, Scheme, VecEnv, make_env
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors import OnPolicyActorCritic
+from torchbeast.plot import PlotFlags
 
-README = Path(__file__).parents[1] / "README.md"
-TRAINING, OWN = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^python -m torchbeast\.(\w+) (.*)", README, re.MULTILINE)
+TRAINING, OWN = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_commands_that_train_evaluate_resume_and_plot_are_accepted() -> None:
+    flags: dict[str, Any] = {"monobeast": MonoBeastFlags, "plot": PlotFlags}
+    words = [(name, shlex.split(typed, comments=True)) for name, typed in COMMANDS]
+    found = [parse(flags[name], name, typed) for name, typed in words]
+    assert [name for name, _ in words] == ["monobeast", "monobeast", "monobeast", "plot"]
+    assert [run.run.xpid for run in found[:3]] == ["catch"] * 3
 
 
 def test_the_example_trains_and_evaluates_as_it_is_printed(
