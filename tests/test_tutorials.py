@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tutorials and the pages for people in trouble show is what happens.
+
+The Python blocks of a page run in order and share their names, as in a notebook. A block that
+begins with a file's name, `# my_env.py`, is that file, and a diff changes the file before it. A
+block that begins with the name of another library, `# Stable-Baselines3`, is not run. To be fast,
+the numbers after `target_steps=` and `every_steps=` are divided by 100.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchbeast.cli import flags
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.keys import KeysFlags
+from torchbeast.plot import PlotFlags
+from torchbeast.status import StatusFlags
+
+ROOT = Path(__file__).parents[1]
+HOW_TO = ROOT / "docs" / "how-to"
+TROUBLESHOOTING = HOW_TO / "troubleshooting.md"
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+PAGES = [
+    *TUTORIALS,
+    HOW_TO / "install.md",
+    *sorted(HOW_TO.glob("migrate-*.md")),
+    TROUBLESHOOTING,
+]
+MODULE = re.compile(r"# (my_\w+)\.py\n")
+ANOTHER_LIBRARY = re.compile(r"# (Stable-Baselines3|Nappo|TorchBeast 2019)\n")
+STEPS = re.compile(r"(?<=_steps=)[\d_]+")
+PROGRAMS = {
+    "keys": KeysFlags,
+    "monobeast": MonoBeastFlags,
+    "plot": PlotFlags,
+    "polybeast": flags.PolyBeastFlags,
+    "polybeast_env": flags.PolyBeastEnvFlags,
+    "polybeast_learner": flags.PolyBeastLearnerFlags,
+    "raybeast": flags.RayBeastFlags,
+    "status": StatusFlags,
+}
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """Returns the code of a page in these languages, in order."""
+    fence = rf"^```(?:{'|'.join(languages)})\n(.*?)^```$"
+    return re.findall(fence, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def patched(code: str, diff: str) -> str:
+    """Returns the code after a diff; a line of @@ begins a hunk."""
+    for hunk in re.split(r"^@@\n", diff, flags=re.MULTILINE):
+        lines = hunk.splitlines()
+        before = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+        after = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
+        assert code.count(before) == 1, before
+        code = code.replace(before, after)
+    return code
+
+
+def write_module(folder: Path, code: str) -> str:
+    """Writes a module that the next import reads; returns its name."""
+    name = MODULE.match(code)[1]
+    (folder / f"{name}.py").write_text(code)
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return name
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with the modules of all tutorials."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    codes = [code for page in TUTORIALS for code in blocks(page, "python")]
+    names = [write_module(tmp_path, code) for code in codes if MODULE.match(code)]
+    yield tmp_path
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=str)
+def test_the_python_code_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
+    names: dict[str, object] = {}
+    module = ""
+    for code in blocks(page, "python", "diff"):
+        if code.startswith(("-", "+", " ")):
+            code = patched(module, code)
+        if MODULE.match(code):
+            module = code
+            importlib.import_module(write_module(folder, code))
+        elif not ANOTHER_LIBRARY.match(code):
+            code = STEPS.sub(lambda number: str(int(number[0]) // 100), code)
+            exec(compile(code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_programs_take_the_commands_of_a_page(page: Path, folder: Path) -> None:
+    for lines in blocks(page, "shell"):
+        for line in lines.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            program = next((w for w in words if w.startswith("torchbeast.")), "").partition(".")[2]
+            if program in PROGRAMS and not {"--help", "help"} & {*words}:
+                args = words[words.index(f"torchbeast.{program}") + 1 :]
+                parse(PROGRAMS[program], program, args)
+
+
+def texts_of(code: str) -> Iterator[str]:
+    """Yields the strings in Python code, with … in place of what an f-string inserts."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [getattr(value, "value", "") for value in node.values]
+            yield "".join(part if isinstance(part, str) else "…" for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
+    files = [*(ROOT / "torchbeast").rglob("*.py"), ROOT / "libtorchbeast" / "__init__.py"]
+    known = "\n".join(text for file in files for text in texts_of(file.read_text("utf-8")))
+    page = TROUBLESHOOTING.read_text("utf-8")
+    quoted = re.findall(r"^ *```text\n(.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
+    tables = re.findall(
+        r"^\| (?:the )?(?:message|warning).*?(?=\n\n)", page, re.DOTALL | re.MULTILINE
+    )
+    quoted += [cell for table in tables for cell in re.findall(r"^\| `(.*?)` \|", table, re.M)]
+    assert len(quoted) > 25
+    unknown = {part for text in quoted for part in text.split("…") if part.strip() not in known}
+    assert not unknown
