@@ -22,7 +22,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
-.PHONY: install train test test-cpp test-python test-long test-root test-families lint wheel format check-locks \
+.PHONY: install train test test-cpp test-python test-long test-root test-families lint docs wheel format check-locks \
   sanitize sanitize-quick fuzz fuzz-peers soak clean
 
 install: $(VENV)/installed
@@ -67,6 +67,11 @@ lint: $(VENV)/installed-for-tests
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
+
+# Builds the documentation site in build/site: open its index.html. A broken link or a public name without a docstring
+# is an error. `.venv/bin/python -m mkdocs serve` shows pages while you write them.
+docs: $(VENV)/installed-for-docs
+	$(BIN)/python -m mkdocs build --strict
 
 # Builds a wheel with gRPC inside, in dist/. It installs on machines without gRPC.
 wheel: $(VENV)/system-packages
@@ -124,6 +129,10 @@ $(VENV)/installed: $(VENV)/system-packages $(SOURCES) $(CONSTRAINTS)
 
 $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) -r tests/requirements.txt
+	touch $@
+
+$(VENV)/installed-for-docs: $(VENV)/installed pyproject.toml
+	$(BIN)/python -m pip install $(PIP_ARGS) mkdocs mkdocs-material 'mkdocstrings[python]'
 	touch $@
 
 # Installs the packages of the extras without rebuilding the core. nle requires one exact release of

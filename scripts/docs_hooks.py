@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of mkdocs.yml: generated pages of the reference, and links to files outside docs/.
+
+The command lines come from the dataclasses that `--help` reads, the presets from the table of
+presets, and the Python API from the names that the public packages export. `make docs` builds
+strictly, so every warning here ends the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import logging
+import posixpath
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+INCLUDED = {"changelog.md": "CHANGELOG.md", "contributing/index.md": "CONTRIBUTING.md"}
+"""Pages of the site that are files of the repository's root."""
+PACKAGES = (  # a name is documented on the page of the first package that exports it
+    "torchbeast.learner",
+    "torchbeast.schemes",
+    "torchbeast.envs",
+    "torchbeast.core.envs",
+    "torchbeast.core.actors",
+    "torchbeast.core.algos",
+    "torchbeast.core.storages",
+    "torchbeast",
+)
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)(#[^)\s]*)?(?=\))")
+_NAMED_PAGE = re.compile(r"docs/((?:[\w-]+/)*[\w-]+\.md)")
+_log = logging.getLogger("mkdocs.hooks.docs")  # strict builds count warnings of mkdocs
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    from mkdocs.structure.files import File
+
+    pages = {page: (ROOT / source).read_text("utf-8") for page, source in INCLUDED.items()}
+    pages["reference/command-line.md"] = command_line()
+    pages["reference/presets.md"] = presets()
+    pages.update(python_api())
+    for uri, content in pages.items():
+        files.append(File.generated(config, uri, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Makes links to files outside docs/, and to folders, lead to the repository."""
+    source = INCLUDED.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def linked(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
+        link = link_to(path, page.file.src_uri, str(config.repo_url))
+        return match[0] if link is None else link + (match[2] or "")
+
+    return _LINK.sub(linked, markdown)
+
+
+def link_to(path: str, page: str, repository: str) -> str | None:
+    """Returns a page's link to a file or folder of the repository; None if it does not exist.
+
+    Args:
+        path: of the file or folder, from the repository's root.
+        page: that has the link, from docs/.
+        repository: its address.
+    """
+    included = {source: of_site for of_site, source in INCLUDED.items()}
+    if path in included:
+        return posixpath.relpath(included[path], posixpath.dirname(page) or ".")
+    if path.startswith("docs/") and (ROOT / path).is_file():
+        return posixpath.relpath(path.removeprefix("docs/"), posixpath.dirname(page) or ".")
+    if not (ROOT / path).exists():  # MkDocs warns, unless it is a generated page
+        return None
+    return f"{repository.rstrip('/')}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Makes the docs pages that docstrings and help texts name into links."""
+    if not page.file.src_uri.startswith(("reference/api/", "reference/command-line")):
+        return html
+
+    def linked(match: re.Match[str]) -> str:
+        if (found := files.get_file_from_path(match[1])) is None:
+            _log.warning("%s names %s, which does not exist", page.file.src_uri, match[0])
+            return match[0]
+        return f'<a href="{found.url_relative_to(page.file)}">{match[0]}</a>'
+
+    return _NAMED_PAGE.sub(linked, html)
+
+
+# ---- Command lines and presets -------------------------------------------------------------------
+
+
+def programs() -> dict[str, type]:
+    """Returns the dataclass of every program's flags, by the program's name."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from bench.flags import BenchFlags
+
+    from torchbeast import keys, plot, status
+    from torchbeast.cli import flags, learner_flags
+    from torchbeast.sweep.config import SweepFlags
+
+    found = {
+        "monobeast": learner_flags.MonoBeastFlags,
+        "polybeast": flags.PolyBeastFlags,
+        "polybeast_learner": flags.PolyBeastLearnerFlags,
+        "polybeast_env": flags.PolyBeastEnvFlags,
+        "raybeast": flags.RayBeastFlags,
+        "sweep": SweepFlags,
+        "plot": plot.PlotFlags,
+        "bench": BenchFlags,
+        "status": status.StatusFlags,
+        "keys": keys.KeysFlags,
+    }
+    sources = [*(ROOT / "torchbeast").glob("*.py")]
+    runnable = {path.stem for path in sources if '__name__ == "__main__"' in path.read_text()}
+    if forgotten := runnable - set(found):
+        _log.warning("add the flags of %s to programs()", ", ".join(forgotten))
+    return found
+
+
+def command_line() -> str:
+    """Returns the page of all programs' flags."""
+    from torchbeast.cli.learner_flags import LearnerFlags
+    from torchbeast.core.algos import registry
+
+    every = {name: group for name, group in groups(LearnerFlags) if name != "algorithm"}
+    lines = [
+        "# Command lines",
+        "",
+        _INTRODUCTION,
+        "",
+        "| program | what it does |",
+        "| --- | --- |",
+    ]
+    found = programs()
+    lines += [f"| [`{name}`](#{name}) | {_cell(_first(flags))} |" for name, flags in found.items()]
+    for program, flags in found.items():
+        about = (_cell(each) for each in (inspect.getdoc(flags) or "").split("\n\n"))
+        lines += ["", f"## {program}", "", f"`python -m torchbeast.{program}`", "", *about]
+        own = dict(groups(flags))
+        if issubclass(flags, LearnerFlags):
+            unused = [_title(name) for name in every if name not in own]
+            without = f", without the groups {', '.join(unused)}" if unused else ""
+            lines += ["", f"{_HAS_TOO}{without}."]
+            shared = {"algorithm": own.get("algorithm"), **every}
+            own = {name: group for name, group in own.items() if group is not shared.get(name)}
+        for name, group in own.items():
+            lines += ["", f"### {_title(name)} {{ #{program}-{name} }}", *_described(group)]
+    lines += ["", "## Flags of every learner program", "", _OF_LEARNERS]
+    for name, group in every.items():
+        lines += ["", f"### {_title(name)} {{ #{name} }}", *_described(group)]
+    lines += ["", "## Settings of the algorithms", "", _OF_ALGORITHMS]
+    for algo in registry.ALGOS:
+        usual = " ".join(
+            f"`--{name} {value}`" for name, value in registry.defaults_of(algo).items()
+        )
+        lines += ["", f"### --algo {algo}", *_described(registry.config_of(algo))]
+        lines += ["", f"It changes these defaults: {usual}."] if usual else []
+    return "\n".join(lines) + "\n"
+
+
+_INTRODUCTION = """Each program is a module, and `--help` prints its flags with their defaults.
+You can write a flag with underscores or with dashes (`--num_actors`, `--num-actors`). A flag whose
+value is *switch* takes no value: `--NAME` turns it on, and `--no_NAME` turns it off, for example
+when you resume a run that had it on."""
+LINK_TO_SHARED = "(#flags-of-every-learner-program)"
+_HAS_TOO = f"""In addition to the flags below, it has the [flags of every learner
+program]{LINK_TO_SHARED} and the [settings of its algorithm](#settings-of-the-algorithms)"""
+_OF_LEARNERS = """`monobeast`, `polybeast`, `polybeast_learner` and `raybeast` have these flags. A
+[preset](presets.md), an algorithm, or a run that you resume may change the defaults."""
+_OF_ALGORITHMS = """`--algo NAME` adds the settings of one algorithm to the flags of a learner
+program."""
+
+
+def groups(flags: type) -> Iterator[tuple[str, Any]]:
+    """Yields the name and the dataclass of every group of flags that a program shows."""
+    hints = typing.get_type_hints(flags, include_extras=True)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(flags)}
+    if not any(dataclasses.is_dataclass(_bare(hint)) for hint in fields.values()):
+        yield "flags", flags
+        return
+    for name, hint in fields.items():
+        if tyro.conf.Suppress not in getattr(hint, "__metadata__", ()):
+            yield name, _bare(hint)
+
+
+def _bare(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def _described(group: type) -> Iterator[str]:
+    """Yields what a group of flags is for, and the table of the flags."""
+    yield from ("", _cell(inspect.getdoc(group) or ""), "")
+    yield from ("| flag | value | default | meaning |", "| --- | --- | --- | --- |")
+    yield from _rows(group)
+
+
+def _rows(group: type, chosen: Any = None) -> Iterator[str]:
+    """Yields a row for every flag of a group. Defaults are the values of `chosen`, if given."""
+    hints, told = typing.get_type_hints(group, include_extras=True), dict(field_docs(group))
+    for field in dataclasses.fields(group):
+        hint = hints[field.name]
+        default = _default_of(field) if chosen is None else getattr(chosen, field.name)
+        if dataclasses.is_dataclass(_bare(hint)):
+            yield from _rows(_bare(hint), default)
+            continue
+        is_word = tyro.conf.Positional in getattr(hint, "__metadata__", ())
+        flag = f"`{field.name.upper()}`" if is_word else f"`--{field.name}`"
+        meaning = _cell(told.get(field.name, ""))
+        shown = "" if "Default:" in meaning else _value(default)
+        yield f"| {flag} | {_kind(hint)} | {shown} | {meaning} |"
+
+
+def field_docs(group: type) -> Iterator[tuple[str, str]]:
+    """Yields the docstring below each field of a dataclass and of its bases."""
+    for base in reversed(group.__mro__[:-1]):
+        body = classes_of(base.__module__)[base.__name__].body
+        for field, below in itertools.pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=t)):
+                    yield name, str(t)
+
+
+@functools.cache
+def classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Returns the source of a module's classes, by name."""
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+
+
+def _kind(hint: Any) -> str:
+    """Returns what a flag takes, as a word: `int`, or the values of a choice."""
+    from torchbeast.cli.command_line import KWARGS
+
+    hint = _bare(hint)
+    if hint == KWARGS:
+        return "JSON"
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_kind(arg) for arg in args if arg is not type(None))
+    if origin is typing.Literal:
+        return ", ".join(f"`{arg}`" for arg in args)
+    if origin is tuple:
+        return f"{_kind(args[0])} ..."
+    return "switch" if hint is bool else str(hint.__name__)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
+def _value(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"`{default}`" if default not in (dataclasses.MISSING, None, (), {}, "") else ""
+
+
+def _first(documented: Any) -> str:
+    """Returns the first sentence of a docstring."""
+    text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[\w)])\. (?=[A-Z])", text)[0].removesuffix(".")
+
+
+def _title(group: str) -> str:
+    return group.replace("_", " ").capitalize()
+
+
+def _cell(text: str) -> str:
+    """Returns a text for a table's cell, with flags as code."""
+    text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return re.sub(r"(?<![`\w-])--?[a-z][\w]*", lambda match: f"`{match[0]}`", text)
+
+
+def presets() -> str:
+    """Returns the page of the presets."""
+    from torchbeast.cli import presets
+
+    lines = ["# Presets", "", _OF_PRESETS]
+    listed = iter(presets.listing().splitlines())
+    for name, sentence, flags in zip(listed, listed, listed, strict=True):
+        words = [f"`--{word}`" for word in re.split(r"(?:^| )--", flags.strip())[1:]]
+        lines += ["", f"## {name}", "", sentence.strip(), "", ", ".join(words)]
+    return "\n".join(lines) + "\n"
+
+
+_OF_PRESETS = """A preset is a set of defaults that belong together. `--preset NAME` works with
+every learner program, `--preset help` prints this list, and a flag on the command line overrides
+its preset:
+
+```shell
+python -m torchbeast.monobeast --preset cartpole --total_steps 500000
+```
+
+The [results](../results/README.md) say what each preset reaches."""
+
+
+# ---- Python API ----------------------------------------------------------------------------------
+
+
+def python_api() -> dict[str, str]:
+    """Returns the pages of the public packages; warns of public names without a docstring."""
+    homes: dict[int, str] = {}
+    return {f"reference/api/{package}.md": _api_page(package, homes) for package in PACKAGES}
+
+
+def _api_page(package: str, homes: dict[int, str]) -> str:
+    """Returns the page of a package, and adds to `homes` where its names are documented."""
+    module = importlib.import_module(package)
+    public = {name: getattr(module, name) for name in getattr(module, "__all__", ["VecEnv"])}
+    names = sorted((name for name in public if not name.startswith("_")), key=str.lower)
+    entries = []
+    for name in sorted(names, key=lambda name: name != public[name].__name__):  # aliases last
+        if id(public[name]) not in homes:
+            homes[id(public[name])] = f"{package}.{name}"
+            entries += [name]
+    table = [
+        f"| [`{name}`][{homes[id(public[name])]}] | {_cell(_first(public[name]))} |"
+        for name in names
+    ]
+    lines = [
+        f"# {package}",
+        "",
+        f"{_cell(_first(module))}.",
+        "",
+        "| name | |",
+        "| --- | --- |",
+        *table,
+    ]
+    for name in sorted(entries, key=str.lower):
+        check_documented(f"{package}.{name}", public[name])
+        lines += ["", f"::: {package}.{name}"]
+        meta = type(public[name])
+        for each in (each for each in vars(meta) if meta is not type and not each.startswith("_")):
+            if meta.__module__.startswith("torchbeast."):  # a class method, but not of its Protocol
+                lines += ["", f"::: {meta.__module__}.{meta.__qualname__}.{each}"]
+                lines += [f"    options: {{heading: {package}.{name}.{each}, heading_level: 3}}"]
+    return "\n".join(lines) + "\n"
+
+
+def check_documented(name: str, found: Any) -> None:
+    """Warns if a public name, or a public method that its class defines, has no docstring."""
+    public = (
+        [each for each in vars(found) if not each.startswith("_")] if inspect.isclass(found) else []
+    )
+    methods = {f"{name}.{each}": getattr(found, each) for each in public}
+    for each, documented in {name: found, **methods}.items():
+        text = inspect.getdoc(documented)
+        # Python gives a dataclass without a docstring its signature for one.
+        if (each == name or callable(documented)) and (
+            not text or text.startswith(f"{found.__name__}(")
+        ):
+            _log.warning("%s is public and has no docstring: write one", each)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference that scripts/docs_hooks.py generates, and its links to files outside docs/.
+
+`make docs` checks the rest: it builds the site and fails at a broken link.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from torchbeast.cli.command_line import names
+from torchbeast.cli.presets import PRESETS
+from torchbeast.core.algos.registry import ALGOS
+
+ROOT = Path(__file__).parents[1]
+ADDRESS = "https://example.org/repository"
+
+
+@pytest.fixture(name="hooks", scope="module")
+def _hooks() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import docs_hooks
+
+    return docs_hooks
+
+
+def test_the_page_of_command_lines_has_every_flag_of_every_program(hooks: ModuleType) -> None:
+    page = hooks.command_line()
+    sections = dict(re.findall(r"^## (\S.*)\n((?:(?!## ).*\n)*)", page, re.MULTILINE))
+    shared = sections["Flags of every learner program"] + sections["Settings of the algorithms"]
+    for program, flags_type in hooks.programs().items():
+        text = sections[program] + (shared if hooks.LINK_TO_SHARED in sections[program] else "")
+        told = set(re.findall(r"^\| `(?:--)?(\w+)`", text, re.MULTILINE))
+        told |= {name.lower() for name in told}  # words are written in capitals
+        if program != "bench":  # which hides groups of flags
+            assert set(names(flags_type)) <= told, program
+
+
+def test_the_page_of_command_lines_has_the_defaults_of_nested_settings(hooks: ModuleType) -> None:
+    page = hooks.command_line()
+    section = page.partition("### --algo sac")[2].partition("### --algo")[0]
+    assert "| `--optimiser` | `rmsprop`, `adam`, `adamw` | `adam` |" in section
+    assert "| `--learning_rate` | float | `0.0003` |" in section  # rmsprop's is 0.0006
+    assert "`--replay_size 1000000`" in section
+    assert all(f"\n### --algo {algo}\n" in page for algo in ALGOS)
+
+
+def test_the_page_of_presets_has_their_flags(hooks: ModuleType) -> None:
+    page = hooks.presets()
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == list(PRESETS)
+    assert "`--model_kwargs '{\"hidden\": 64}'`, `--batch_size 128`" in page
+
+
+@pytest.mark.parametrize(
+    ("path", "link"),
+    [
+        ("examples/cartpole.py", f"{ADDRESS}/blob/main/examples/cartpole.py"),
+        ("examples/cluster", f"{ADDRESS}/tree/main/examples/cluster"),
+        ("CONTRIBUTING.md", "../contributing/index.md"),
+        ("docs/results/README.md", "../results/README.md"),
+        ("docs/results/performance", f"{ADDRESS}/tree/main/docs/results/performance"),
+        ("examples/no_such_file.py", None),
+    ],
+)
+def test_a_link_leads_to_a_page_of_the_site_or_to_the_repository(
+    hooks: ModuleType, path: str, link: str | None
+) -> None:
+    assert hooks.link_to(path, "how-to/ppo.md", ADDRESS) == link
+
+
+def test_a_public_name_or_method_without_a_docstring_is_a_warning(
+    hooks: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Documented:
+        """Is."""
+
+        def method(self) -> None: ...
+
+        def _private(self) -> None: ...
+
+    hooks.check_documented("package.Documented", Documented)
+    assert [record.getMessage().split()[0] for record in caplog.records] == [
+        "package.Documented.method"
+    ]
