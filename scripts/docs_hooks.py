@@ -34,9 +34,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDED = {"changelog.md": "CHANGELOG.md", "contributing/index.md": "CONTRIBUTING.md"}
 """Pages of the site that are files of the repository's root."""
+MODULES = (  # all their functions and classes are public
+    "torchbeast.core.losses",
+    "torchbeast.core.returns",
+    "torchbeast.core.vtrace",
+    "torchbeast.core.algos.unroll",
+    "torchbeast.core.base.checks",
+    "torchbeast.core.base.nest",
+)
 PACKAGES = (  # a name is documented on the page of the first package that exports it
     "torchbeast.learner",
     "torchbeast.schemes",
+    "torchbeast.reporting",
     "torchbeast.envs",
     "torchbeast.core.envs",
     "torchbeast.core.actors",
@@ -318,15 +327,25 @@ The [results](../results/README.md) say what each preset reaches."""
 
 
 def python_api() -> dict[str, str]:
-    """Returns the pages of the public packages; warns of public names without a docstring."""
-    homes: dict[int, str] = {}
-    return {f"reference/api/{package}.md": _api_page(package, homes) for package in PACKAGES}
+    """Returns the pages of the Python API; warns of public names without a docstring."""
+    homes = {id(importlib.import_module(name)): name for name in MODULES}
+    pages = {name: _module_page(name) for name in MODULES}
+    pages.update({package: _package_page(package, homes) for package in PACKAGES})
+    return {f"reference/api/{name}.md": page for name, page in pages.items()}
 
 
-def _api_page(package: str, homes: dict[int, str]) -> str:
+def _module_page(name: str) -> str:
+    module = importlib.import_module(name)
+    for each, found in vars(module).items():
+        if not each.startswith("_") and getattr(found, "__module__", None) == name:
+            check_documented(f"{name}.{each}", found)
+    return f"::: {name}\n    options: {{heading_level: 1}}\n"
+
+
+def _package_page(package: str, homes: dict[int, str]) -> str:
     """Returns the page of a package, and adds to `homes` where its names are documented."""
     module = importlib.import_module(package)
-    public = {name: getattr(module, name) for name in getattr(module, "__all__", ["VecEnv"])}
+    public = {name: getattr(module, name) for name in module.__all__}
     names = sorted((name for name in public if not name.startswith("_")), key=str.lower)
     entries = []
     for name in sorted(names, key=lambda name: name != public[name].__name__):  # aliases last
