@@ -345,47 +345,41 @@ def _module_page(name: str) -> str:
 def _package_page(package: str, homes: dict[int, str]) -> str:
     """Returns the page of a package, and adds to `homes` where its names are documented."""
     module = importlib.import_module(package)
-    public = {name: getattr(module, name) for name in module.__all__}
-    names = sorted((name for name in public if not name.startswith("_")), key=str.lower)
-    entries = []
-    for name in sorted(names, key=lambda name: name != public[name].__name__):  # aliases last
-        if id(public[name]) not in homes:
-            homes[id(public[name])] = f"{package}.{name}"
-            entries += [name]
-    table = [
-        f"| [`{name}`][{homes[id(public[name])]}] | {_cell(_first(public[name]))} |"
-        for name in names
-    ]
-    lines = [
-        f"# {package}",
-        "",
-        f"{_cell(_first(module))}.",
-        "",
-        "| name | |",
-        "| --- | --- |",
-        *table,
-    ]
-    for name in sorted(entries, key=str.lower):
-        check_documented(f"{package}.{name}", public[name])
-        lines += ["", f"::: {package}.{name}"]
-        meta = type(public[name])
-        for each in (each for each in vars(meta) if meta is not type and not each.startswith("_")):
-            if meta.__module__.startswith("torchbeast."):  # a class method, but not of its Protocol
-                lines += ["", f"::: {meta.__module__}.{meta.__qualname__}.{each}"]
-                lines += [f"    options: {{heading: {package}.{name}.{each}, heading_level: 3}}"]
+    public = {name: getattr(module, name) for name in module.__all__ if not name.startswith("_")}
+    for name in sorted(public, key=lambda name: name != public[name].__name__):  # aliases last
+        homes.setdefault(id(public[name]), f"{package}.{name}")
+    names = sorted(public, key=str.lower)
+    lines = [f"# {package}", "", f"{_cell(_first(module))}.", "", "| name | |", "| --- | --- |"]
+    for name in names:
+        home = homes[id(public[name])]
+        lines += [f"| [`{name}`][{home}] | {_cell(_first(public[name]))} |"]
+    for name in names:
+        if homes[id(public[name])] == f"{package}.{name}":
+            check_documented(f"{package}.{name}", public[name])
+            lines += [
+                "",
+                f"::: {package}.{name}",
+                *_class_methods(f"{package}.{name}", public[name]),
+            ]
     return "\n".join(lines) + "\n"
+
+
+def _class_methods(name: str, found: Any) -> Iterator[str]:
+    """Yields the class methods that a Protocol has from its metaclass, such as create_factory."""
+    meta = type(found)
+    if isinstance(found, type) and meta.__module__.startswith("torchbeast."):
+        for each in (each for each in vars(meta) if not each.startswith("_")):
+            yield from ("", f"::: {meta.__module__}.{meta.__qualname__}.{each}")
+            yield f"    options: {{heading: {name}.{each}, heading_level: 3}}"
 
 
 def check_documented(name: str, found: Any) -> None:
     """Warns if a public name, or a public method that its class defines, has no docstring."""
-    public = (
-        [each for each in vars(found) if not each.startswith("_")] if inspect.isclass(found) else []
-    )
-    methods = {f"{name}.{each}": getattr(found, each) for each in public}
-    for each, documented in {name: found, **methods}.items():
+    members = vars(found) if isinstance(found, type) else {}
+    methods = {f"{name}.{each}": getattr(found, each) for each in members if each[0] != "_"}
+    public = {name: found, **{each: made for each, made in methods.items() if callable(made)}}
+    for each, documented in public.items():
         text = inspect.getdoc(documented)
         # Python gives a dataclass without a docstring its signature for one.
-        if (each == name or callable(documented)) and (
-            not text or text.startswith(f"{found.__name__}(")
-        ):
+        if not text or text.startswith(f"{found.__name__}("):
             _log.warning("%s is public and has no docstring: write one", each)
