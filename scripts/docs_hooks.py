@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def linked(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
-        link = link_to(path, page.file.src_uri, str(config.repo_url))
+        link = link_to(path, page.file.src_uri, config.extra["repository"])
         return match[0] if link is None else link + (match[2] or "")
 
     return _LINK.sub(linked, markdown)
