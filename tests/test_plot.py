@@ -199,7 +199,7 @@ def test_a_run_without_episodes_is_left_out_with_a_warning(
     runs = [write_run(tmp_path / "a", [1.0]), write_run(tmp_path / "b", [float("nan")])]
     (group,) = plot.group_runs(runs)
     assert [folder.name for folder in group.curves] == ["a"]
-    assert f"No episode has ended in {runs[1]} yet: it is left out." in capsys.readouterr().err
+    assert f"No episode has ended in {runs[1]} yet: skipping it." in capsys.readouterr().err
 
 
 def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     if not (_FOLDER / "bench").is_dir():
         raise UsageError(
-            "the measurements are not part of the installed package: run the command in a clone of "
-            "the repository, whose folder benchmarks has them"
+            "the benchmarks are not part of the installed package: run this in a clone of the "
+            "repository, which has them in its folder benchmarks"
         )
     sys.path.insert(0, str(_FOLDER))
     from bench.flags import BenchFlags

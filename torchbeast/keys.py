@@ -114,13 +114,13 @@ def _authority(folder: Path) -> Pair:
         found = Pair(x509.load_pem_x509_certificate(certificate), private)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{paths[0]} and {paths[1]} are no authority that can be used again ({error}): give "
+            f"{paths[0]} and {paths[1]} cannot be used as an authority again ({error}): give "
             "another --folder"
         ) from None
     if found.certificate.not_valid_after_utc <= _now():
         raise UsageError(
-            f"the authority {paths[0]} has expired, and everything that it signs: give another "
-            "--folder, and take the new ca.pem to every machine"
+            f"the authority {paths[0]} has expired, and with it all that it has signed: give "
+            "another --folder, and copy the new ca.pem to every machine"
         )
     return found
 
@@ -173,8 +173,8 @@ def _name_of(host: str) -> x509.GeneralName:
     except ValueError:
         if not _NAME.fullmatch(host):
             raise UsageError(
-                f"--hosts has {host!r}, which is no name or address of a machine: give names such "
-                "as actors1.lab or 10.0.0.7, without ports"
+                f"--hosts has {host!r}, which is not the name or address of a machine: give names "
+                "such as actors1.lab or 10.0.0.7, without ports"
             ) from None
         return x509.DNSName(host)
 

@@ -99,7 +99,7 @@ def group_runs(folders: Sequence[Path], clock: bool = False) -> list[RunGroup]:
     for folder in folders:
         points = curve(folder, clock)
         if not points:
-            print(f"No episode has ended in {folder} yet: it is left out.", file=sys.stderr)
+            print(f"No episode has ended in {folder} yet: skipping it.", file=sys.stderr)
             continue
         settings = settings_of(folder)
         group = groups.setdefault(json.dumps(settings, sort_keys=True), RunGroup(settings))

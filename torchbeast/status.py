@@ -54,8 +54,8 @@ class StatusConfig:
         above(0, timeout=self.timeout)
         require(
             self.learner is None or not self.servers,
-            f"learner shows the hosts of a learner, {' '.join(self.servers)} are servers: give "
-            "either",
+            f"learner shows the hosts of a learner, but {' '.join(self.servers)} are servers: "
+            "give one of the two",
         )
 
     @property

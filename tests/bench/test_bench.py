@@ -58,7 +58,7 @@ def test_an_installed_package_says_where_the_measurements_are(
 ) -> None:
     monkeypatch.setattr("torchbeast.bench._FOLDER", tmp_path)
     assert main(["--help"]) == 2
-    assert "run the command in a clone of the repository" in capsys.readouterr().err
+    assert "run this in a clone of the repository" in capsys.readouterr().err
 
 
 def test_every_stage_is_in_the_table_and_in_the_files(

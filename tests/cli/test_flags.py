@@ -273,9 +273,9 @@ def test_the_originals_name_of_a_flag_is_accepted_in_both_spellings() -> None:
 FIXED_LAG_WRONG = [
     (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, got -1."),
     (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),
-    (["--num_actors", "5", "--num_processes", "2"], "with --fixed_lag, --num_actors 5 must be the"),
-    (["--batch_size", "3"], "--batch_size 3 a multiple of each one's share."),
-    (["--num_learner_threads", "2"], "with --fixed_lag one thread learns"),
+    (["--num_actors", "5", "--num_processes", "2"], "with --fixed_lag, --num_actors 5 must be a m"),
+    (["--batch_size", "3"], "--batch_size 3 a multiple of the environments of a process."),
+    (["--num_learner_threads", "2"], "--fixed_lag needs a single learner thread"),
 ]
 
 

@@ -29,7 +29,7 @@ WRONG = [
     (["--learn_start", "9"], "--learn_start needs a replay: give its --replay_size too."),
     (
         ["--checkpoint_replay", "--replay_size", "9000", "--replay_ratio", "0"],
-        "with --replay_ratio 0 nothing is replayed that --checkpoint_replay could save or",
+        "--checkpoint_replay and --replay_service need a replay that is used, but",
     ),
     (["--checkpoint_replay"], "--checkpoint_replay needs a replay: give its --replay_size too."),
     (["--replay_size", "-1"], "--replay_size must be at least 0, got -1."),
@@ -44,12 +44,12 @@ WRONG = [
     ),
     (
         ["--replay_size", "9000", "--replay_ratio", "0.3"],
-        "--replay_ratio 0.3 of --batch_size 8 are 2.4 rollouts: give a ratio that makes them "
-        "whole.",
+        "--replay_ratio 0.3 times --batch_size 8 is 2.4 rollouts: choose them so that the product "
+        "is a whole number.",
     ),
     (
         ["--replay_size", "1000", "--learn_start", "961"],
-        "--learn_start 961 is never reached: --replay_size 1000 has room for 960 steps: give at "
+        "--learn_start 961 is never reached, because --replay_size 1000 holds 960 steps: give at "
         "most --learn_start 960.",
     ),
     (
@@ -63,8 +63,8 @@ WRONG = [
     ),
     (
         ["--replay_size", "9000", "--replay_service", "/s", "--checkpoint_replay"],
-        "--checkpoint_replay saves the replay of one run, but that of --replay_service belongs to "
-        "several: leave out one of them.",
+        "--checkpoint_replay saves the replay of one run, but --replay_service is shared by "
+        "several runs: remove one of the two.",
     ),
 ]
 

@@ -144,7 +144,7 @@ def test_settings_of_a_run_that_never_learnt_are_not_restored_which_is_said(
     """Its settings may be the reason why it never learnt."""
     killed_before_its_first_checkpoint(savedir, "")
     assert flags_of("polybeast", savedir, "--xpid", "a")["env"] is None
-    assert "ended before it learnt anything: this run begins anew" in capsys.readouterr().out
+    assert "ended before its first update. Starting over" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", ["test", "test_render"])

@@ -88,7 +88,7 @@ def not_taken(rollout: Any) -> bool:
 
 def test_an_environment_that_allows_nothing_ends_the_run_with_a_sentence() -> None:
     loop = loop_in("masked:Nothing")
-    with pytest.raises(RunError, match="action_mask rules out every action"):
+    with pytest.raises(RunError, match="action_mask of an environment forbids every action"):
         for _ in range(5):
             loop.act("sample")
             loop.step()
@@ -97,7 +97,7 @@ def test_an_environment_that_allows_nothing_ends_the_run_with_a_sentence() -> No
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("Catch", {"mask_actions": True}, "Catch masks no actions"),
+        ("Catch", {"mask_actions": True}, "Catch has no action masks"),
         ("CartPole-v1", {"mask_actions": True}, r"needs info\['action_mask'\] at every step"),
         (
             "Pendulum-v1",

@@ -451,7 +451,7 @@ def test_an_algorithm_that_returns_no_state_ends_the_run(started: Start) -> None
     with started(is_recurrent=True) as run:
         assert len(list(run.source.batches())) > 1
         wait_for(lambda: run.supervisor.ended)
-    assert "no final_state was returned for a batch" in str(run.supervisor.failure)
+    assert "did not return final_state for a batch" in str(run.supervisor.failure)
 
 
 def test_every_walk_goes_through_whole_episodes(started: Start) -> None:
@@ -576,7 +576,7 @@ def test_a_replay_without_room_for_an_episode_is_told_once(
     assert all(rollout.batch_size == B for rollout in rollouts)
     told = [record for record in caplog.records if record.name == "torchbeast.replay"]
     (said,) = [record.getMessage() for record in told]
-    assert "holds no whole episode" in said and "replay_size" in said
+    assert "does not hold a complete episode" in said and "replay_size" in said
 
 
 class Blocking(io.BytesIO):

@@ -246,7 +246,7 @@ def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) ->
 
 
 def test_where_nobody_serves_it_is_told(path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no replay serves there \(.*No such file"):
+    with pytest.raises(UsageError, match=r"no replay is running there \(.*No such file"):
         SharedReplayClient(str(path), how())
 
 
@@ -393,7 +393,7 @@ def test_the_end_of_the_service_is_said_with_what_to_do(path: Path) -> None:
     with contextlib.ExitStack() as ending:
         with service_at(path):
             agent = ending.enter_context(agent_of(path, how()))
-        with pytest.raises(RunError, match="has ended: what was learnt is in .*--replay_service"):
+        with pytest.raises(RunError, match="has ended; the checkpoint has .*--replay_service"):
             insert(agent, Envs(0, T, K), 0)
 
 

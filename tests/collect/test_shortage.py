@@ -10,7 +10,7 @@ def test_lost_streams_say_when_they_end_the_run_and_how_many_prevent_it() -> Non
     short = Shortage(connected=1, needed=2, seconds=42.7)
     away = [Away("a:50", 17.3, short), Away("a:50", 2.0, short), Away("b:50", 2.0, short)]
     assert describe_away(away, live=1) == (
-        "3 of 4 streams lost, the first 17 s ago: a:50, b:50; they go on when a server answers "
+        "3 of 4 streams lost, the first 17 s ago: a:50, b:50; they continue when a server answers "
         "there. The run ends in 43 s unless 2 streams are connected (--min_streams); 1 is"
     )
 
@@ -18,7 +18,7 @@ def test_lost_streams_say_when_they_end_the_run_and_how_many_prevent_it() -> Non
 def test_of_several_reasons_that_of_the_stream_lost_first_is_said() -> None:
     away = [Away("a:50", 2.0, None, "reset"), Away("b:50", 17.3, None, "this is not its token")]
     assert describe_away(away, live=1) == (
-        "2 of 3 streams lost, the first 17 s ago: a:50, b:50; they go on when a server answers "
+        "2 of 3 streams lost, the first 17 s ago: a:50, b:50; they continue when a server answers "
         "there (this is not its token)"
     )
 

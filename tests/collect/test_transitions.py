@@ -188,7 +188,7 @@ def test_what_the_learner_says_of_errors_decides_what_is_sampled_next() -> None:
 def test_priorities_that_are_not_returned_are_a_sentence() -> None:
     with (
         starting(EndingLine(100), priority_exponent=1.0) as (source, _),
-        pytest.raises(RunError, match="no priorities were returned for a batch"),
+        pytest.raises(RunError, match="did not return priorities for a batch"),
     ):
         learn_by_priority(source, 10, lambda each: None)
 

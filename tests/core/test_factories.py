@@ -294,7 +294,7 @@ def test_a_replay_has_the_settings_of_the_programs_unless_it_is_given_others(alg
         (
             OnPolicyVTraceBuffer.create_factory(replay_size=10_000),
             IMPALA.create_factory(),
-            "OnPolicyVTraceBuffer has a replay, but IMPALA does not learn from one",
+            "OnPolicyVTraceBuffer has a replay, but IMPALA does not use one",
         ),
     ],
 )

@@ -129,7 +129,7 @@ def fixed(**arguments: Any) -> Callable[..., Any]:
 def test_what_cannot_be_reset_in_time_is_refused() -> None:
     own = fixed(vectorization_mode="vector_entry_point")
     for late in (own, lambda num_envs: AsyncVectorEnv([cartpole] * num_envs, shared_memory=False)):
-        with pytest.raises(ValueError, match='a step late .*vectorization_mode="sync" or "async"'):
+        with pytest.raises(ValueError, match='late .*vectorization_mode="sync" or "async"'):
             vec_env_of(late, {}, 1, "x")
     older = SyncVectorEnv([cartpole])
     del older.metadata["autoreset_mode"]

@@ -395,7 +395,7 @@ def test_an_evaluation_in_an_environment_that_does_not_fit_is_refused(
     with pytest.raises(UsageError, match=f"trained on Catch cannot play {other}") as error:
         run_test(run, envs.EnvSpec(other))
     assert str(error.value).endswith(
-        "actions differ: leave out --env, and --preset"
+        "actions differ: remove --env and --preset"
     ) and "\n" not in str(error.value)
 
 

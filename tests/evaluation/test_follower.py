@@ -301,7 +301,7 @@ def test_a_damaged_checkpoint_is_named_once_and_the_next_is_evaluated(
     )
     assert steps(run) == [1000]
     said = capsys.readouterr().err
-    assert said.count("is no readable checkpoint") == 1 == said.count("\n")
+    assert said.count("is not a valid checkpoint") == 1 == said.count("\n")
 
 
 def test_a_checkpoint_that_a_disk_fails_to_give_is_read_again(
@@ -417,7 +417,7 @@ def test_a_full_disk_costs_the_row_and_the_best_but_not_the_follower(
 def test_a_second_follower_of_a_run_is_refused(run: Path) -> None:
     save(run, 1000, 1.0)
     first = Scores(run)
-    with pytest.raises(UsageError, match="another process evaluates the same run"):
+    with pytest.raises(UsageError, match="another process is evaluating this run"):
         follow(run)
     first.close()
     follow(run)

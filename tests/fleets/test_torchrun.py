@@ -51,5 +51,5 @@ def test_other_programs_name_the_one_that_runs_in_ranks(
     main = importlib.import_module(f"torchbeast.{program}").main
     assert main(["--env", "Catch"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"{program}: {program} runs in one process, but was started in 4")
+    assert said.startswith(f"{program}: {program} runs in one process, but 4 were started")
     assert "-m torchbeast.polybeast_learner" in said

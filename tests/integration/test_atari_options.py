@@ -58,4 +58,4 @@ def test_polybeast_learner_records_the_atari_flags_of_its_servers(workshop: Work
 def test_an_atari_flag_is_refused_for_other_environments(workshop: Workshop, program: str) -> None:
     code, said = workshop.run(program, "--env", "Catch", "--frame_skip=2", *SMALL)
     assert code == 2 and "Traceback" not in said, said
-    assert "Catch is no game of Atari, and has no --frame_skip: leave out --frame_skip" in said
+    assert "--frame_skip needs an Atari game, and Catch is not one: remove --frame_skip" in said

@@ -74,7 +74,7 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
     for word in words:
         assert word in said, said
     assert "torchbeast/run/learner_run.py" not in said, "no traceback of ours"
-    assert "another takes its place" not in said or env == "Exits", "all would die of that"
+    assert "Starting a replacement" not in said or env == "Exits", "all would die of that"
     assert "Traceback" in (workshop.run_folder("a") / "out.log").read_text() or "Exits" in env
     workshop.assert_nothing_is_left()
 
@@ -159,7 +159,7 @@ def test_a_torn_checkpoint_is_refused_with_a_message(
     (workshop.run_folder("a") / "model.tar").write_bytes(b"PK\x03\x04torn")
     assert workshop.call("polybeast", "--env", "Catch", *SMALL) == 2
     said = capsys.readouterr().err
-    assert "no readable checkpoint" in said and "Traceback" not in said, said
+    assert "not a valid checkpoint" in said and "Traceback" not in said, said
 
 
 def test_a_users_own_model_is_checked_before_it_is_trained(

@@ -111,7 +111,7 @@ def test_a_server_that_dies_after_a_jump_back_is_replaced_and_learnt_from(
     run.wait_for(LEARNING)
     clock.jump(-DAY)
     workshop.servers()[1].kill()
-    run.wait_for("another takes its place")
+    run.wait_for("Starting a replacement")
     wait_for(set_back_and_see_it_is_back)
     run.send(signal.SIGTERM)
     assert run.end() == 0, run.said
@@ -153,7 +153,7 @@ def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
     wait_for(lambda: live_and_lost(workshop) == (2, 1))
     clock.jump(2 * DAY)
     workshop.servers()[1].kill()
-    two.wait_for("another takes its place")
+    two.wait_for("Starting a replacement")
     wait_for(lambda: live_and_lost(workshop) == (1, 2))
     learns(workshop, 1000)
     assert live_and_lost(workshop) == (1, 2), "its certificate is over by the new clock"

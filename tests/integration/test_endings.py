@@ -141,7 +141,7 @@ def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
     for process in sorted(processes, key=lambda process: process.pid == run.pid):
         process.send_signal(signal.SIGTERM)
     assert run.end(timeout=15 + BUSY_S) == 0, run.said
-    assert "Stopped by SIGTERM" in run.said and "takes its place" not in run.said
+    assert "Stopped by SIGTERM" in run.said and "replacement" not in run.said
     assert workshop.meta("a")["successful"] is True
     assert saved_step(workshop, "a") > 0
     workshop.assert_nothing_is_left()
@@ -204,7 +204,7 @@ def test_a_run_that_ends_while_its_servers_are_replaced_leaves_nothing(
     run.wait_for(LEARNING)
     for server in workshop.servers():
         server.kill()
-    run.wait_for("another takes its place")
+    run.wait_for("Starting a replacement")
     run.send(signal.SIGINT)
     assert run.end() == 0, run.said
     workshop.assert_nothing_is_left()

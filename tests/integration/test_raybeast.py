@@ -96,7 +96,7 @@ def test_a_killed_actor_is_replaced_and_the_run_leaves_nothing(
     run.wait_for(LEARNING)
     actors(workshop)[-1].kill()
     # Which process and where is known once it plays; it may still be starting while the other does.
-    run.wait_for(r"actor \d: .* died.*; another takes its place")
+    run.wait_for(r"actor \d: .* died.*\. Starting a replacement")
     run.wait_for(LEARNING)
     run.send(signal.SIGINT)
     assert run.end() == 0, run.said
@@ -217,5 +217,5 @@ def test_monobeast_learns_from_a_replay_on_ray_stops_as_always_and_ends_with_it(
                 assert run.end() == 0 and f"Stopped by {number.name}" in run.said, run.said
         psutil.Process(served.pid).kill()
         assert run.end() == 1, run.said
-    assert "the shared replay ray:catch has ended: what was learnt is in the checkpoint" in run.said
+    assert "the shared replay ray:catch has ended; the checkpoint has what was learnt" in run.said
     assert "Traceback" not in run.said and saved_step(workshop) > 0

@@ -86,7 +86,7 @@ def test_a_resumed_run_says_what_is_in_its_replay(workshop: Workshop, program: s
     assert "The replay starts empty: there is no" in said and "replay.bin yet." in said, said
     assert (workshop.run_folder("a") / "replay.bin").exists()
     said = run(workshop, program, "--total_steps", "1600")
-    assert re.search(r"The replay goes on with the 3\d\d steps in .*/a/replay.bin\.", said), said
+    assert re.search(r"The replay continues with the 3\d\d steps in .*/a/replay.bin\.", said), said
     resumed = [row for row in rows(workshop) if row["step"] > 1200]
     assert "relevant_share" in resumed[0], "from the first batch on"
     assert resumed[0]["replay_age"] > 5
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> No
             ["--replay_size", "2000000000"],
             ["--replay_size 2000000000 needs", "243 bytes a step", "are free", "at most"],
         ),
-        ([*REPLAY, "--algo", "impala"], ["--algo impala does not learn from a replay"]),
+        ([*REPLAY, "--algo", "impala"], ["--algo impala does not use a replay"]),
         ([*REPLAY, "--env", "Pendulum-v1"], ["continuous", "--replay_kl_threshold inf"]),
     ],
 )

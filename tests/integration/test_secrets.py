@@ -62,7 +62,7 @@ def assert_secret(keys: Keys, shown: Iterator[tuple[str, str]]) -> list[str]:
 
 def replace_a_server(workshop: Workshop, program: Program) -> None:
     workshop.servers()[0].kill()
-    program.wait_for("another takes its place")
+    program.wait_for("Starting a replacement")
     wait_for(workshop.servers)  # it is said before it is done
 
 

@@ -69,7 +69,7 @@ def test_a_killed_run_leaves_the_others_alone_and_a_killed_replay_ends_them(
         killed = time.monotonic()
         assert living.end() == 1, living.said
         assert time.monotonic() - killed < SECONDS
-    assert "has ended: what was learnt is in the checkpoint" in living.said
+    assert "has ended; the checkpoint has what was learnt" in living.said
     assert "--replay_service" in living.said and "Traceback" not in living.said
     last = list(read_logs(workshop.run_folder("b")))[-1]["step"]
     saved = torch.load(workshop.run_folder("b") / "model.tar", weights_only=True)
@@ -79,6 +79,6 @@ def test_a_killed_run_leaves_the_others_alone_and_a_killed_replay_ends_them(
 def test_an_address_without_a_replay_is_told_at_once(workshop: Workshop, tmp_path: Path) -> None:
     nowhere = ["--replay_service", str(tmp_path / "nowhere")]
     code, said = workshop.run("monobeast", *SMALL, "--xpid", "a", *nowhere)
-    assert code == 2 and "no replay serves there" in said, said
+    assert code == 2 and "no replay is running there" in said, said
     assert "Traceback" not in said and not workshop.run_folder("a").exists()
     workshop.assert_nothing_is_left()

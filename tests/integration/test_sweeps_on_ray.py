@@ -82,7 +82,7 @@ def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop, clus
     run, folders = begun(workshop, cluster)
     run.send(signal.SIGKILL)
     run.end()
-    assert "sweep: the program was ended by force" in run.said and "--name" in run.said, run.said
+    assert "sweep: the program was killed" in run.said and "--name" in run.said, run.said
     assert_nothing_is_left(workshop)
     for folder in folders:
         assert saved_step(folder) == steps(folder)[-1] > 0

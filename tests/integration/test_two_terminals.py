@@ -164,7 +164,7 @@ def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Work
     second.kill()
     servers.wait_for(
         r"Warning: environment server 1 at unix:.*\.1: process \d+ was killed by SIGKILL; "
-        "another takes its place"
+        "Starting a replacement"
     )
     wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 1})
     wait_for(lambda: served(port, "replaced_servers_total") == [1])
@@ -175,7 +175,7 @@ def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Work
     assert servers.end() == 0, servers.said
     learner.wait_for(r"streams 0 of 3, 3 lost, the first \d+ s ago")
     learner.wait_for(
-        r"^3 of 3 streams lost, the first \d+ s ago: unix:.*; they go on when a server"
+        r"^3 of 3 streams lost, the first \d+ s ago: unix:.*; they continue when a server"
     )
     learner.send(signal.SIGINT)
     assert learner.end() == 0, learner.said
@@ -202,7 +202,7 @@ def test_a_server_that_dies_repeatedly_ends_its_program(workshop: Workshop) -> N
     for _ in range(4):
         first, second = workshop.servers()
         first.kill()
-        servers.wait_for("another takes its place")
+        servers.wait_for("Starting a replacement")
         wait_for(lambda old={first, second}: len({*workshop.servers()} - old) == 1)
     workshop.servers()[0].kill()
     assert servers.end() == 1

@@ -205,7 +205,7 @@ class Stepping(Callback):
 
 def test_a_callback_that_steps_the_learner_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with Learner(scheme_of(), 10**6, tmp_path / "run", callbacks=[Stepping()]) as learner:
-        with pytest.raises(RunError, match=r"(?s)callback Stepping.*called step\(\)"):
+        with pytest.raises(RunError, match=r"(?s)callback Stepping.*step\(\) cannot be called"):
             learner.step()
         assert learner.updates == 1
 
@@ -363,7 +363,7 @@ def test_a_state_that_no_checkpoint_could_be_loaded_with_is_refused(tmp_path: Pa
     learner = Learner(scheme_of(), 10**6, tmp_path / "run", callbacks=callbacks)
     callbacks[0].count = Path("/")
     learner.step()
-    with pytest.raises(UsageError, match="state_dict of callback Remembering must have tensors"):
+    with pytest.raises(UsageError, match="state_dict of callback Remembering may contain only"):
         learner.close()
     assert torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")["stats"]["step"] == STEPS
 

@@ -202,7 +202,7 @@ def test_a_step_that_waits_says_for_what_and_can_be_interrupted(
     with Learner(scheme, 10**6, tmp_path / "run") as learner:
         with pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext():
             learner.step()
-    assert said[0].startswith("nothing was learnt for 0 s: 0 of 2 rollouts of a batch are there: ")
+    assert said[0].startswith("no update for 0 s: 0 of 2 rollouts of a batch are ready: ")
 
 
 def made_by_a_module_that_sets_float64(env: str, num_envs: int) -> Any:

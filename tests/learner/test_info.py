@@ -55,7 +55,7 @@ def test_means_over_the_same_games_as_the_returns_are_logged(
         assert row["mean_episode_return"] == pytest.approx(twice / 2)
         assert row.get("info_sometimes", 1.0) == 1.0 and "info_word" not in row
     assert any("info_sometimes" in row for row in rows)
-    said = re.findall(r"had no number '(\w+)'", capsys.readouterr().err)
+    said = re.findall(r"without a number '(\w+)'", capsys.readouterr().err)
     assert sorted(said) == ["sometimes", "word"], "each once"
 
 
@@ -78,7 +78,7 @@ def test_replayed_rollouts_and_their_games_are_not_counted_again(tmp_path: Path)
 @pytest.mark.parametrize("env", ["Catch", "MinAtar/Breakout-v1", "source_envs:Counting"])
 def test_an_environment_without_an_info_is_refused(env: str) -> None:
     spec = EnvSpec(env, options=EnvOptions(info_keywords=("score",)))
-    with pytest.raises(EnvError, match=r"info_keywords score are numbers .*gives no info: leave"):
+    with pytest.raises(EnvError, match=r"info_keywords score name numbers .*has no info: remove"):
         make(spec, 1)
     with pytest.raises(ValueError, match="gives no info"):
         VecEnv.create_factory(env_fn=make, env_kwargs={"env": env}, info_keywords=["score"])

@@ -67,7 +67,7 @@ def test_it_learns_until_its_target_and_then_writes_the_checkpoint(tmp_path: Pat
     assert saved["stats"]["step"] == 3 * STEPS
     assert_same(saved["model_state_dict"], weights_of(learner))
     assert [row["step"] for row in read_logs(tmp_path / "run")] == seen
-    with pytest.raises(UsageError, match=r"the run has ended: all of target_steps 59 are learnt; "):
+    with pytest.raises(UsageError, match=r"the run has ended: it reached target_steps 59; "):
         learner.step()
 
 
@@ -181,7 +181,7 @@ def test_a_log_without_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
     del learner
     gc.collect()
     before = (tmp_path / "run" / "logs.csv").read_text()
-    with pytest.raises(UsageError, match=r"no model\.tar to go on from.* give another log_dir"):
+    with pytest.raises(UsageError, match=r"no model\.tar to resume from.* give another log_dir"):
         Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
     assert (tmp_path / "run" / "logs.csv").read_text() == before
     (tmp_path / "run" / "logs.csv").unlink()
@@ -228,9 +228,9 @@ def test_another_run_is_not_resumed(tmp_path: Path, other: Any, sentence: str) -
 def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
         learner.step()
-        with pytest.raises(UsageError, match="give the path of a file like"):
+        with pytest.raises(UsageError, match="give the path of a file such as"):
             learner.restore(tmp_path / "nothing.tar")
-    with pytest.raises(UsageError, match="num_mini_batch 400 cannot be .* or a larger batch_size"):
+    with pytest.raises(UsageError, match="num_mini_batch 400 is more .* or a larger batch_size"):
         many = PPO.create_factory(num_epochs=1, num_mini_batch=400)
         Learner(scheme_of(algo=many), 10 * STEPS, tmp_path / "other").step()
     said = capsys.readouterr()

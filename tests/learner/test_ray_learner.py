@@ -176,7 +176,7 @@ def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path
         (lambda: ray_scheme(), "actor 0 has found no room on the cluster for 0 s"),
         (
             lambda: collecting_here(grad_backend="ray", grad_remote_workers=1),
-            "gradient worker 0 has not begun: it has found no room yet",
+            "gradient worker 0 has not started: it waits for room",
         ),
     ],
 )

@@ -42,7 +42,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
                 col_communication="asynchronous",
                 col_backend="ray",
             ),
-            'col_backend="ray" .*grad_backend="processes"',
+            'col_backend="ray" .*grad_backend is "processes"',
         ),
         (
             lambda: impala_of(inference="central"),
@@ -50,11 +50,11 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
         ),
         (
             lambda: impala_of(inference="central", col_remote_workers=2),
-            'inference=.central.* never wait .*"synchronous" needs ones that do',
+            "inference=.central.* never wait .* cannot collect synchronously: set col_",
         ),
         (
             lambda: impala_of(inference="central", col_backend="ray", **FREE_WORKERS),
-            "inference=.central.* this machine.* col_backend=.ray. has them anywhere",
+            "inference=.central.* this machine.* col_backend=.ray. may place them anywhere",
         ),
         (lambda: scheme_of(grad_backend="ray"), "grad_backend.*ray.* grad_remote_workers is 0"),
         (
@@ -67,7 +67,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
                 storage=OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400),
                 grad_remote_workers=1,
             ),
-            "storage_factory has a replay .*grad_remote_workers",
+            "storage_factory has a replay, .*grad_remote_workers",
         ),
         (
             lambda: scheme_of(update_execution="decentralised"),
@@ -108,7 +108,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
     ("make", "sentence"),
     [
         (lambda: scheme_of(local_device="gpu"), "local_device must be one of None, cpu, cuda, got"),
-        (lambda: scheme_of(local_device="cuda"), 'local_device is "cuda", but PyTorch sees no GPU'),
+        (lambda: scheme_of(local_device="cuda"), 'is "cuda", but PyTorch finds no GPU'),
         (lambda: scheme_of(col_remote_workers=1.5), "col_remote_workers must be a whole number"),
         (
             lambda: Scheme.preset("ppo", VecEnv.create_factory(**CATCH)),
@@ -116,7 +116,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
         ),
         (
             lambda: off_policy_of(storage=replay_of(size=1000, learn_start=5000)),
-            "room for 1000 steps: give at most learn_start 1000$",
+            "holds 1000 steps: give at most learn_start 1000$",
         ),
         (
             lambda: Scheme.preset(
@@ -135,7 +135,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
                     OBS_SPACE, ACTION_SPACE, restart_model="nope.tar"
                 ),
             ),
-            "restart_model nope.tar is not there: give a checkpoint",
+            "restart_model nope.tar does not exist: give a checkpoint",
         ),
     ],
 )
@@ -240,9 +240,9 @@ def test_parts_of_a_named_architecture_can_be_replaced() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(ValueError, match="no architecture 'pop': use a2c, ppo, "):
+    with pytest.raises(ValueError, match="unknown architecture 'pop': use a2c, ppo, "):
         Scheme.preset("pop", ENVS)
-    with pytest.raises(ValueError, match="no architecture VecEnvFactory.*: use a2c, ppo, "):
+    with pytest.raises(ValueError, match="unknown architecture VecEnvFactory.*: use a2c, ppo, "):
         Scheme.preset(ENVS, "ppo")  # type: ignore[arg-type]
 
 

@@ -188,7 +188,7 @@ class TestRayReplay:
                 (exceptions.ObjectStoreFullError("no"), "Ray's object store is full"),
                 (exceptions.OutOfDiskError("no"), "full, .*: give a smaller --batch_size"),
                 (of_actor.as_instanceof_cause(), "full, .*: give a smaller --batch_size"),
-                (exceptions.ActorUnavailableError("no", None), "has ended: what was learnt"),
+                (exceptions.ActorUnavailableError("no", None), "has ended; the checkpoint has"),
                 (ConnectionError("GCS is gone.\nmore"), "ray:tests, 1: GCS is gone$"),
             ):
                 failure = agent._failure(error)
@@ -223,7 +223,7 @@ class TestRayReplay:
             assert served.failure is None
             os.kill(served.pid, signal.SIGKILL)
             wait_for(lambda: served.failure is not None)
-            with pytest.raises(RunError, match="ray:killed has ended: what was learnt is in the c"):
+            with pytest.raises(RunError, match="ray:killed has ended; the checkpoint has"):
                 insert(agent, Envs(5, T, K), 0)
             with pytest.raises((UsageError, RunError), match="no replay of this name|has ended"):
                 with joined(served, "b"):
@@ -236,7 +236,7 @@ class TestRayReplay:
                     with serving_on_ray("brief"):
                         pass
             assert served.failure is None
-        with pytest.raises(UsageError, match="no replay of this name is on the Ray cluster"):
+        with pytest.raises(UsageError, match="Ray cluster of this run has no replay of this name"):
             with joined(served, "a"):
                 pass
 

@@ -156,13 +156,13 @@ def test_a_learner_alone_names_the_program_that_makes_environments() -> None:
 
 def test_a_limiting_learner_gets_recommendations_for_learning() -> None:
     assert said(SLOW_LEARNER, setup()) == (
-        "workers wait for room 70 % of their time: the learner is the limit; larger updates "
-        "(--batch_size, --unroll_length) or a smaller --model help"
+        "the learner is the bottleneck: workers wait for queue space 70 % of their time; larger "
+        "updates (--batch_size, --unroll_length) or a smaller --model help"
     )
 
 
 def test_a_fixed_lag_is_named_when_actors_wait_for_it() -> None:
-    assert "--fixed_lag 1 demands" in said(NO_ROOM, setup(fixed_lag=1))
+    assert "--fixed_lag 1 requires" in said(NO_ROOM, setup(fixed_lag=1))
 
 
 def test_every_diagnosis_fits_a_line_and_names_only_flags_of_the_program() -> None:
@@ -185,12 +185,12 @@ def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:
     one = lost_streams([Away("unix:/a.1", 12.3)], live=3)
     assert one is not None and one.limit == "lost"
     assert one.sentence == (
-        "1 of 4 streams lost 12 s ago: unix:/a.1; it goes on when a server answers there"
+        "1 of 4 streams lost 12 s ago: unix:/a.1; it continues when a server answers there"
     )
     many = lost_streams([Away(f"unix:/a.{i // 2}", 10.0 + i) for i in range(10)], live=0)
     assert many is not None and many.sentence == (
         "10 of 10 streams lost, the first 19 s ago: unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
-        "they go on when a server answers there"
+        "they continue when a server answers there"
     )
 
 

@@ -101,8 +101,8 @@ def test_lost_streams_and_warnings_are_in_out_log_once(tmp_path: Path, suppresse
     run.finish(successful=True)
     logged = [line.partition("] ")[2] for line in (run.path / "out.log").read_text().splitlines()]
     assert logged == [
-        "1 of 2 streams lost 12 s ago: here:50; it goes on when a server answers there",
-        "no stream is lost any more; 4 are connected",
+        "1 of 2 streams lost 12 s ago: here:50; it continues when a server answers there",
+        "no lost streams remain; 4 are connected",
         "Warning: nothing moves",
     ]
 
@@ -190,7 +190,7 @@ def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
     assert [line for line in lines if not line.startswith("steps")] == [
         "add servers",
         "2 of 4 streams lost, the first 12 s ago: unix:/a.2, unix:/a.1; "
-        "they go on when a server answers there",
+        "they continue when a server answers there",
     ]
 
 

@@ -75,7 +75,7 @@ def test_lost_rows_leave_a_log_of_whole_rows_and_are_counted(
     first, second = dict.fromkeys(shown)
     assert first == (
         f"Warning: {path} cannot be written (File too large): "
-        "rows are lost from step 20 on; the run goes on"
+        "rows from step 20 on are lost; the run continues"
     )
     assert second == f"Warning: {path} lost 3 rows; it is written again at step 50"
 
@@ -100,7 +100,7 @@ def test_rows_that_are_lost_at_the_end_are_said_when_the_log_is_closed(
     logs.write(20, {})
     logs.close()
     assert said[-1] == "Full lost 2 rows; the run has ended"
-    assert len(said) == 3 and "was not closed in order" in said[1]
+    assert len(said) == 3 and "was not closed cleanly" in said[1]
 
 
 def test_a_new_column_that_does_not_fit_is_tried_again_with_the_next_row(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_lost_messages_of_out_log_are_counted_there(
     assert count == "(2 lines could not be written here)", "the warning is one of them"
     (said,) = capsys.readouterr().err.splitlines()
     assert said == (
-        f"Warning: {path} cannot be written (File too large): what the program says is lost there "
-        "until it can; the run goes on"
+        f"Warning: {path} cannot be written (File too large): output there is lost "
+        "until it can; the run continues"
     )
 
 

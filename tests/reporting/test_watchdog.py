@@ -14,22 +14,22 @@ MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_actors": 2, "rep
 STUCK = [
     (POLY | {"live_streams": 0}, "none of the streams is alive"),
     (POLY | {"learner_queue_size": 3}, "the learner does not take them"),
-    (POLY | {"inference_queue_size": 1}, "the policy does not answer them"),
-    (POLY, "0 of 3 rollouts of a batch are there: the environments have not filled a rollout"),
-    (POLY | {"learner_queue_size": 2}, "2 of 3 rollouts of a batch are there: the environments"),
+    (POLY | {"inference_queue_size": 1}, "inference does not answer"),
+    (POLY, "0 of 3 rollouts of a batch are ready: the environments have not completed a rollout"),
+    (POLY | {"learner_queue_size": 2}, "2 of 3 rollouts of a batch are ready: the environments"),
     (
         POLY | {"learner_queue_size": 2, "inference_queue_size": 1},
-        "2 of 3 rollouts of a batch are there: observations wait, and the policy does not answer",
+        "2 of 3 rollouts of a batch are ready: observations wait for actions, but inference does ",
     ),
     (MONO | {"live_actors": 0}, "none of the actors is alive"),
     (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
-    (MONO | {"rollout_queue_size": 4}, "the learner gives no batch back"),
-    (MONO | {"waiting_actors": 2}, "every actor waits for the weights of an update"),
-    (MONO | {"waiting_actors": 1}, "the environments have not filled a rollout"),
-    (MONO | {"replay_fill": 0.1}, "the replay, which is too small yet"),
-    (MONO | {"replay_fill": 0.0}, "the environments have not filled a rollout"),
+    (MONO | {"rollout_queue_size": 4}, "the learner has not returned its last batch"),
+    (MONO | {"waiting_actors": 2}, "all actors wait for the weights of an update"),
+    (MONO | {"waiting_actors": 1}, "the environments have not completed a rollout"),
+    (MONO | {"replay_fill": 0.1}, "the replay, which is still too small"),
+    (MONO | {"replay_fill": 0.0}, "the environments have not completed a rollout"),
     ({}, "no worker has collected a batch"),
-    (MONO, "0 of 3 rollouts of a batch are there: the environments have not filled a rollout"),
+    (MONO, "0 of 3 rollouts of a batch are ready: the environments have not completed a rollout"),
 ]
 
 
@@ -38,14 +38,14 @@ def test_the_queue_that_is_stuck_is_named(status: dict[str, int], suspect: str) 
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
     assert watchdog.check(0, status, 0.0) is None
     said = watchdog.check(0, status, 100.0)
-    assert said is not None and suspect in said and said.startswith("nothing was learnt for 100 s")
+    assert said is not None and suspect in said and said.startswith("no update for 100 s")
     assert all(f"{name} {value}" in said for name, value in status.items())
 
 
 def test_a_replay_is_not_called_too_small_once_something_was_learnt() -> None:
     watchdog, status = Watchdog(now=0.0, batch_size=BATCH_SIZE), MONO | {"replay_fill": 0.1}
     watchdog.check(1, status, 0.0)
-    assert "have not filled a rollout" in (watchdog.check(1, status, 100.0) or "")
+    assert "have not completed a rollout" in (watchdog.check(1, status, 100.0) or "")
 
 
 def test_a_full_learner_queue_explains_the_queues_before_it() -> None:
@@ -72,8 +72,8 @@ def test_a_stall_is_reported_after_ten_seconds_and_then_once_a_minute() -> None:
 @pytest.mark.parametrize(
     ("status", "count", "said"),
     [
-        (POLY, "lost_streams", "3 streams were lost and replaced before a rollout is whole"),
-        (MONO, "replaced_actors", "3 actors were lost and replaced before a rollout is whole"),
+        (POLY, "lost_streams", "3 streams were lost and replaced before completing a rollout"),
+        (MONO, "replaced_actors", "3 actors were lost and replaced before completing a rollout"),
     ],
 )
 def test_streams_lost_since_the_last_update_are_reported(
@@ -83,7 +83,7 @@ def test_streams_lost_since_the_last_update_are_reported(
     watchdog.check(5, status | {count: 7}, 1.0)
     assert said in (watchdog.check(5, status | {count: 10}, 100.0) or "")
     watchdog.check(6, status | {count: 10}, 101.0)
-    assert "have not filled" in (watchdog.check(6, status | {count: 10}, 200.0) or "")
+    assert "have not completed" in (watchdog.check(6, status | {count: 10}, 200.0) or "")
 
 
 def test_hanging_workers_are_named_in_a_stall_unless_the_learner_causes_it() -> None:
@@ -92,7 +92,7 @@ def test_hanging_workers_are_named_in_a_stall_unless_the_learner_causes_it() -> 
         watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
         watchdog.check(0, MONO, 0.0)
         said = watchdog.check(0, MONO | {"learner_queue_size": size}, 80.0, hangs)
-        assert said is not None and (f"batch are there: {hangs} (" in said) == named
+        assert said is not None and (f"batch are ready: {hangs} (" in said) == named
 
 
 def test_lost_streams_are_named_instead_of_queues() -> None:
@@ -100,7 +100,7 @@ def test_lost_streams_are_named_instead_of_queues() -> None:
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
     watchdog.check(0, POLY, 0.0)
     said = watchdog.check(0, POLY | {"live_streams": 0, "lost_streams": 2}, 80.0, lost)
-    assert said is not None and said.startswith(f"nothing was learnt for 80 s: {lost} (")
+    assert said is not None and said.startswith(f"no update for 80 s: {lost} (")
 
 
 def test_hanging_workers_are_reported_once_a_minute_during_updates() -> None:

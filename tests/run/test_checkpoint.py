@@ -63,7 +63,7 @@ class Evil:
 
 def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.tar").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(UsageError, match="no readable checkpoint"):
+    with pytest.raises(UsageError, match="not a valid checkpoint"):
         checkpoints.load(tmp_path / "model.tar")
     assert not Path("/tmp/torchbeast-test-must-not-exist").exists()
 
@@ -71,7 +71,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"root:x:0:0:root", b"PK\x03\x04torn"])
 def test_a_torn_file_is_refused_with_a_message(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.tar").write_bytes(data)
-    with pytest.raises(UsageError, match="no readable checkpoint") as error:
+    with pytest.raises(UsageError, match="not a valid checkpoint") as error:
         checkpoints.load(tmp_path / "model.tar")
     assert "\n" not in str(error.value)
 

@@ -55,7 +55,7 @@ def test_disable_cuda_selects_the_cpu() -> None:
 @pytest.mark.usefixtures("a_gpu")
 def test_a_gpu_is_chosen_by_its_number_and_refused_if_it_is_not_there() -> None:
     assert chosen(device="cuda:1").device == torch.device("cuda:1")
-    with pytest.raises(UsageError, match="device cuda:2 is not there, torch finds 2 GPUs"):
+    with pytest.raises(UsageError, match="device cuda:2 does not exist, PyTorch finds 2 GPUs"):
         chosen(device="cuda:2")
 
 

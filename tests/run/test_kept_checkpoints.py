@@ -106,7 +106,7 @@ def test_a_machine_that_cannot_read_now_does_not_make_a_file_damaged(
         raise error
 
     monkeypatch.setattr(torch, "load", fail)
-    with pytest.raises(RunError, match=r"model\.tar cannot be read now .* may be whole") as found:
+    with pytest.raises(RunError, match=r"model\.tar could not be read .* may be intact") as found:
         checkpoints.load_newest(newest, NEEDED)
     assert "Errno" not in str(found.value) and "Allocator" not in str(found.value)
 
@@ -128,7 +128,7 @@ def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
 
     monkeypatch.setattr(zipfile.ZipFile, reading, failing)
     alone = newest.rename(newest.with_name("alone.tar"))
-    with pytest.raises(RunError, match="no checkpoint of .* can be read"):
+    with pytest.raises(RunError, match="no checkpoint in .* can be read"):
         checkpoints.load_newest(alone, NEEDED)
     alone.rename(newest)
     found = checkpoints.load_newest(newest, NEEDED)
@@ -245,7 +245,7 @@ class Foreign:
         (lambda path: path.write_bytes(path.read_bytes()[:-700]), "it is cut off, or was never"),
         (lambda path: path.write_bytes(path.read_bytes()[:3]), "it is cut off, or was never"),
         (lambda path: (path.unlink(), path.mkdir()), "it is a folder"),
-        (lambda path: zipfile.ZipFile(path, "w").close(), "its contents make no sense"),
+        (lambda path: zipfile.ZipFile(path, "w").close(), "its contents are invalid"),
         (lambda path: torch.save(Foreign(), path), "it contains .*Foreign, and only tensors and"),
     ],
     ids=["empty", "something else", "truncated", "a stub", "folder", "empty archive", "a class"],
@@ -256,7 +256,7 @@ def test_the_reason_is_a_plain_sentence(
     write(newest, 7)
     make(newest)
     with pytest.raises(
-        checkpoints.Damaged, match=rf"model\.tar is no readable .* \({reason}"
+        checkpoints.Damaged, match=rf"model\.tar is not a valid .* \({reason}"
     ) as error:
         checkpoints.load(newest, NEEDED)
     for scary in ("Errno", "Pytorch", "PyTorch", "weights_only", "pickle", "zip", "\n"):
@@ -344,7 +344,7 @@ def test_where_all_are_damaged_the_error_names_each(newest: Path) -> None:
     assert len(paths) == 3
     for path in paths:
         damage(path)
-    with pytest.raises(UsageError, match="move them away to begin anew") as error:
+    with pytest.raises(UsageError, match="move them away to start over") as error:
         checkpoints.load_newest(newest, NEEDED)
     assert all(str(path) in str(error.value) for path in paths)
 
@@ -376,9 +376,9 @@ def test_a_run_goes_on_from_the_one_before_and_says_so(
     captured = capsys.readouterr()
     (said,) = [line for line in captured.err.splitlines() if line.startswith("Warning")]
     assert f"{newest} is damaged (" in said
-    assert f"the checkpoint before, {tmp_path / 'run' / 'model.1.tar'}, takes its place" in said
-    assert f"what is damaged is now {newest}.damaged" in said
-    assert "takes its place" in (tmp_path / "run" / "out.log").read_text()
+    assert f"using the checkpoint before it, {tmp_path / 'run' / 'model.1.tar'}" in said
+    assert f"damaged files are now {newest}.damaged" in said
+    assert "using the checkpoint before it" in (tmp_path / "run" / "out.log").read_text()
     assert run_steps(tmp_path) == 2 * T * B
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [T * B, 2 * T * B]
     assert newest.with_name("model.tar.damaged").read_bytes() == torn

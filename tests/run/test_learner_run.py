@@ -457,4 +457,4 @@ def test_rollouts_that_the_memory_cannot_hold_are_refused_with_both_sizes(
     run = ["--unroll_length", "500", "--savedir", str(tmp_path), "--xpid", "a"]
     assert monobeast.main([*small, *run]) == 2
     said = capsys.readouterr().err
-    assert "are learnt from take " in said and "but 3.0 MB are free" in said, said
+    assert "the rollout buffers need " in said and "but 3.0 MB are free" in said, said

@@ -358,8 +358,8 @@ def test_learners_with_other_flags_are_refused_with_both() -> None:
     ("settings", "sentence"),
     [
         ({"rollouts": RolloutConfig(batch_size=9)}, "--batch_size 9 .* give a multiple of 2"),
-        ({"replay": ReplayConfig(replay_size=999)}, "--replay_size 999 is for one learner"),
-        ({"hardware": HardwareConfig(num_learner_threads=2)}, "--num_learner_threads 2 is for one"),
+        ({"replay": ReplayConfig(replay_size=999)}, "--replay_size 999 works with one learner"),
+        ({"hardware": HardwareConfig(num_learner_threads=2)}, "--num_learner_threads 2 works with"),
     ],
 )
 def test_what_several_learners_cannot_do_is_refused(

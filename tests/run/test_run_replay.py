@@ -99,7 +99,7 @@ def test_numbers_of_bytes_are_short(count: float, words: str) -> None:
 
 def test_an_algorithm_that_takes_replayed_columns_for_new_ones_is_refused() -> None:
     given = config("--replay_size", "1000", "--algo", "impala")
-    with pytest.raises(UsageError, match="algo impala does not learn from a replay.*laser"):
+    with pytest.raises(UsageError, match="algo impala does not use a replay.*laser"):
         check_learns_from_replay(given, "impala")
     check_learns_from_replay(config("--replay_size", "1000"), "laser")
     check_learns_from_replay(config(), "impala")
@@ -107,7 +107,7 @@ def test_an_algorithm_that_takes_replayed_columns_for_new_ones_is_refused() -> N
 
 def test_laser_without_a_replay_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     check_learns_from_replay(config("--algo", "laser"), "laser")
-    assert "give replay_size" in capsys.readouterr().out
+    assert "set replay_size" in capsys.readouterr().out
 
 
 # --- files
@@ -123,7 +123,7 @@ def test_a_resumed_run_begins_with_the_saved_replay(
     capsys.readouterr()
     resume_replay(replay, tmp_path, is_saved=True)
     said = capsys.readouterr().out
-    assert said == f"The replay goes on with the 0 steps in {tmp_path / FILE}.\n"
+    assert said == f"The replay continues with the 0 steps in {tmp_path / FILE}.\n"
     called = [name for name, _, _ in replay.method_calls]
     assert called == ["load", "new_source"]
 

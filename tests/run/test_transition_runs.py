@@ -62,7 +62,7 @@ def test_wrong_combinations_are_sentences_at_the_start() -> None:
     for words, make, message in (
         (["--algo", "dqn"], over_a_box, "needs a Discrete action space"),
         (["--algo", "td3"], agent, "TD3 needs a Box action space, got Discrete"),
-        (["--algo", "sac", "--use_lstm"], agent, "have no recurrent state: leave out use_lstm"),
+        (["--algo", "sac", "--use_lstm"], agent, "have no recurrent state: remove use_lstm"),
     ):
         with pytest.raises(UsageError, match=message):
             assemble(config(*words), make, PublishedWeights)
@@ -105,7 +105,7 @@ def test_a_run_resumes_with_its_replay_and_is_evaluated(
     assert first["model"] == "q-mlp" and first["stats"]["step"] >= 400
     second = run(tmp_path, "--total_steps", "600")
     said = capsys.readouterr().out
-    assert "Resuming" in said and "The replay goes on with the 4" in said
+    assert "Resuming" in said and "The replay continues with the 4" in said
     counters = second["scheduler_state_dict"]
     assert counters["steps"] >= 600
     assert counters["optimiser_steps"] == counters["version"]

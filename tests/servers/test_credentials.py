@@ -58,7 +58,7 @@ def locked(keys: Keys) -> bytes:
         ("token_file", lambda _: "fifteen-letters", "one word of 16"),
         ("token_file", lambda _: "a token of several words", "one word of 16"),
         ("token_file", lambda _: "é" * 20, "one word of 16"),
-        ("token_file", lambda _: b"\xff" * 20, "it is no text"),
+        ("token_file", lambda _: b"\xff" * 20, "it is not text"),
     ],
 )
 def test_a_file_with_something_else_is_refused(

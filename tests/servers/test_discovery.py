@@ -179,7 +179,7 @@ def test_a_server_of_the_original_is_a_host_of_one_server(servers: dict) -> None
 
 def test_a_server_that_belongs_to_a_host_named_before_is_refused(servers: dict) -> None:
     servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51)})
-    with pytest.raises(UsageError, match="a:51 belongs to a host that is named before it"):
+    with pytest.raises(UsageError, match="a:51 is on a host that you have named already"):
         discovery.find(["a:50", "a:51"], None, 1.0, PLAIN)
 
 
@@ -212,7 +212,7 @@ def test_a_run_begins_with_the_hosts_that_answer_unless_their_number_is_given(
     fleet = discovery.find(["a:50", "b:50", "c:50"], None, 0.1, PLAIN)
     assert list(fleet.descriptions) == ["a:50", "c:50"]
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning == f"the run begins without the host b:50: {said}"
+    assert warning == f"starting without the host b:50: {said}"
     with pytest.raises(RunError, match=re.escape(said)):
         discovery.find(["a:50", "b:50", "c:50"], 12, 0.1, PLAIN)
     with pytest.raises(RunError, match=re.escape(said)):

@@ -239,8 +239,8 @@ def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> Non
     flags -= {flag for flag, _ in kinds(_default_config(flags_type))}
     if taken := sorted(n for n, count in settings.items() if count > 1 or n in flags):
         raise UsageError(
-            f"--algo {name} has settings with the names of other settings or flags, "
-            f"{', '.join(taken)}: give them other names"
+            f"--algo {name} has settings whose names other settings or flags have too, "
+            f"{', '.join(taken)}: rename them"
         )
 
 

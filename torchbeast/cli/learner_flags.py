@@ -131,7 +131,7 @@ class MonoBeastFlags(LearnerFlags):
         threads = self.hardware.num_learner_threads
         require(
             not self.is_reproducible or threads in (None, 1),
-            f"with --fixed_lag one thread learns: leave out --num_learner_threads {threads}",
+            f"--fixed_lag needs a single learner thread: remove --num_learner_threads {threads}",
         )
 
     def _check_fixed_lag(self) -> None:
@@ -140,9 +140,9 @@ class MonoBeastFlags(LearnerFlags):
             return
         require(
             self.processes.fixed_lag == 0,
-            f"--fixed_lag {self.processes.fixed_lag} counts updates, of which --algo "
-            f"{self.defaults.algo} makes any number for a rollout: give --fixed_lag 0, with which "
-            "nothing is collected while it learns",
+            f"--fixed_lag {self.processes.fixed_lag} counts updates, but with --algo "
+            f"{self.defaults.algo} their number per rollout varies: give --fixed_lag 0, which "
+            "collects only between updates",
         )
         self.replay.check_waits("--fixed_lag 0")
         self.processes.check_fixed_lag(self.synchronous_rollouts)

@@ -109,12 +109,12 @@ def _recorded(folder: Path) -> dict[str, Any]:
     logs = folder / "logs.csv"
     if not logs.exists() or logs.stat().st_size == 0:
         print(
-            f"{folder} ended before it learnt anything: this run begins anew, with no settings of "
-            "it but those that are given.",
+            f"The earlier run in {folder} ended before its first update. Starting over with the "
+            "settings given here; none of the earlier run's are restored.",
             flush=True,
         )
         return {}
-    print(f"{folder} has no checkpoint: its settings are taken from meta.json.", flush=True)
+    print(f"{folder} has no checkpoint: taking its settings from meta.json.", flush=True)
     return dict(meta.get("args", {}))
 
 

@@ -48,8 +48,8 @@ class ActorsConfig:
         at_least(1, num_actors=self.num_actors, **{self.of_processes: given})
         require(
             given is None or given <= self.environments(),
-            f"{self.of_processes} {given} leaves some of them without an environment: give at most "
-            f"as many as {self.limit()}",
+            f"{self.of_processes} {given} leaves some processes without an environment: give at "
+            f"most as many as {self.limit()}",
         )
 
     @property
@@ -116,13 +116,13 @@ class ReplayConfig:
             )
         require(
             self.is_used or not (self.checkpoint_replay or self.replay_service),
-            "with replay_ratio 0 nothing is replayed that checkpoint_replay could save or "
-            "replay_service share: leave out one of them",
+            "checkpoint_replay and replay_service need a replay that is used, but replay_ratio is "
+            "0: set a replay_ratio above 0, or remove the other flag",
         )
         require(
             self.replay_service is None or not self.checkpoint_replay,
-            "checkpoint_replay saves the replay of one run, but that of replay_service belongs to "
-            "several: leave out one of them",
+            "checkpoint_replay saves the replay of one run, but replay_service is shared by "
+            "several runs: remove one of the two",
         )
 
     @property
@@ -142,8 +142,8 @@ class ReplayConfig:
         columns = float(f"{self.replay_ratio * batch_size:.12g}")  # 0.29 * 100 is below 29
         require(
             columns.is_integer(),
-            f"replay_ratio {self.replay_ratio:g} of batch_size {batch_size} are {columns:g} "
-            "rollouts: give a ratio that makes them whole",
+            f"replay_ratio {self.replay_ratio:g} times batch_size {batch_size} is {columns:g} "
+            "rollouts: choose them so that the product is a whole number",
         )
         self._check_room(max(2, batch_size), rollouts.unroll_length)
         return int(columns)
@@ -165,19 +165,19 @@ class ReplayConfig:
         end = "" if total_steps is None else f", and total_steps is {total_steps}"
         require(
             self.learn_start <= most,
-            f"learn_start {self.learn_start} is never reached: replay_size {self.replay_size} has "
-            f"room for {room} steps{end}: give at most learn_start {most}",
+            f"learn_start {self.learn_start} is never reached, because replay_size "
+            f"{self.replay_size} holds {room} steps{end}: give at most learn_start {most}",
         )
 
     def check_waits(self, waiting: str) -> None:
         """Raises ValueError if learner and environments never wait for each other.
 
-        waiting: a setting with which they do, for the sentence.
+        waiting: a setting with which they do, for the message.
         """
         require(
             not math.isinf(self.replay_ratio),
-            "with replay_ratio inf learner and environments never wait for each other, but with "
-            f"{waiting} they do: give a finite replay_ratio",
+            "with replay_ratio inf learner and environments never wait for each other, but "
+            f"{waiting} makes them wait: give a finite replay_ratio",
         )
 
     def updates_per_step(
@@ -190,11 +190,12 @@ class ReplayConfig:
         """
         require(
             self.is_used,
-            "the algorithm learns from a replay alone: give replay_size and replay_ratio above 0",
+            "the algorithm trains on replayed steps only: give a replay_size and a replay_ratio "
+            "above 0",
         )
         require(
             self.replay_service is None,
-            "replay_service shares rollouts among agents of laser: leave it out",
+            "replay_service shares rollouts among agents of laser, not single steps: remove it",
         )
         self._check_room(2, unroll_length, total_steps)
         return self.replay_ratio / batch_size
@@ -227,18 +228,18 @@ class TransitionsConfig:
         )
         require(
             not self.hindsight_share or self.n_step == 1,
-            f"hindsight_share changes the goal of single steps, but n_step is {self.n_step}: leave "
-            "out one of them",
+            f"hindsight_share relabels single steps, but n_step is {self.n_step}: set n_step to "
+            "1, or remove hindsight_share",
         )
 
     def check_unused(self) -> None:
-        """Raises ValueError where something is asked for that only off-policy algorithms do."""
+        """Raises ValueError for settings that only off-policy algorithms use."""
         for name in ("n_step", "priority_exponent", "priority_beta", "hindsight_share"):
             value, usual = getattr(self, name), getattr(type(self), name)
             require(
                 value == usual,
-                f"{name} {value:g} is for algorithms that learn from single steps, dqn, sac and "
-                "td3: leave it out, or give one of these as algo",
+                f"{name} {value:g} is for algorithms that sample single steps: remove it, or set "
+                "algo to dqn, sac or td3",
             )
 
 
@@ -334,7 +335,7 @@ class ProcessesConfig(BufferedActorsConfig):
         each, rest = divmod(self.environments(), self.processes())
         require(
             not rest and batch_size % each == 0,
-            f"with fixed_lag, num_actors {self.environments()} must be the same for each of "
-            f"num_processes {self.processes()}, and batch_size {batch_size} a multiple of each "
-            "one's share",
+            f"with fixed_lag, num_actors {self.environments()} must be a multiple of "
+            f"num_processes {self.processes()}, and batch_size {batch_size} a multiple of the "
+            "environments of a process",
         )

@@ -123,9 +123,9 @@ def describe_away(away: Sequence[Away], live: int) -> str:
     if not away:
         return ""
     count = f"{len(away)} of {len(away) + live} streams"
-    they_go = "it goes" if len(away) == 1 else "they go"
+    they = "it continues" if len(away) == 1 else "they continue"
     return (
-        f"{count} {since(away)}: {_where(away)}; {they_go} on when a server answers there"
+        f"{count} {since(away)}: {_where(away)}; {they} when a server answers there"
         f"{_why(away)}{_end(away)}"
     )
 

@@ -46,9 +46,9 @@ from torchbeast.fleets.supervisor import Supervisor
 _log = logging.getLogger("torchbeast.replay")
 
 _NO_STATE = (
-    "no final_state was returned for a batch with replayed columns, and the next replayed rollouts "
-    "begin with it: `losses` of an algorithm that learns from replay with a recurrent network "
-    "returns the state after rows 0..T-1 as feedback, as core/algos/impala.py does"
+    "`losses` did not return final_state for a batch with replayed columns, but the next replayed "
+    "rollouts begin with it: an algorithm that uses replay with a recurrent network must return "
+    "the state after rows 0..T-1 as feedback, as core/algos/impala.py does"
 )
 
 
@@ -169,8 +169,8 @@ class MixedSource(WithReplay):
         is_too_small = self._facts.fill == 1.0 and not self._replay.episodes
         if is_too_small and not self._is_too_small:
             _log.warning(
-                "the replay is full, but holds no whole episode, so that nothing is learnt from "
-                "it: give more replay_size"
+                "the replay is full but does not hold a complete episode, so nothing can be "
+                "sampled from it: increase replay_size"
             )
         self._is_too_small = is_too_small
 

@@ -163,9 +163,9 @@ class OwnReplay:
 def has_ended(address: str) -> str:
     """Says to the user of a run, or of a sweep, that the replay has ended, and how to go on."""
     return (
-        f"the shared replay {address} has ended: what was learnt is in the checkpoint. Continue "
-        "the sweep that started it; a run outside of sweeps resumes with --replay_service of "
-        "another, or without"
+        f"the shared replay {address} has ended; the checkpoint has what was learnt. Continue the "
+        "sweep that started the replay. A run outside a sweep resumes with another "
+        "--replay_service, or without one"
     )
 
 

@@ -52,8 +52,8 @@ from torchbeast.fleets.supervisor import Supervisor
 
 _AHEAD = 2  # batches that are prepared
 _NO_PRIORITIES = (
-    "no priorities were returned for a batch with weights: `losses` of an algorithm that learns by "
-    "priority returns them as feedback, as core/algos/dqn.py does"
+    "`losses` did not return priorities for a batch with importance weights: an algorithm that "
+    "supports prioritised replay must return them as feedback, as core/algos/dqn.py does"
 )
 
 

@@ -72,12 +72,12 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
 
     ours = atari.is_atari(name) or name in BUILT_IN or name.startswith(minatar.PREFIX)
     if ours and spec.options.mask_actions:
-        raise EnvError(f"{name} masks no actions: leave out mask_actions")
+        raise EnvError(f"{name} has no action masks: remove mask_actions")
     if atari.is_atari(name):
         return atari.make(spec, num_envs, num_threads)
     if of_atari := spec.options.of_atari():
         flags = " and ".join(of_atari)
-        raise EnvError(f"{name} is no game of Atari, and has no {flags}: leave out {flags}")
+        raise EnvError(f"{flags} needs an Atari game, and {name} is not one: remove {flags}")
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
     if spec.is_factory:
@@ -106,8 +106,8 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
     if spec.options.mask_actions:
         if ours:
             raise EnvError(
-                f"{spec.name} returns a VecEnv, which has no info for mask_actions: put an "
-                "action_mask into its observations, and leave out the flag"
+                f"mask_actions reads masks from info, but {spec.name} returns a VecEnv, which has "
+                "no info: add an action_mask to its observations, and remove mask_actions"
             )
         factory = masked_from_info(factory)
     return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)

@@ -61,7 +61,7 @@ def spec_of(
 
 def _atari(env_id: str, **options: Any) -> EnvSpec:
     if not is_atari(env_id):
-        raise EnvError(f"{env_id} is no game of Atari: they are called like ALE/Pong-v5")
+        raise EnvError(f"{env_id} is not an Atari game: give an id such as ALE/Pong-v5")
     return EnvSpec(env_id, options=EnvOptions(**options))
 
 

@@ -14,10 +14,10 @@ from torchbeast.envs.spec import EnvError, EnvSpec
 
 # Packages that Gymnasium does not import by itself, by the prefixes of their ids.
 _PACKAGES = {
-    "BabyAI-": "minigrid",
-    "MiniGrid-": "minigrid",
-    "MiniHack-": "minihack",
-    "NetHack": "nle",
+    "BabyAI-": ("minigrid", "'torchbeast[minigrid]'"),
+    "MiniGrid-": ("minigrid", "'torchbeast[minigrid]'"),
+    "MiniHack-": ("minihack", "minihack"),
+    "NetHack": ("nle", "'torchbeast[nethack]'"),
 }
 
 
@@ -58,10 +58,10 @@ def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
 
 def _import_package_of(env_id: str) -> None:
     """Imports the package that registers such ids; raises EnvError when it is not installed."""
-    for start, package in _PACKAGES.items():
+    for start, (package, to_install) in _PACKAGES.items():
         if env_id.startswith(start):
             if find_spec(package) is None:
-                raise EnvError(f"{env_id} needs a package that is not installed: {package}")
+                raise EnvError(f"{env_id} needs {package}: pip install {to_install}")
             import_module(package, env_id)
 
 
@@ -78,7 +78,7 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
         return gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv as error:
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
-        where = "" if hint or module_name else "; for another package's, give package:Id-v0"
-        raise EnvError(f"no environment is called {env_id}{hint}{where}") from error
+        where = "" if hint or module_name else "; give package:Id-v0 for another package"
+        raise EnvError(f"unknown environment {env_id}{hint}{where}") from error
     except gymnasium.error.Error as error:  # malformed, deprecated
         raise EnvError(f"{env_id}: {error}") from error

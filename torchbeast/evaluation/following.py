@@ -240,8 +240,8 @@ class RunFollower:
             say(f"The run has learnt its {self._target:,} steps.")
             return
         say(
-            f"The run has stopped at step {self._learnt:,} of {self._target:,}. When it goes on, "
-            "the same command follows it again."
+            f"The run has stopped at step {self._learnt:,} of {self._target:,}. If you continue "
+            "it, the same command follows it again."
         )
 
 

@@ -243,7 +243,7 @@ class EpisodePlayer:
                 raise
             raise UsageError(
                 f"a model that was trained on {self._trained_on} cannot play {spec.name}, whose "
-                "observations or actions differ: leave out --env, and --preset"
+                "observations or actions differ: remove --env and --preset"
             ) from error
 
     def load(self, saved: Mapping[str, Any], path: Path) -> None:

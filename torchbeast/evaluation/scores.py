@@ -59,7 +59,7 @@ class Scores:
             self._file = AppendedFile(path)
         if not self._file.lock():
             self.close()
-            raise UsageError(f"another process evaluates the same run and writes {path}: end it")
+            raise UsageError(f"another process is evaluating this run and writing {path}: end it")
         end_last_line(path)
         rows = [row for row in read_logs(path) if len(row) == len(COLUMNS)]
         self._known = {(int(row["step"]), int(row["weights_crc32"])) for row in rows}

@@ -18,9 +18,7 @@ from torchbeast.errors import UsageError
 try:
     import cv2
 except ImportError:
-    raise UsageError(
-        "--mode test_render needs OpenCV: pip install opencv-python-headless"
-    ) from None
+    raise UsageError("--mode test_render needs OpenCV: pip install 'torchbeast[video]'") from None
 
 _FRAMES_PER_SECOND = 15.0  # Atari's 60, divided by the frame skip of 4
 _SMALLEST = 240  # pixels a side; smaller frames are enlarged by a whole factor

@@ -121,7 +121,7 @@ class Places:
         """Replaces a worker, unless closed; waits first if the last one could not start."""
         pause = place.deaths.pause()
         when = f" in {pause:g} s" if pause else ""
-        self._log.warning("%s: %s; another takes its place%s", place.name, error, when)
+        self._log.warning("%s: %s. Starting a replacement%s", place.name, error, when)
         self.closed.wait(pause)
         try:
             with self._lock:

@@ -114,8 +114,8 @@ def check_alone(program: str) -> None:
     size = _number_of("WORLD_SIZE", os.environ)
     if size > 1:
         raise UsageError(
-            f"{program} runs in one process, but was started in {size} (WORLD_SIZE): start it "
-            "without torchrun. Several learners that learn as one are torchrun "
+            f"{program} runs in one process, but {size} were started (WORLD_SIZE): start it "
+            "without torchrun. For several learners that train together: torchrun "
             "--nproc_per_node=2 -m torchbeast.polybeast_learner"
         )
 
@@ -201,9 +201,9 @@ def check_buffers(buffers: int, free: int | None) -> None:
     """Raises UsageError if the rollouts of a source, with these bytes, do not fit."""
     if free is not None and buffers > free:
         raise UsageError(
-            f"the rollouts that are written, wait and are learnt from take {in_bytes(buffers)} of "
-            f"memory, but {in_bytes(free)} are free on this machine: give a smaller batch_size, "
-            "a smaller unroll_length or fewer num_actors"
+            f"the rollout buffers need {in_bytes(buffers)} of memory, but {in_bytes(free)} are "
+            "free on this machine: give a smaller batch_size, a smaller unroll_length or fewer "
+            "num_actors"
         )
 
 

@@ -55,14 +55,14 @@ class GradientConfig:
         between(0, 1, fraction_samples=self.fraction_samples)
         if self.is_decentralised and not self.is_synchronous:
             raise IncompatibleParts(
-                'update_execution="decentralised" joins the gradients of all workers, and '
-                'grad_communication="asynchronous" waits for none: choose synchronous '
-                "gradients, or a centralised update"
+                'update_execution="decentralised" waits for the gradients of all workers, but '
+                'grad_communication="asynchronous" does not wait: set '
+                'grad_communication="synchronous" or update_execution="centralised"'
             )
         if self.has_stragglers and not self.is_synchronous:
             raise IncompatibleParts(
                 f"fraction_workers {self.fraction_workers:g} stops workers for which others wait, "
-                'and with grad_communication="asynchronous" none does: leave it out'
+                'but with grad_communication="asynchronous" nobody waits: remove it'
             )
 
     @property

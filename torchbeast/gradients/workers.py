@@ -129,7 +129,7 @@ class GradientWorkers(JointLearner):
 
     def _what_it_does(self, index: int, method: str) -> str:
         if index not in self._places:  # its process, or the cluster's room for it, is not there yet
-            return "has not begun: it has found no room yet, or its process still starts,"
+            return "has not started: it waits for room, or its process is still starting,"
         return f"has been {_DOING.get(method, 'learning')}"
 
     def away(self) -> list[Away]:
@@ -244,7 +244,7 @@ class Centralised(GradientWorkers):
                 ended = [answer is None for answer in answers]
                 raise ValueError(
                     f"minibatches() ended in some workers and not in others, {ended}: it must "
-                    "yield equally many in each of them"
+                    "yield the same number in each of them"
                 )
             yield answers
 

@@ -162,7 +162,7 @@ class Checkpoints(_Periodic):
         try:
             self._write(learner)
         except (CheckpointNotWritten, OSError) as error:
-            _log.warning("%s; the run goes on", error)
+            _log.warning("%s; the run continues", error)
 
     def _write(self, learner: Learner) -> None:
         learner.save_model()
@@ -239,7 +239,7 @@ class Evaluation(_Periodic):
                 learner.save_model(scores.best_path(learner.log_dir, self._name))
         except OSError as error:
             self.best = before
-            _log.warning("the best checkpoint was not written (%s); the run goes on", error)
+            _log.warning("the best checkpoint was not written (%s); the run continues", error)
 
 
 # --- what a Learner does with them
@@ -261,8 +261,8 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     counted = Counter(callback.name for callback in callbacks)
     if again := [name for name, count in counted.items() if count > 1]:
         raise UsageError(
-            f"several callbacks are named {again[0]!r}, by which checkpoints have their state: "
-            "give them different names"
+            f"several callbacks are named {again[0]!r}. Checkpoints store the state of callbacks "
+            "by name: give each its own name"
         )
 
 
@@ -284,8 +284,8 @@ def _check_methods(callback: Callback) -> None:
     for name in dir(type(callback)):
         if name.startswith("on_") and name not in called:
             raise UsageError(
-                f"callback {type(callback).__name__} has {name}, which nothing calls: a Learner "
-                f"calls {', '.join(called)}; give another method a name that begins otherwise"
+                f"callback {type(callback).__name__} has a method {name} that is never called: a "
+                f"Learner calls {', '.join(called)}. Correct its name, or do not begin it with on_"
             )
 
 
@@ -337,8 +337,8 @@ def _check_loads(name: str, state: Any) -> None:
         torch.load(data, weights_only=True)
     except Exception as error:
         raise UsageError(
-            f"the state_dict of callback {name} must have tensors and plain values only, as every "
-            f"entry of a checkpoint: {str(error).splitlines()[0]}"
+            f"the state_dict of callback {name} may contain only tensors and plain values, like "
+            f"all entries of a checkpoint: {str(error).splitlines()[0]}"
         ) from error
 
 
@@ -383,8 +383,8 @@ def check_goes_on(log_dir: Path) -> None:
         return
     if not is_in_use(log_dir) and next(read_logs(log_dir), None) is not None:
         raise UsageError(
-            f"{log_dir} has the log of a run but no model.tar to go on from, as after a run that "
-            "was not closed: give another log_dir, or remove logs.csv there to begin anew"
+            f"{log_dir} has the log of a run but no model.tar to resume from, for example because "
+            "the run was not closed: give another log_dir, or delete its logs.csv to start over"
         )
 
 

@@ -167,7 +167,7 @@ class Learner:
         if self._is_closed:
             raise UsageError(f"the run has ended: {self._what_ended_it()}")
         if self._is_in_callback:
-            raise RuntimeError("a callback called step(), which is what calls it: leave that out")
+            raise RuntimeError("step() cannot be called from a callback, which step() itself calls")
         self._start_callbacks()
         with self._own, self._watching.step():
             self._learn_from(self._next_batch())
@@ -188,8 +188,8 @@ class Learner:
         until = self.target_steps if total_steps is None else total_steps
         require(
             until <= self.target_steps,
-            f"total_steps {until:,} is more than target_steps {self.target_steps:,}, where the "
-            "learning rate is 0: make the Learner with more target_steps",
+            f"total_steps {until:,} is more than target_steps {self.target_steps:,}, at which the "
+            "learning rate reaches 0: give the Learner a larger target_steps",
         )
         while self.steps < until and not self.done():
             self.step()
@@ -251,7 +251,7 @@ class Learner:
         found = own if path is None else Path(path)
         if found != own and not found.exists():  # of its own, an earlier one may be kept
             raise UsageError(
-                f"there is no checkpoint at {found}: give the path of a file like {own}"
+                f"there is no checkpoint at {found}: give the path of a file such as {own}"
             )
         load = checkpoints.load_newest if found == own else checkpoints.load
         load(found)  # before this run ends
@@ -316,7 +316,7 @@ class Learner:
         self._next_save.mark(self.steps)
         self._is_closed = self._is_released = self._is_stopped = self._is_taken_over = False
         if self.done():
-            print(f"{self.steps:,} steps are learnt already: nothing is left to do.", flush=True)
+            print(f"The run has learnt {self.steps:,} steps already: it is complete.", flush=True)
             self.close()
 
     def _assemble(self, resumed: Path | None) -> None:
@@ -401,7 +401,7 @@ class Learner:
         try:
             self.save_model()
         except CheckpointNotWritten as error:
-            _log.warning("%s; the run goes on", error)
+            _log.warning("%s; the run continues", error)
         self._next_save.mark(self.steps)
 
     @contextmanager
@@ -450,7 +450,7 @@ class Learner:
     def _what_ended_it(self) -> str:
         """Returns what ended the run, and what to do, for a sentence."""
         failure, learnt = self._session.supervisor.failure, f"after {self.steps:,} steps"
-        again = "make another Learner with the same log_dir to go on"
+        again = "make another Learner with the same log_dir to continue"
         if failure is not None:
             last_line = str(failure).splitlines()[-1]  # of a traceback, its error
             return f"it failed {learnt} ({last_line}); {again}"
@@ -458,8 +458,8 @@ class Learner:
             return f"another Learner was made with its log_dir, {self.log_dir}: use that one"
         if self.steps >= self.target_steps:
             return (
-                f"all of target_steps {self.target_steps:,} are learnt; make another Learner "
-                "with more of them to go on"
+                f"it reached target_steps {self.target_steps:,}; to continue, make another Learner "
+                "with a larger target_steps"
             )
         return f"it was {'stopped' if self._is_stopped else 'closed'} {learnt}; {again}"
 

@@ -30,8 +30,8 @@ FULL = (
     "with a larger --object-store-memory"
 )
 ENDED = (
-    "{}: the program was ended by force: it was killed, or a process of Ray that it needs was "
-    "(raylet on this machine, gcs_server on the head). {}"
+    "{}: the program was killed, or a process of Ray that it needs was killed (raylet on this "
+    "machine, gcs_server on the head). {}"
 )
 RESUME = "The last checkpoint of the run is kept, if there was one; the same --xpid resumes it."
 

@@ -131,9 +131,8 @@ class RayReplayClient(SharingAgent):
             self._actor = import_ray().get_actor(name, namespace=_NAMESPACE)
         except ValueError as error:
             raise UsageError(
-                f"--replay_service {self._address}: no replay of this name is on the Ray cluster "
-                "to which this run is connected; $RAY_ADDRESS, or --address of RayBeast, chooses "
-                "another"
+                f"--replay_service {self._address}: the Ray cluster of this run has no replay of "
+                "this name: choose another cluster with $RAY_ADDRESS, or with RayBeast's --address"
             ) from error
         self._ticket: Ticket
         try:

@@ -160,11 +160,11 @@ def _sentence(limit: Limit, shares: Shares, facts: Collection) -> str:
     match limit:
         case "learner":
             return (
-                f"workers wait for room {room} of their time: the learner is the limit; larger "
-                "updates (--batch_size, --unroll_length) or a smaller --model help"
+                f"the learner is the bottleneck: workers wait for queue space {room} of their "
+                "time; larger updates (--batch_size, --unroll_length) or a smaller --model help"
             )
         case "room":
-            return f"{idle}, yet workers wait for room {room} of their time: {_more_room(facts)}"
+            return f"{idle}, but workers wait for queue space {room}: {_more_room(facts)}"
         case "environment":
             busy = percent(shares.environment)
             return f"{idle}, environments busy {busy}: {_faster_environments(facts)}"
@@ -172,20 +172,20 @@ def _sentence(limit: Limit, shares: Shares, facts: Collection) -> str:
             busy = percent(shares.inference)
             return f"{idle}, workers choose actions {busy} of their time: {_larger_batches(facts)}"
         case "none":
-            return f"{idle}, workers wait for room {room}: both keep pace"
+            return f"{idle}, workers wait for queue space {room}: they keep pace with each other"
 
 
 def _more_room(facts: Collection) -> str:
     if not facts.acts_where_it_steps:
-        return "a larger --max_learner_queue_size lets them go on"
+        return "raise --max_learner_queue_size to let them continue"
     if facts.fixed_lag is not None:
-        return f"they wait for the weights that --fixed_lag {facts.fixed_lag} demands"
-    return "more --num_buffers let them go on"
+        return f"they wait for the weights that --fixed_lag {facts.fixed_lag} requires"
+    return "raise --num_buffers to let them continue"
 
 
 def _faster_environments(facts: Collection) -> str:
     if facts.processes is None:
-        return "more servers (polybeast_env --num_servers) help where cores are free"
+        return "more servers (polybeast_env --num_servers) help if cores are free"
     if facts.has_free_cores:
         return _more_processes(facts)
     return f"all {facts.cores} cores are in use; only more cores or a faster environment help"
@@ -265,7 +265,7 @@ class Watchdog:
         self._hang.delay(now)
         figures = ", ".join(f"{name} {value}" for name, value in status.items())
         suspect = self._suspect(status, _lost(status) - self._lost, hanging)
-        return f"nothing was learnt for {seconds:.0f} s: {suspect} ({figures})"
+        return f"no update for {seconds:.0f} s: {suspect} ({figures})"
 
     def _suspect(self, status: Mapping[str, float], lost: int, hanging: str) -> str:
         """Describes the probable cause; lost: streams or actors lost since the last update."""
@@ -276,23 +276,23 @@ class Watchdog:
         if count == 0:
             return hanging or f"none of the {collectors} is alive"
         if rollouts >= self._batch_size:
-            return "rollouts wait in the learner queue, and the learner does not take them"
-        few = f"{rollouts:g} of {self._batch_size} rollouts of a batch are there"
+            return "rollouts wait in the learner queue, but the learner does not take them"
+        few = f"{rollouts:g} of {self._batch_size} rollouts of a batch are ready"
         if status.get("rollout_queue_size", 0) > 0:
-            return f"{few}: others wait, and the learner gives no batch back"
+            return f"{few}, others wait: the learner has not returned its last batch"
         if status.get("inference_queue_size", 0) > 0:
-            return f"{few}: observations wait, and the policy does not answer them"
+            return f"{few}: observations wait for actions, but inference does not answer"
         return f"{few}: {hanging or self._what_is_slow(status, lost)}"
 
     def _what_is_slow(self, status: Mapping[str, float], lost: int) -> str:
         collectors, count = alive(status)
         if lost:
-            return f"{lost} {collectors} were lost and replaced before a rollout is whole"
+            return f"{lost} {collectors} were lost and replaced before completing a rollout"
         if status.get("waiting_actors") == count:
-            return "every actor waits for the weights of an update that does not end"
+            return "all actors wait for the weights of an update that has not finished"
         if status.get("replay_fill", 0) > 0 and self._updates == 0:
-            return "steps are collected for the replay, which is too small yet to learn from"
-        return "the environments have not filled a rollout"
+            return "collecting steps for the replay, which is still too small to sample from"
+        return "the environments have not completed a rollout"
 
 
 def _lost(status: Mapping[str, float]) -> int:

@@ -211,7 +211,7 @@ class Display(Panel):
         found = shown.diagnosis
         if self._said in _OF_LOSSES and not shown.away:
             self._said = None  # the next lost stream is a new event
-            _log.info("no stream is lost any more; %d are connected", alive(shown.status)[1])
+            _log.info("no lost streams remain; %d are connected", alive(shown.status)[1])
         if found is None or found.limit == self._said:
             return []
         if now - self._last_said < _SAID_EVERY_S and found.limit not in _OF_LOSSES:

@@ -107,7 +107,7 @@ class _Lossy:
             if not self._lost:
                 self._what = str(error.filename or type(self._log).__name__)
                 why = error.strerror or error
-                text = "%s cannot be written (%s): rows are lost from step %s on; the run goes on"
+                text = "%s cannot be written (%s): rows from step %s on are lost; the run continues"
                 _log.warning(text, self._what, why, f"{step:,}")
             self._lost += 1
         else:
@@ -117,7 +117,7 @@ class _Lossy:
         try:
             self._log.close()
         except OSError as error:
-            _log.warning("%s was not closed in order (%s)", type(self._log).__name__, error)
+            _log.warning("%s was not closed cleanly (%s)", type(self._log).__name__, error)
         self._say_lost("the run has ended")
 
     def _say_lost(self, then: str) -> None:

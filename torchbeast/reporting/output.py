@@ -74,8 +74,7 @@ class LossyStream:
     def _fail(self, error: OSError) -> None:
         self._is_failing = True  # first: the warning may come here too
         _log.warning(
-            "%s cannot be written (%s): what the program says is lost there until it can; "
-            "the run goes on",
+            "%s cannot be written (%s): output there is lost until it can; the run continues",
             self._name,
             error.strerror,
         )

@@ -116,7 +116,7 @@ def _device(config: HardwareConfig) -> torch.device:
     device = torch.device("cuda:0" if config.device == "auto" else config.device)
     if device.index >= count:
         raise UsageError(
-            f"device {config.device} is not there, torch finds {count} GPUs: give one below "
+            f"device {config.device} does not exist, PyTorch finds {count} GPUs: give one below "
             f"{count}, or device auto"
         )
     return device

@@ -62,7 +62,7 @@ class Damaged(UsageError):
     """A file that is no checkpoint any more: truncated, changed, or never one."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} is no readable checkpoint ({reason}); move it away to begin anew")
+        super().__init__(f"{path} is not a valid checkpoint ({reason}): move it away to start over")
         self.path, self.reason = path, reason
 
 
@@ -103,13 +103,13 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             raise Unreadable(path, f"its disk says: {error.strerror}") from error
         if fault := _fault_of_machine(error):
             raise RunError(
-                f"{path} cannot be read now ({fault}), though it may be whole: "
-                "mend that, and try again"
+                f"{path} could not be read ({fault}). The file itself may be intact: fix the cause "
+                "and try again"
             ) from error
         raise Damaged(path, _fault(path, error)) from error
     found = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [key for key in needed if key not in found]:
-        raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+        raise UsageError(f"{path} is not the checkpoint of a run: it lacks {', '.join(missing)}")
     if found.get("format", FORMAT) > FORMAT:
         raise UsageError(
             f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
@@ -216,7 +216,7 @@ def _fault(path: Path, error: Exception) -> str:
         return f"it contains {found[1]}, and only tensors and plain values are loaded"
     if not zipfile.is_zipfile(path):
         return "it is cut off, or was never a checkpoint"
-    return "its contents make no sense"
+    return "its contents are invalid"
 
 
 class _OtherChecksumError(ValueError):
@@ -232,7 +232,7 @@ def _verify(file: BinaryIO) -> None:
         return
     with zipfile.ZipFile(file) as archive:
         if (name := archive.testzip()) is not None:
-            raise _OtherChecksumError(f"the checksum of its record {name} is another")
+            raise _OtherChecksumError(f"the checksum of its record {name} is wrong")
 
 
 def _load(file: BinaryIO) -> Any:
@@ -365,8 +365,8 @@ def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
         raise damaged[0]
     kind = RunError if is_disk else UsageError  # one of a network may only be away
     raise kind(
-        f"no checkpoint of {newest.parent} can be read: {_listed(damaged)}; move them away to "
-        "begin anew"
+        f"no checkpoint in {newest.parent} can be read: {_listed(damaged)}; move them away to "
+        "start over"
     )
 
 
@@ -381,7 +381,7 @@ def put_in_place(found: FoundCheckpoint, newest: Path) -> str:
         os.replace(error.path, path)
     if found.path != newest:
         os.replace(found.path, newest)
-    return f"; what is damaged is now {', '.join(map(str, kept))}" if kept else ""
+    return f"; damaged files are now {', '.join(map(str, kept))}" if kept else ""
 
 
 def sentence(found: FoundCheckpoint, newest: Path) -> str:
@@ -389,7 +389,7 @@ def sentence(found: FoundCheckpoint, newest: Path) -> str:
     if found.path == newest:
         return ""
     why = _listed(found.damaged) if found.damaged else f"there is no {newest}"
-    return f"{why}: the checkpoint before, {found.path}, takes its place"
+    return f"{why}: using the checkpoint before it, {found.path}"
 
 
 def _older(newest: Path) -> list[Path]:

@@ -378,11 +378,11 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
         return
     if config.replay.is_used and not config.algo.learns_from_replay:
         raise UsageError(
-            f"algo {algo} does not learn from a replay: leave out replay_size and replay_ratio, or "
-            "use laser, in another run if this one has learnt before"
+            f"algo {algo} does not use a replay: remove replay_size and replay_ratio, or use laser "
+            "(in another run if this one has already been trained)"
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
-        print("Nothing is replayed: give replay_size for that.", flush=True)
+        print("Replay is off: set replay_size to use it.", flush=True)
 
 
 def check_batches(given: type, algorithm: type[Algorithm[Any]]) -> None:

@@ -200,7 +200,7 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
             "it was saved with"
         ) from error
     replay.new_source(AGENT)
-    print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
+    print(f"The replay continues with the {replay.size:,} steps in {path}.", flush=True)
 
 
 def mixed_source(

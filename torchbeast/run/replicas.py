@@ -119,19 +119,19 @@ class Replica:
         size, batch_size = self.size, rollouts.batch_size
         if batch_size % size:
             raise UsageError(
-                f"--batch_size {batch_size} is that of all learners together and cannot be divided "
-                f"among {size}: give a multiple of {size}"
+                f"--batch_size {batch_size} is for all learners together and cannot be split "
+                f"evenly among {size}: give a multiple of {size}"
             )
         if replay.replay_size:
             raise UsageError(
-                f"--replay_size {replay.replay_size} is for one learner: several learn from new "
-                "rollouts alone. Leave out the replay, or start one learner"
+                f"--replay_size {replay.replay_size} works with one learner only: remove it, or "
+                "start one learner"
             )
         threads = hardware.num_learner_threads
         if threads not in (None, 1):
             raise UsageError(
-                f"--num_learner_threads {threads} is for one learner: of several, each has one "
-                "learner thread. Leave it out"
+                f"--num_learner_threads {threads} works with one learner only; each of several has "
+                "one thread: remove it"
             )
 
     def share_of(self, settings: RunSettings) -> RunSettings:

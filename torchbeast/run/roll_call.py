@@ -150,7 +150,7 @@ def _read(rank: int, said: Mapping[str, Any]) -> Report:
         return Report(**said)
     except TypeError as error:
         raise RunError(
-            f"rank {rank} answers the roll call in words that this one does not know ({error}): "
+            f"rank {rank} sent a roll-call answer that this one does not understand ({error}): "
             "start all learners with the same version of TorchBeast"
         ) from None
 

@@ -87,8 +87,8 @@ class InfoMeans:
         if len(given) < len(numbers) and name not in self._missed:
             self._missed.add(name)
             _log.warning(
-                "a game ended whose last info had no number %r: it was missing, or not a number; "
-                "info_%s is the mean over the games that have one",
+                "an episode ended without a number %r in its last info; info_%s is the mean over "
+                "the episodes that have one",
                 name,
                 name,
             )

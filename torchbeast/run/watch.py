@@ -92,5 +92,5 @@ class Watch:
         except NoMoment:  # of an update that takes a minute, the watchdog warns
             return False
         except CheckpointNotWritten as error:
-            warn(f"{error}; the run goes on")
+            warn(f"{error}; the run continues")
         return True

@@ -92,7 +92,7 @@ def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
     anything but a factory of environments.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"no architecture {name!r}: use {', '.join(PRESETS)}")
+        raise ValueError(f"unknown architecture {name!r}: use {', '.join(PRESETS)}")
     if not isinstance(train_envs_factory, VecEnvFactory):
         raise TypeError(
             "train_envs_factory must be the first result of VecEnv.create_factory(...), got "

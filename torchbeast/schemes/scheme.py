@@ -83,37 +83,37 @@ _MAPPINGS = {
 _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
     (
         lambda s: s.inference == "central" and s.is_synchronous,
-        'inference="central" has workers that never wait for newer weights, but '
-        'col_communication="synchronous" needs ones that do: collect asynchronously, or with '
-        'inference="worker"',
+        'inference="central" has workers that never wait for new weights, so they cannot collect '
+        'synchronously: set col_communication="asynchronous" or inference="worker"',
     ),
     (
         lambda s: s.inference == "central" and s.col_backend == "ray",
-        'inference="central" has environments on this machine, a message away at every step, but '
-        'col_backend="ray" has them anywhere: use col_backend="processes", or inference="worker"',
+        'inference="central" needs the environments on this machine, because every step is a '
+        'round trip, but col_backend="ray" may place them anywhere: set col_backend="processes" '
+        'or inference="worker"',
     ),
     (
         lambda s: s.grad_remote_workers and (s.col_backend, s.grad_backend) == ("ray", "processes"),
-        'col_backend="ray" collects with actors of Ray, but grad_backend="processes" has gradient '
-        "workers that are none: use Ray for both, or processes to collect",
+        'col_backend="ray" requires gradient workers on Ray too, but grad_backend is "processes": '
+        'set grad_backend="ray" or col_backend="processes"',
     ),
     (
         lambda s: s.grad_remote_workers and s.replay.is_used,
-        "storage_factory has a replay in the learner's process, but with grad_remote_workers "
-        "others learn: leave out one of them",
+        "storage_factory has a replay, which lives in the learner's process and cannot feed "
+        "gradient workers: remove grad_remote_workers, or use a storage without replay",
     ),
     (
         lambda s: s.sync_col_specs and not s.grad_remote_workers,
         "sync_col_specs say when gradient workers stop collecting, but grad_remote_workers is 0: "
-        "leave them out, or give some",
+        "remove sync_col_specs, or set grad_remote_workers to 1 or more",
     ),
     (
         lambda s: s.sync_col_specs and s.col_remote_workers,
-        "sync_col_specs stop gradient workers that collect themselves, but col_remote_workers "
-        "others collect for each: leave out one of them",
+        "sync_col_specs stop gradient workers that collect for themselves, but with "
+        "col_remote_workers others collect for them: remove one of the two",
     ),
 ]
-"""What does not go together, and the sentence that says so."""
+"""Combinations that do not work, each with its error message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +286,7 @@ class Scheme:
         one_of(("None", "cpu", "cuda"), local_device=str(self.local_device))
         require(
             self.local_device != "cuda" or torch.cuda.is_available(),
-            'local_device is "cuda", but PyTorch sees no GPU here: leave it out, or give "cpu"',
+            'local_device is "cuda", but PyTorch finds no GPU: remove it, or set it to "cpu"',
         )
         for name, known in _MAPPINGS.items():
             refuse_unknown(name, getattr(self, name), known)
@@ -299,14 +299,14 @@ class Scheme:
             chosen = getattr(self, name)
             if chosen != getattr(type(self), name) and not getattr(self, number):
                 raise IncompatibleParts(
-                    f'{name}="{chosen}" needs workers, but {number} is 0: give some'
+                    f'{name}="{chosen}" needs workers, but {number} is 0: set it to 1 or more'
                 )
         for kind in ("col", "grad"):
             backend = getattr(self, f"{kind}_backend")
             if getattr(self, f"{kind}_worker_resources") and backend != "ray":
                 raise IncompatibleParts(
                     f"{kind}_worker_resources are what Ray reserves for a worker, but "
-                    f'{kind}_backend="{backend}" reserves nothing: leave them out, or use Ray'
+                    f'{kind}_backend is "{backend}": remove them, or set {kind}_backend="ray"'
                 )
         for is_refused, sentence in _REFUSED:
             if is_refused(self):
@@ -323,7 +323,7 @@ class Scheme:
             batch_size = self.synchronous_rollouts or self.rollouts.batch_size
             require(
                 batch_size % each == 0,
-                f"batch_size {batch_size} must be a multiple of vec_env_size {each}, since "
+                f"batch_size {batch_size} must be a multiple of vec_env_size {each}, because "
                 'col_communication="synchronous" takes whole rollouts of each worker',
             )
         self._check_spaces()

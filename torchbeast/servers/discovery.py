@@ -132,7 +132,7 @@ def _answered(
     for name, answer in answers.items():
         if name in found:
             raise UsageError(
-                f"{name} belongs to a host that is named before it: name each host once, by the "
+                f"{name} is on a host that you have named already: name each host once, by the "
                 "port of its first server"
             )
         try:
@@ -142,7 +142,7 @@ def _answered(
     if away and (all_needed or not found):
         raise RunError("\n".join(map(str, away.values())))
     for name, why in away.items():
-        _log.warning("the run begins without the host %s: %s", name, why)
+        _log.warning("starting without the host %s: %s", name, why)
     return found
 
 
@@ -233,7 +233,7 @@ class Asking:
         except (OSError, ValueError) as error:
             if self._security is not None:
                 explain(address, self._security)
-            raise RunError(f"{address} does not tell its status ({error})") from None
+            raise RunError(f"{address} does not report its status ({error})") from None
 
 
 def _no_answer(address: str, why: str) -> RunError:

@@ -96,7 +96,7 @@ def _token(path: str | None) -> str:
     if not is_word or not _SHORTEST_TOKEN <= len(token) <= _LONGEST_TOKEN:
         raise UsageError(
             f"--token_file {path} must contain one word of {_SHORTEST_TOKEN} to {_LONGEST_TOKEN} "
-            f"printable ASCII characters, and it has something else: {_KEYS}"
+            f"printable ASCII characters, but it contains something else: {_KEYS}"
         )
     return token
 
@@ -117,7 +117,7 @@ def _text(path: str, flag: str) -> str:
     try:
         return expanded(path).read_text()
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
             f"--{flag} {path} cannot be read ({reason}): give the name of a file that can"
         ) from None

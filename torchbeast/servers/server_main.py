@@ -251,8 +251,8 @@ def _watch(server: Any, address: str, stopped: threading.Event, report: Report) 
             return
         unanswered = 0 if answers(address, _ANSWER_S) else unanswered + 1
     print(
-        "this server accepts no connection any more, and ends. It may have had as many files and "
-        f"connections open as it could ({allowed_descriptors():,}): keep strangers from its port, "
+        "this server cannot accept connections any more, and exits. It may have reached its limit "
+        f"of {allowed_descriptors():,} open files and connections: keep strangers from its port, "
         "or raise the limit (ulimit -n)",
         file=sys.stderr,
         flush=True,

@@ -97,8 +97,8 @@ class SharedReplayClient(SharingAgent):
             raise UsageError(f"--replay_service {address}: {error}") from error
         except (OSError, EOFError) as error:
             raise UsageError(
-                f"--replay_service {address}: no replay serves there ({error!r}); "
-                "python -m torchbeast.sweep --shared_replay starts one and gives agents its address"
+                f"--replay_service {address}: no replay is running there ({error!r}); python -m "
+                "torchbeast.sweep --shared_replay starts one and gives agents its address"
             ) from error
 
     def start(self, supervisor: Supervisor) -> None:

@@ -59,12 +59,12 @@ class SweepConfig:
         above(0, agent_cpus=self.agent_cpus)
         require(
             self.on == "ray" or (self.agent_cpus, self.agent_gpus) == (1.0, 0.0),
-            "agent_cpus and agent_gpus are of Ray: give --on ray too, or leave them out",
+            "agent_cpus and agent_gpus need --on ray: add it, or remove them",
         )
         require(
             self.on == "local" or not (self.address or "").startswith("ray://"),
-            "a sweep is a part of the cluster: start it on one of its nodes with --address auto, "
-            f"or submit it as a job, instead of joining {self.address}",
+            "a sweep must run inside the cluster: start it on one of its nodes with --address "
+            f"auto, or submit it as a job, instead of joining {self.address}",
         )
         name = self.name
         require(

@@ -127,7 +127,7 @@ def test_a_network_by_name_gives_the_values_it_acts_on(space: ArraySpec) -> None
 
 
 def test_a_recurrent_network_is_refused() -> None:
-    with pytest.raises(ValueError, match="single steps, which have no recurrent state: leave out"):
+    with pytest.raises(ValueError, match="single steps, which have no recurrent state: remove"):
         make_model(ActorSpec(Q_NET, use_lstm=True), ArraySpec((5,), "float32"), Discrete(4))
 
 

@@ -44,7 +44,7 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
         ("no_such_module:Mine", "cannot import the algorithm 'no_such_module:Mine'"),
         (f"{__name__}:Other", "cannot import the algorithm .* has no 'Other'"),
         (f"{__name__}:nothing", "must be a subclass of torchbeast.core.algos.base"),
-        ("builtins:int", "builtins:int is no algorithm"),
+        ("builtins:int", "builtins:int is not an algorithm"),
     ],
 )
 def test_a_wrong_name_is_a_sentence(name: str, message: str) -> None:

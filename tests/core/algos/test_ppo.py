@@ -386,21 +386,21 @@ def test_minibatches_of_a_single_step_are_refused(
 ) -> None:
     net = mlp(use_lstm)
     step = ppo(net, num_mini_batch=parts, num_epochs=2, **settings)
-    refusal = pytest.raises(UsageError, match="num_mini_batch . leaves a single step")
+    refusal = pytest.raises(UsageError, match="num_mini_batch . leaves one step")
     with refusal if refused else contextlib.nullcontext():
         step.update(make_rollout(length, B, state=net.initial_state(B)))
 
 
 @pytest.mark.parametrize(
     ("use_lstm", "message"),
-    [(True, "5 cannot be made of 4 rollouts"), (False, "5 cannot be made of 4 steps")],
+    [(True, "5 is more than the 4 rollouts"), (False, "5 is more than the 4 steps")],
 )
 def test_more_minibatches_than_there_is_to_share_are_refused(
     make_rollout: Make, use_lstm: bool, message: str
 ) -> None:
     net = mlp(use_lstm)
     step = ppo(net, num_mini_batch=5)
-    with pytest.raises(UsageError, match=f"num_mini_batch {message}: give at most 4"):
+    with pytest.raises(UsageError, match=f"num_mini_batch {message} of a batch: give at most 4"):
         step.update(make_rollout(3 if use_lstm else 1, B, state=net.initial_state(B)))
 
 

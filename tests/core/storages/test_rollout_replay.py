@@ -615,7 +615,7 @@ def test_a_header_that_is_none_is_a_sentence(text: bytes) -> None:
 
 def test_other_files_and_newer_formats_are_told() -> None:
     replay = RolloutReplay(fields(3, 1, 2), 60, 2)
-    with pytest.raises(ValueError, match="the file is no saved replay"):
+    with pytest.raises(ValueError, match="the file is not a saved replay"):
         replay.load(io.BytesIO(b"PK" * 100))
     data = small().replace(b'"format": 2', b'"format": 3')
     with pytest.raises(ValueError, match="its format is 3, this TorchBeast reads format 2"):

@@ -163,7 +163,7 @@ def test_priorities_of_a_smaller_replay_are_those_of_the_newest_steps() -> None:
 
 
 def test_nothing_to_sample_is_a_sentence() -> None:
-    with pytest.raises(LookupError, match="no whole transition in 0 of 48 steps"):
+    with pytest.raises(LookupError, match="no complete transition in 0 of 48 steps"):
         replay_of().sample(1)
 
 

@@ -290,7 +290,7 @@ def test_ranks_that_freeze_different_parameters_are_refused_by_all(make_rollout:
     errors = together(learners, [make_rollout(T, 2)] * 2)
     for learner, error in zip(learners, errors, strict=True):
         assert isinstance(error, ValueError)
-        assert f"freeze different parameters: requires_grad of numbers [{number}]" in str(error)
+        assert f"requires_grad of the optimisers' parameters number [{number}]" in str(error)
         torch.testing.assert_close(state(learner), before, rtol=0, atol=0)
 
 

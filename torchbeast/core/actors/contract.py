@@ -57,8 +57,8 @@ class ActionMask:
         choices = torch.split(_allowed(observation), list(self.counts), -1)
         if not bool(torch.stack([choice.any(-1).all() for choice in choices]).all()):
             raise RunError(
-                f"an environment's {KEY} rules out every action, so none can be chosen: allow at "
-                "least one (1 allows an action, 0 rules it out), or end the episode"
+                f"the {KEY} of an environment forbids every action: allow at least one (1 allows "
+                "an action, 0 forbids it), or end the episode"
             )
 
 
@@ -73,8 +73,8 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
     if not isinstance(spec, ArraySpec) or spec.shape != (sum(counts),):
         found = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
         raise UsageError(
-            f"an {KEY} in observations needs an entry for each action, the shape "
-            f"({sum(counts)},), got {found}: change the environment, without stacks of frames"
+            f"an {KEY} in observations must have one entry per action, shape ({sum(counts)},), got "
+            f"{found}: change the environment, and do not stack frames"
         )
     return ActionMask(tuple(counts))
 
@@ -258,7 +258,7 @@ def specs_of_extras(actor: Actor, names: Sequence[str]) -> dict[str, ArraySpec]:
     specs = actor.extra_specs
     if missing := [name for name in names if name not in specs]:
         raise UsageError(
-            f"{type(actor).__name__} gives {', '.join(specs) or 'nothing'} beside its actions, "
-            f"but the algorithm needs {', '.join(missing)}: use another model"
+            f"{type(actor).__name__} returns {', '.join(specs) or 'nothing'} in addition to "
+            f"actions, but the algorithm needs {', '.join(missing)}: use another model"
         )
     return {name: specs[name] for name in names}

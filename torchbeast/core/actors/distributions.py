@@ -356,9 +356,9 @@ class SquashedGaussian(Gaussian):
             entry = int(self._is_bounded.int().argmin())
             low, high = self._low.flatten()[entry], self._high.flatten()[entry]
             raise UsageError(
-                "a squashed Gaussian, as in SAC and TD3, needs in every entry of a Box a low below "
-                f"a high, neither beyond {_largest_bound(box):,.0f}, got {low:g} and {high:g} in "
-                f"entry {entry}: declare the bounds that you mean, or use impala or ppo"
+                "SAC and TD3 need low below high in every entry of a Box of actions, and neither "
+                f"beyond {_largest_bound(box):,.0f}, got {low:g} and {high:g} in entry {entry}: "
+                "declare the bounds that you mean, or use impala or ppo"
             )
 
     def sample(self, params: Tensor) -> Tensor:

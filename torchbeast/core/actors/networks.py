@@ -259,8 +259,8 @@ class BuiltInNet(TorsoActorCritic):
         super().__init__(torsos, action_space, width, self.with_last_action)
         if not use_lstm and core != "lstm":
             raise SpecError(
-                f"the model's keyword argument core, {json.dumps(core)}, is the kind of its "
-                "memory, but it has none: add use_lstm, or leave core out"
+                f"the model's keyword argument core, {json.dumps(core)}, selects its recurrent "
+                "layer, but it has none: add use_lstm, or remove core"
             )
         self._add_heads(self._make_core(core) if use_lstm else None)
 

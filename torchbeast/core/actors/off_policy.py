@@ -378,8 +378,8 @@ def _made(
     """Makes a network; hidden: units in a layer, None for the body's own."""
     if use_lstm:
         raise SpecError(
-            "off-policy algorithms learn from single steps, which have no recurrent state: leave "
-            "out use_lstm, or use impala or ppo"
+            "off-policy algorithms train on single steps, which have no recurrent state: remove "
+            "use_lstm, or use impala or ppo"
         )
     shape = BODIES[body]
     shape = shape if hidden is None else shape._replace(hidden=hidden)

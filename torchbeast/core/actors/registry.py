@@ -303,7 +303,7 @@ def _weights_in(path: Path) -> dict[str, Any]:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ValueError(f"restart_model {path} is not there: {needed}") from None
+        raise ValueError(f"restart_model {path} does not exist: {needed}") from None
     except Exception as error:  # torch has no single type for a file that is none of its own
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"restart_model {path} has no weights ({reason}): {needed}") from error

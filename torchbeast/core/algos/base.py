@@ -388,7 +388,7 @@ def _by_flag(
         flag = others.get(name, name)
         if flag in named:
             both = [given for given in hyperparameters if others.get(given, given) == flag]
-            raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same, give one")
+            raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same: give one")
         named[flag] = value
     return named
 

@@ -93,16 +93,16 @@ class PPO(OnPolicy):
             count, take = batch.batch_size, batch.take
         if count < parts:
             raise UsageError(
-                f"num_mini_batch {parts} cannot be made of {count} "
-                f"{'rollouts' if take == batch.take else 'steps'}: give at most {count}, or a "
-                "larger batch_size"
+                f"num_mini_batch {parts} is more than the {count} "
+                f"{'rollouts' if take == batch.take else 'steps'} of a batch: give at most "
+                f"{count}, or a larger batch_size"
             )
         steps_each = batch.unroll_length * batch.batch_size // count
         if self.config.normalise_advantages and count // parts * steps_each == 1:
             raise UsageError(
-                f"num_mini_batch {parts} leaves a single step to a minibatch, and normalising "
-                "the advantage of a single step makes it 0: give a smaller one, a larger "
-                "batch_size or unroll_length, or normalise_advantages=False"
+                f"num_mini_batch {parts} leaves one step per minibatch, whose normalised advantage "
+                "is always 0: give a smaller num_mini_batch, a larger batch_size or unroll_length, "
+                "or normalise_advantages=False"
             )
         order = torch.randperm(count).to(batch.reward.device)
         yield from (take(which) for which in order.tensor_split(parts))

@@ -91,7 +91,7 @@ def find(name: str) -> type[Algorithm[Any]]:
     found = _import(name, ALGOS.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         base = f"{Algorithm.__module__}.{Algorithm.__qualname__}"
-        raise specs.SpecError(f"{name} is no algorithm: it must be a subclass of {base}")
+        raise specs.SpecError(f"{name} is not an algorithm: it must be a subclass of {base}")
     try:
         check_class(found)
     except ValueError as error:

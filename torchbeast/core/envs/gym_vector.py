@@ -150,8 +150,8 @@ def _mode(env: Any, env_id: str, is_own: bool) -> str:
         )
     if mode == "NextStep" and not (is_own and getattr(env.unwrapped, "shared_memory", True)):
         raise UsageError(
-            f"{env_id} begins episodes a step late (autoreset_mode NEXT_STEP), and cannot be reset "
-            'before: give gymnasium.make_vec vectorization_mode="sync" or "async", or an '
+            f"{env_id} resets one step late (autoreset_mode NEXT_STEP) and cannot be reset "
+            'earlier: give gymnasium.make_vec vectorization_mode="sync" or "async", or '
             "autoreset_mode SAME_STEP; AsyncVectorEnv needs shared_memory as well"
         )
     return mode

@@ -398,7 +398,7 @@ def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
         return tuple(spec_of(entry, f"{path}[{i}]") for i, entry in enumerate(observation))
     array = np.asarray(observation)
     if array.dtype.name not in WIRE_DTYPES:
-        raise ValueError(f"{path} has dtype {array.dtype}, which cannot be sent; make it numbers")
+        raise ValueError(f"{path} has dtype {array.dtype}, which cannot be sent; use numbers")
     return ArraySpec(array.shape, array.dtype.name)
 
 

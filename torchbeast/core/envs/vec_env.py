@@ -230,9 +230,9 @@ def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:
     """Raises UsageError when keywords are asked for and the environments have no info."""
     if keywords and not hasattr(env, "final_info"):
         raise UsageError(
-            f"info_keywords {' '.join(keywords)} are numbers in the info of a game's last step, "
-            f"but {env.env_id} gives no info: leave them out; a VecEnv of your own gives it with "
-            "an attribute final_info"
+            f"info_keywords {' '.join(keywords)} name numbers in the info of an episode's last "
+            f"step, but {env.env_id} has no info: remove them, or give your own VecEnv an "
+            "attribute final_info"
         )
 
 

@@ -69,8 +69,8 @@ class Storage(ABC):
         taken = algo.algo.takes
         if not issubclass(self.holds, taken):
             raise IncompatibleParts(
-                f"{type(self).__name__} gives {self.holds.__name__}, but {algo.algo.__name__} "
-                f"learns from {taken.__name__}: use {suitable_storage(algo)}"
+                f"{type(self).__name__} yields {self.holds.__name__}, but {algo.algo.__name__} "
+                f"trains on {taken.__name__}: use {suitable_storage(algo)}"
             )
         return algo
 
@@ -155,14 +155,14 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
         algo = super().prepared(algo)
         if not algo.algo.corrects_lag:
             raise IncompatibleParts(
-                f"{type(self).__name__} is for algorithms that learn from older policies too, but "
-                f"{algo.algo.__name__} does not correct its returns for them: use "
+                f"{type(self).__name__} holds rollouts of older policies too, but "
+                f"{algo.algo.__name__} does not correct for policy lag: use "
                 f"{suitable_storage(algo)}"
             )
         if self.replay_size and not algo.algo.learns_from_replay:
             raise IncompatibleParts(
-                f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not learn from "
-                "one: leave out replay_size, or use LASER"
+                f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not use one: "
+                "remove replay_size, or use LASER"
             )
         return algo
 

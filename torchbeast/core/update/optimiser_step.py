@@ -157,7 +157,7 @@ class OptimiserStep(Generic[BatchT]):
             minibatches, metrics = self.begin(batch)
             learnt = list(self._learnt(minibatches, batch.env_steps))
             if not learnt:
-                raise ValueError("minibatches() yielded none: yield at least one for each batch")
+                raise ValueError("minibatches() yielded none: yield one or more for each batch")
         figures = means(found for found, _ in learnt) | metrics
         figures |= self.count(sum(found.env_steps for _, found in learnt))
         return Learnt(figures, joined([found.feedback for _, found in learnt], batch.batch_size))
@@ -304,8 +304,9 @@ class OptimiserStep(Generic[BatchT]):
     def _failure(self, what: str) -> str:
         """Returns the message of an update that fails."""
         return (
-            f"{what} in optimiser step {self.counters.optimiser_steps}; the weights are as before "
-            "it. Look for very large rewards or observations, or lower the learning rate"
+            f"{what} in optimiser step {self.counters.optimiser_steps}. The weights were not "
+            "changed. Check observations and rewards for NaN or very large values, or lower the "
+            "learning rate"
         )
 
     def _step(self, figures: Mapping[str, float]) -> None:
@@ -385,10 +386,10 @@ def _check_connected(algo: Algorithm[Any], minimiser: _Minimiser) -> None:
     """Raises ValueError unless the terms of an optimiser gave one of its parameters a gradient."""
     if all(parameter.grad is None for parameter in minimiser.parameters):
         raise ValueError(
-            f"{type(algo).__name__}'s optimiser {minimiser.name} minimises terms that depend on "
-            "none of its parameters that are not frozen: give it the parameters of the network "
-            "that they depend on, give the terms to another optimiser by minimised_by, or set "
-            "requires_grad of a layer that they depend on"
+            f"{type(algo).__name__}'s optimiser {minimiser.name} minimises terms that do not "
+            "depend on any of its trainable parameters: pass it the parameters that they depend "
+            "on, assign the terms to another optimiser in minimised_by, or set requires_grad on a "
+            "layer that they depend on"
         )
 
 

@@ -151,7 +151,7 @@ def check_same_step(messages: Sequence[Mapping[str, Any]]) -> None:
     different = [n for n, flags in enumerate(zip(*trained, strict=True)) if len(set(flags)) > 1]
     if different:
         raise ValueError(
-            f"the learners freeze different parameters: requires_grad of numbers {different} of "
-            "the optimisers' parameters, counted from 0, is not the same in all learners: freeze "
-            "the same layers in each of them"
+            "the learners freeze different parameters: requires_grad of the optimisers' parameters "
+            f"number {different} (counted from 0) differs between learners: freeze the same layers "
+            "in each of them"
         )

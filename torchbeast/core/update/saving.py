@@ -86,9 +86,9 @@ def _further_state(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 def _check_names(algo: Algorithm[Any], kind: str, own: set[str], saved: set[str]) -> None:
     if own != saved:
         raise ValueError(
-            f"the checkpoint is another algorithm's: beside the actor it has the {kind} "
-            f"{_listed(saved)}, and {type(algo).__name__} has {_listed(own)}; "
-            "use the algorithm and settings it was trained with"
+            "the checkpoint belongs to another algorithm: in addition to the actor it has the "
+            f"{kind} {_listed(saved)}, but {type(algo).__name__} has {_listed(own)}; use the "
+            "algorithm and settings it was trained with"
         )
 
 
@@ -127,7 +127,7 @@ def _check_kind(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> No
 
 def _another_optimiser(name: str, saved: str, own: str) -> ValueError:
     return ValueError(
-        f"the checkpoint's optimiser{name} is another one: it has {saved}, and the algorithm's has "
+        f"the checkpoint's optimiser{name} is different: it has {saved}, but the algorithm's has "
         f"{own}; use the algorithm and settings it was trained with"
     )
 
@@ -143,7 +143,7 @@ def check_fits(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     for name in [*shapes, *found]:
         if shapes.get(name) != found.get(name):
             raise ValueError(
-                f"the checkpoint is another model's: {name} is {found.get(name, 'missing')} in the "
-                f"checkpoint and {shapes.get(name, 'missing')} in the model; "
-                "use the model, environment and version of torchbeast that it was trained with"
+                f"the checkpoint belongs to another model: {name} is {found.get(name, 'missing')} "
+                f"in the checkpoint and {shapes.get(name, 'missing')} in the model; use the model, "
+                "environment and version of torchbeast that it was trained with"
             )

@@ -37,9 +37,9 @@ class Statistics:
         for name, buffer in self._others().items():
             if not torch.equal(buffer, others[name]):
                 raise NotImplementedError(
-                    f"{type(self._algo.actor).__name__}.observe changes the buffer {name}, and "
-                    "several learners can join only the statistics of a RunningNorm: keep them in "
-                    "one, or learn with one learner"
+                    f"{type(self._algo.actor).__name__}.observe changes the buffer {name}, but "
+                    "several learners can only combine statistics of a RunningNorm: keep them in a "
+                    "RunningNorm, or use one learner"
                 )
         return [norm.moments().without(was) for norm, was in zip(self._norms, before, strict=True)]
 

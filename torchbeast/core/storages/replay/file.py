@@ -61,7 +61,7 @@ class ReplayReader:
         """Reads the header."""
         self._file = file
         self._checksum = 0
-        require(self._read(len(_MAGIC)) == _MAGIC, "the file is no saved replay")
+        require(self._read(len(_MAGIC)) == _MAGIC, "the file is not a saved replay")
         size = int.from_bytes(self._read(8), "little")
         require(size <= _LARGEST_HEADER, f"the header cannot have {size} bytes")
         try:

@@ -202,8 +202,8 @@ class TransitionReplay(RolloutStore):
                 names, starts = (np.concatenate(parts) for parts in zip(*found, strict=True))
                 return names, starts
         raise LookupError(
-            f"the replay has no whole transition in {self.size} of {self.capacity} steps: give it "
-            "more room"
+            f"the replay has no complete transition in {self.size} of {self.capacity} steps: "
+            "increase its size"
         )
 
     def _draw_rows(self, count: int) -> np.ndarray:
