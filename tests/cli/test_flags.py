@@ -270,6 +270,13 @@ def test_the_originals_name_of_a_flag_is_accepted_in_both_spellings() -> None:
         assert parse(PolyBeastFlags, "polybeast", words).hardware.num_learner_threads == 3
 
 
+def test_flags_in_american_spelling_are_the_flags_in_british_spelling() -> None:
+    words = ["--algo=ppo", "--optimizer", "adamw", "--no-normalize-advantages", "--batch_size=4"]
+    flags: Any = parse(MonoBeastFlags, "monobeast", [*words, "--normalize_returns"])
+    assert flags.algorithm.optimiser.optimiser == "adamw" and flags.rollouts.batch_size == 4
+    assert (flags.algorithm.normalise_advantages, flags.algorithm.normalise_returns) == (0, 1)
+
+
 FIXED_LAG_WRONG = [
     (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, got -1."),
     (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),

@@ -144,6 +144,11 @@ def test_other_names_set_the_fields_that_they_are_names_of() -> None:
     assert made.step.grad_norm_clipping == 0.125 and config.num_epochs == 3
 
 
+def test_hyperparameters_may_have_their_american_spelling() -> None:
+    factory = PPO.create_factory(optimizer="adamw", normalize_advantages=False)
+    assert factory == PPO.create_factory(optimiser="adamw", normalise_advantages=False)
+
+
 def test_what_is_not_given_is_the_default_of_the_config() -> None:
     assert PPO.create_factory().config == PPOConfig()
     assert PPO.create_factory(lr=1e-4).config.optimiser.beta1 == PPOConfig().optimiser.beta1

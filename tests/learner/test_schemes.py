@@ -239,6 +239,12 @@ def test_parts_of_a_named_architecture_can_be_replaced() -> None:
     assert scheme.algo.config.optimiser.learning_rate == 1
 
 
+def test_an_update_may_be_spelt_as_in_american_english() -> None:
+    scheme = scheme_of(grad_remote_workers=2, update_execution="decentralized")
+    assert scheme.update_execution == "decentralised" and scheme.gradients is not None
+    assert scheme.gradients.is_decentralised
+
+
 def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(ValueError, match="unknown architecture 'pop': use a2c, ppo, "):
         Scheme.preset("pop", ENVS)

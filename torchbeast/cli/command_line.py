@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from difflib import get_close_matches
 from itertools import dropwhile, takewhile
@@ -96,6 +96,7 @@ def parse(
     words = _words(args)
     with _as_far_as_it_is_read():
         flags_type, default = _read_first(flags_type, words)
+        words = [_as_spelt(word, names(flags_type)) for word in words]
         with _sentences(flags_type, known):
             parsed: Flags = tyro.cli(
                 flags_type,
@@ -170,6 +171,14 @@ def by_its_name(word: str) -> str:
     if flag.startswith("--"):
         flag = f"--{flag[2:].replace('-', '_')}"
     return f"{_ALIASES.get(flag, flag)}{equals}{value}"
+
+
+def _as_spelt(word: str, known: Collection[str]) -> str:
+    """Replaces the American spelling of a known flag, such as --optimizer, by the spelling here."""
+    flag, equals, value = word.partition("=")
+    british = flag.replace("ize", "ise")
+    is_meant = flag.startswith("--") and british.removeprefix("--").removeprefix("no_") in known
+    return f"{british}{equals}{value}" if is_meant and flag[2:] not in known else word
 
 
 def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Flags | None]:

@@ -150,6 +150,8 @@ class Scheme:
     local_device: Literal["cpu", "cuda"] | None = None
 
     def __post_init__(self) -> None:
+        ours = str(self.update_execution).replace("ize", "ise")  # "centralized"
+        object.__setattr__(self, "update_execution", ours)
         self._check_values()
         self._check_axes()
         self._check_components()

@@ -29,6 +29,9 @@ OTHER_NAMES = {
     "max_grad_norm": "grad_norm_clipping",
     "tau": "target_rate",
     "initial_alpha": "temperature",
+    "optimizer": "optimiser",
+    "normalize_returns": "normalise_returns",
+    "normalize_advantages": "normalise_advantages",
 }
 """Flags by the names that their hyperparameters have in other libraries."""
 
