@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes, and the errors that tell users what to change: programs print only their message."""
+"""Exit codes, and the two kinds of errors that a program prints without a traceback."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAME = '  File "'
 _LONGEST_LINE = 300  # characters
-_REMEMBERED = 100  # tracebacks; others are shown each time
+_REMEMBERED = 100  # number of different tracebacks that are shown once only
 
 
 class UsageError(ValueError):
-    """A request of the user that cannot be met: exit code 2. The message says what to change."""
+    """Wrong usage, exit code 2. The message says what the user has to change."""
 
 
 class IncompatibleParts(ValueError, NotImplementedError):
@@ -48,13 +48,14 @@ class IncompatibleParts(ValueError, NotImplementedError):
 
 
 class RunError(RuntimeError):
-    """A failure of the run: exit code 1. The message names the origin and what happened there."""
+    """A failure of the run, exit code 1. The message says where it happened, and what."""
 
 
 @contextmanager
 def as_usage_error() -> Iterator[None]:
-    """Raises a UsageError with the same message in place of a ValueError of the body, which calls
-    no code of users: their exceptions keep their type and traceback.
+    """Converts a ValueError of the body to a UsageError with the same message.
+
+    The body must not call code of users, whose exceptions keep their type and traceback.
     """
     try:
         yield
@@ -64,22 +65,22 @@ def as_usage_error() -> Iterator[None]:
 
 @contextmanager
 def refusing_paths(remedy: str) -> Iterator[None]:
-    """Raises a UsageError in place of an OSError of the body, which uses paths that the user named.
+    """Converts an OSError of the body, which uses paths that the user gave, to a UsageError.
 
-    remedy: what to do about it, such as "give another --savedir".
+    remedy: what the user can do, such as "give another --savedir".
     """
     try:
         yield
     except OSError as error:
-        what = error.filename or "the current folder"  # which os.getcwd does not name
+        what = error.filename or "the current folder"  # os.getcwd does not set it
         raise UsageError(f"{what} cannot be used ({error.strerror}): {remedy}") from None
 
 
 def expanded(path: str | Path) -> Path:
     """Returns a path with the home directory in place of a leading ~.
 
-    Raises OSError if no home directory is known, as for a container's user without an entry in
-    /etc/passwd.
+    Raises OSError if the home directory is unknown, for example for a container's user without an
+    entry in /etc/passwd.
     """
     try:
         return Path(path).expanduser()
@@ -90,8 +91,8 @@ def expanded(path: str | Path) -> Path:
 def exit_code_of(program: str, body: Callable[[], int]) -> int:
     """Runs `body` and returns its exit code.
 
-    A UsageError or RunError becomes one sentence on stderr and the exit code of its kind, also
-    where stderr cannot be written.
+    For a UsageError or RunError it prints the message to stderr and returns the exit code of its
+    kind, even if writing to stderr fails.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() == "utf-8":
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
@@ -112,8 +113,8 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Writes what stdout and stderr hold, then ends the process without finalising Python, which
-    would wait for threads or abort the process.
+    """Flushes stdout and stderr, then ends the process without finalising Python, which might wait
+    for threads or abort the process.
     """
     for stream in (sys.stdout, sys.stderr):
         forget_unwritten(stream)
@@ -121,8 +122,8 @@ def exit_now(code: int) -> NoReturn:
 
 
 def forget_unwritten(stream: TextIO | None) -> None:
-    """Drops what a stream could not write: Python tries again at its exit, and then ends with code
-    120 in place of the program's own.
+    """Drops the output that a stream could not write. Otherwise Python would try again at its exit,
+    and end with code 120 instead of the program's exit code.
     """
     if stream is None:
         return
@@ -140,8 +141,8 @@ def forget_unwritten(stream: TextIO | None) -> None:
 def without_our_frames(message: str) -> str:
     """Returns the message with only the user's own code in the tracebacks that it quotes.
 
-    PyTorch's frames are removed like ours. A traceback with nothing else is removed too: its last
-    line says everything.
+    PyTorch's frames are removed as well. A traceback without other frames is reduced to its last
+    line, which says everything.
     """
     theirs = _OUR_FRAME.sub("", message)
     return _EMPTY_TRACEBACK.sub("", theirs)
@@ -153,9 +154,9 @@ def what_it_raised(error: BaseException) -> str:
 
 
 def what_users_code_raised(error: BaseException) -> str:
-    """Returns an error of code that TorchBeast called with its lines; "" if it is not of such code.
+    """Returns the error with its lines of traceback if the user's code raised it, else "".
 
-    Such code is outside of TorchBeast, the standard library and installed packages.
+    User's code is outside TorchBeast, the standard library and installed packages.
     """
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     called_by_us = itertools.dropwhile(lambda file: not _is_ours(file), files)
@@ -168,15 +169,16 @@ def _is_ours(file: str) -> bool:
 
 
 class RepeatedFailures:
-    """Shows the traceback of failing environments once, later ones from the same place as a line:
-    environments of one kind mostly fail at one place. Used by one thread at a time.
+    """Shows the traceback of failing environments once, and repetitions as a single line.
+
+    Environments of one kind mostly fail in the same place. Used by one thread at a time.
     """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def shortened(self, report: str) -> str:
-        """Returns the report: whole at the first time, later as one line."""
+        """Returns the report: completely the first time, later as one line."""
         head, found, traceback = report.partition(_TRACEBACK)
         place = "".join(line for line in traceback.splitlines() if line.startswith(_FRAME))
         if place in self._seen:
@@ -187,8 +189,8 @@ class RepeatedFailures:
 
 
 def in_one_line(report: str) -> str:
-    """Returns a report in one line of at most 300 characters; of a traceback, the first line of
-    what the last of its tracebacks raised.
+    """Returns a report as one line of at most 300 characters; for a traceback, the first line of
+    its last exception.
     """
     line = " ".join(report.split())
     if _TRACEBACK in report:
@@ -198,6 +200,6 @@ def in_one_line(report: str) -> str:
 
 
 def _report(program: str, message: str, code: int) -> int:
-    with suppress(OSError):  # a full disk behind stderr: the code says the rest
+    with suppress(OSError):  # stderr on a full disk; the exit code remains
         print(f"{program}: {message}", file=sys.stderr, flush=True)
     return code

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the files that protect PolyBeast across machines: an authority, certificates, a token.
 
-python -m torchbeast.keys --hosts actors1.lab,actors2.lab,10.0.0.7      that the learner connects to
-python -m torchbeast.keys --hosts learner.lab                           to which hosts dial in
+python -m torchbeast.keys --hosts actors1.lab,actors2.lab,10.0.0.7     the learner connects to hosts
+python -m torchbeast.keys --hosts learner.lab                           hosts dial in to the learner
 
 Certificates are X.509, as PEM, with keys on the curve P-256. Needs the package cryptography:
 pip install 'torchbeast[tls]'.
@@ -39,7 +39,7 @@ _KEY_USES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
     *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
-_EARLIER = datetime.timedelta(hours=1)  # the clocks of other machines may be behind
+_EARLIER = datetime.timedelta(hours=1)  # other machines' clocks may be slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,12 @@ class KeysFlags:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; returns 0 when the files are there, 2 for wrong usage."""
+    """Runs the program; returns 0 if the files were written, 2 for wrong usage."""
     return exit_code_of(PROGRAM, lambda: run(parse(KeysFlags, PROGRAM, argv).keys))
 
 
 def run(config: KeysConfig) -> int:
-    """Writes the files and prints what goes where."""
+    """Writes the files, and prints where to copy them."""
     _check_installed()
     hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
     if not hosts:
@@ -100,7 +100,7 @@ def _check_installed() -> None:
 
 
 def _authority(folder: Path) -> Pair:
-    """Returns the authority of the folder, which is made if there is none."""
+    """Returns the authority in the folder; makes one if there is none."""
     paths = folder / "ca.pem", folder / "ca-key.pem"
     if not any(path.exists() for path in paths):
         made = new_authority()
@@ -131,7 +131,7 @@ def _write_pair(folder: Path, name: str, pair: Pair) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replaces a file by one that only this user can read."""
+    """Replaces a file by a file that only this user can read."""
     write_atomically(path, content, mode=0o600)
 
 
@@ -180,20 +180,20 @@ def _name_of(host: str) -> x509.GeneralName:
 
 
 def new_authority() -> Pair:
-    """Returns a new authority, which signs certificates of machines but of no other authority."""
+    """Returns a new authority, which may sign certificates of machines, not of authorities."""
     use = dict.fromkeys(_KEY_USES, False) | {"key_cert_sign": True, "crl_sign": True}
     return _new("TorchBeast authority", DAYS_OF_AUTHORITY, None, x509.KeyUsage(**use))
 
 
 def new_server(authority: Pair, hosts: Sequence[x509.GeneralName], days: int) -> Pair:
-    """Returns the pair of servers on these hosts."""
+    """Returns the certificate and key for servers on these hosts."""
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     names = x509.SubjectAlternativeName(hosts)
     return _new("environment servers", days, authority, use, names)
 
 
 def new_client(authority: Pair, days: int) -> Pair:
-    """Returns the pair of a learner, with which nobody can pretend to be a server."""
+    """Returns the certificate and key for a client, which cannot be used as a server."""
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     return _new("learner", days, authority, use)
 

@@ -31,7 +31,7 @@ from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.session import Session, session
 
 PROGRAM = "monobeast"
-# As in the original MonoBeast; the original PolyBeast has the deep network.
+# As in MonoBeast 2019. PolyBeast has the deep network, as in 2019.
 MODEL_FOR_IMAGES = "shallow"
 
 
@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: MonoBeastFlags) -> int:
-    """Trains or evaluates, as the flags say."""
+    """Trains or evaluates, depending on --mode."""
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    num_actors = flags.processes.environments()  # a resumed run has as many on any machine
+    num_actors = flags.processes.environments()  # recorded, so that a resumed run keeps it
     processes = dataclasses.replace(flags.processes, num_actors=num_actors)
     flags = dataclasses.replace(flags, processes=processes)
     with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:
@@ -56,7 +56,7 @@ def run(flags: MonoBeastFlags) -> int:
 
 
 def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
-    """Learns until the run ends; `ending` then ends the actor processes."""
+    """Trains until the run ends; `ending` then ends the actor processes."""
     spec = flags.environment.spec
     with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack

@@ -31,14 +31,14 @@ from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 
 _SMOOTHED = 20  # updates in the moving average
-_SMOOTHED_KEPT = 5  # rows in that of a kept curve, each of which is a mean over some updates
-_GRID = 500  # points in a line
+_SMOOTHED_KEPT = 5  # rows in the moving average of a kept curve, whose rows are means already
+_GRID = 500  # points of a line
 _LABEL_PARTS = 3
 # Colours that colour-blind readers can tell apart (Okabe and Ito 2008), the pale yellow last.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000", "#F0E442"]
 NOTE = "Thick: mean of n runs, until the first one ends. Thin: every run, a moving average."
 
-# Flags that do not influence learning.
+# Flags that do not affect learning.
 _INCIDENTAL = (
     *OF_ONE_COMMAND,
     *("seed", "pipes_basename", "connect_timeout"),
@@ -71,7 +71,7 @@ class RunGroup:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; its exit code."""
+    """Runs the program; returns its exit code."""
     return exit_code_of("plot", lambda: run(parse(PlotFlags, "plot", argv)))
 
 
@@ -92,8 +92,7 @@ def run(flags: PlotFlags) -> int:
 def group_runs(folders: Sequence[Path], clock: bool = False) -> list[RunGroup]:
     """Groups runs by their settings, in the order given; a run that is given twice counts once.
 
-    Runs in which no episode has ended are reported and left out. Raises UsageError when none
-    remains.
+    Skips runs in which no episode has ended, with a message. Raises UsageError if no run is left.
     """
     groups: dict[str, RunGroup] = {}
     for folder in folders:
@@ -112,7 +111,7 @@ def group_runs(folders: Sequence[Path], clock: bool = False) -> list[RunGroup]:
 def settings_of(folder: Path) -> dict[str, Any]:
     """Returns the settings that distinguish a run: its program and the flags that matter.
 
-    For a folder without meta.json it is the path, for a kept curve the file name without the seed.
+    For a folder without meta.json: its path. For a kept curve: the file name without the seed.
     """
     if folder.is_file():
         return {"program": folder.stem.rpartition("-")[0] or folder.stem}
@@ -121,7 +120,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
         args, argv = dict(meta["args"]), meta.get("argv") or [""]
     except (OSError, ValueError, KeyError, TypeError):
         return {"folder": str(folder)}
-    if "replay_service" in args:  # whether there was one matters, its address does not
+    if "replay_service" in args:  # its address does not matter
         args["shared_replay"] = args["replay_service"] is not None
     return {"program": Path(argv[0]).stem} | {
         name: value for name, value in args.items() if name not in _INCIDENTAL
@@ -175,7 +174,7 @@ def labels(groups: list[RunGroup]) -> list[str]:
 def _differing(settings: list[dict[str, Any]]) -> list[str]:
     """Returns the flags that differ, of those that all groups have.
 
-    Flags of one program only are left out: the label names the program.
+    It skips flags that only one program has, because the label names the program.
     """
     common = [name for name in settings[0] if all(name in other for other in settings)]
     differing = [name for name in common if any(s[name] != settings[0][name] for s in settings)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast in one command: starts the environment servers, then learns from them.
+"""PolyBeast in one command: starts the environment servers, then trains on their data.
 
 python -m torchbeast.polybeast --preset pong
 """
@@ -29,15 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: PolyBeastFlags) -> int:
-    """Trains or evaluates, as the flags say."""
+    """Trains or evaluates, depending on --mode."""
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         from torchbeast.cli.learner_settings import test_run
 
         return test_run(flags, flags.environment.asked)
-    import libtorchbeast  # noqa: F401 - raises at once if it was not built
+    import libtorchbeast  # noqa: F401 - raises immediately if it was not built
 
-    num_actors = flags.fleet.environments()  # a resumed run has as many on any machine
+    num_actors = flags.fleet.environments()  # recorded, so that a resumed run keeps it
     flags = dataclasses.replace(
         flags, fleet=dataclasses.replace(flags.fleet, num_actors=num_actors)
     )
@@ -58,9 +58,9 @@ def run(flags: PolyBeastFlags) -> int:
 
 @contextmanager
 def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterator[EnvServers]:
-    """Starts the servers of the run, and ends them with it.
+    """Starts the servers of the run, and ends them when the run ends.
 
-    Their sockets are in a folder of the run unless --pipes_basename is given.
+    Their sockets are in the run's folder, unless the user gave --pipes_basename.
     """
     plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
     basename = flags.fleet.pipes_basename or ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast's environment servers alone, for a learner in another terminal or on another machine.
+"""PolyBeast's environment servers, for a learner in another terminal or on another machine.
 
 python -m torchbeast.polybeast_env --num_servers 10
 python -m torchbeast.polybeast_env --listen 0.0.0.0:50051 --tls_cert FILE --tls_key FILE \\
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: PolyBeastEnvFlags) -> int:
-    """Serves until Ctrl-C, SIGTERM, the end of the run that it has joined, or a failure that a new
-    server process cannot fix.
+    """Serves until Ctrl-C, SIGTERM, the end of the run that it has joined, or a failure that
+    replacing the server process does not fix.
     """
     check_alone(PROGRAM)
     with lossy_output():
@@ -49,7 +49,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
 
 
 def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
-    """Serves until the run ends; returns its failure, if it has one."""
+    """Serves until the run ends; returns its failure, or None."""
     logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
     plans = spread(flags.servers.environments(), flags.servers.servers())
     learners = flags.servers.learners()
@@ -79,7 +79,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
 
 
 class _LearnerMessages:
-    """Prints what server processes say of learners, the same once."""
+    """Prints messages of server processes about learners, each message once."""
 
     def __init__(self) -> None:
         self._last: dict[str, str] = {}  # by learner
@@ -91,7 +91,7 @@ class _LearnerMessages:
 
 
 def _addresses(flags: PolyBeastEnvFlags) -> list[str]:
-    """Returns the servers' addresses, or what to call those that dial in."""
+    """Returns the servers' addresses, or names for servers that dial in."""
     served, count = flags.servers, flags.servers.servers()
     if served.learner is not None:
         return [f"server {i}" for i in range(count)]
@@ -144,7 +144,7 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
 
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
-    """Describes what is served, with the command that learns from it."""
+    """Describes the served environments, with the command for the learner."""
     what = f"Serving {counted(num_envs, 'environment')} of {flags.environment.env_id}"
     if flags.servers.learner is not None:
         return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
@@ -155,7 +155,7 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
 
 
 def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:
-    """Returns the flags with which a learner finds these servers; see `flags_of_others`."""
+    """Returns the flags that a learner needs to find these servers; see `flags_of_others`."""
     served = flags.servers
     if served.pipes_basename:
         return f" {shlex.join(typed('--pipes_basename', served.pipes_basename))}"

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast's learner alone, for environment servers that are already running.
+"""PolyBeast's learner, for environment servers that are already running.
 
 python -m torchbeast.polybeast_env --num_servers 10          in one terminal
 python -m torchbeast.polybeast_learner                       in another
 
-On other machines: polybeast_learner --env_servers HOST:PORT --tls_ca FILE --token_file FILE
+Servers on other machines: polybeast_learner --env_servers HOST:PORT --tls_ca FILE \\
+    --token_file FILE
 Hosts that dial in: polybeast_learner --listen HOST:PORT --tls_cert FILE --tls_key FILE \\
     --token_file FILE
-Several that learn as one: torchrun --nproc_per_node=2 -m torchbeast.polybeast_learner
+Data-parallel learners: torchrun --nproc_per_node=2 -m torchbeast.polybeast_learner
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.servers.door import HostDoor
 
 PROGRAM = "polybeast_learner"
-_SERVERS = "the servers"  # what rank 0 tells the others
+_SERVERS = "the servers"  # key of the message from rank 0 to the others
 _PAUSE_S = 0.1
 
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def start(argv: Sequence[str]) -> int:
-    """Runs alone, or as one of the learners that torchrun has started."""
+    """Runs as the only learner, or as one of the learners that torchrun has started."""
     launch, flags_of = launched(), functools.partial(parse, PolyBeastLearnerFlags, PROGRAM)
     if launch is None:
         return run_with(flags_of(argv), run)
@@ -67,15 +68,15 @@ def start(argv: Sequence[str]) -> int:
 
 
 def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
-    """Trains or evaluates, as the flags say.
+    """Trains or evaluates, depending on --mode.
 
-    replica: this process among several learners; None: it is the only one.
+    replica: this process among several learners; None: it is the only learner.
     """
     if replica is not None:
         _check_shared(flags, replica)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    import torchbeast.servers.discovery  # noqa: F401 - raises at once if not built
+    import torchbeast.servers.discovery  # noqa: F401 - raises immediately if not built
 
     silence_grpc()
     if (protection := flags.protection) is not None:
@@ -113,9 +114,10 @@ def _found(
     replica: Replica | None,
     supervisor: Supervisor,
 ) -> ServerFleet:
-    """Returns the fleet of all learners: rank 0 asks the servers, and tells the others.
+    """Returns the fleet of all learners: rank 0 queries the servers, and tells the other ranks.
 
-    Where hosts dial in, each learner has its own, which must serve the same as those of rank 0.
+    If hosts dial in, each learner has its own hosts, which must serve the same environment as the
+    hosts of rank 0.
     """
     goes_on = supervisor.check_goes_on
     if replica is None:
@@ -127,7 +129,7 @@ def _found(
     from torchbeast.core.update.torch_ranks import TIMEOUT_S
     from torchbeast.servers.discovery import check_same, fleet_of
 
-    limit = flags.fleet.connect_timeout + TIMEOUT_S  # rank 0 has the first for its hosts
+    limit = flags.fleet.connect_timeout + TIMEOUT_S  # rank 0 waits for its hosts first
     theirs = json.loads(replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), limit))
     goes_on()
     if own is not None:
@@ -145,7 +147,7 @@ def _find(
     learners: int,
     check_goes_on: Callable[[], None],
 ) -> ServerFleet:
-    """Finds the servers: on this machine, on others, or of hosts that dial in to each learner."""
+    """Finds the servers: on this machine, on other machines, or of hosts that dial in."""
     from torchbeast.servers.discovery import find
 
     served = flags.fleet
@@ -160,10 +162,10 @@ def _find(
 
 
 def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:
-    """Returns the fleet with what servers of the original TorchBeast do not describe.
+    """Returns the fleet, and adds what servers of TorchBeast 2019 do not describe.
 
-    Raises UsageError when servers serve another environment than --env, and where --num_actions
-    is missing.
+    Raises UsageError if the servers serve another environment than --env, or if --num_actions is
+    missing.
     """
     served, action_space = fleet.env, fleet.action_space
     if asked.env is not None and served.name and asked.env != served.name:
@@ -186,8 +188,8 @@ def _door(
 ) -> Iterator[HostDoor | None]:
     """Lets hosts dial in for the duration of the block; yields None without --listen.
 
-    Each of several learners on a machine listens at a port of its own: that of --listen plus its
-    number there.
+    Each of several learners on a machine has its own port: the port of --listen plus the learner's
+    number on the machine.
     """
     from torchbeast.servers.door import HostDoor
 
@@ -212,16 +214,16 @@ def train(
     replica: Replica | None = None,
     door: HostDoor | None = None,
 ) -> None:
-    """Learns from the fleet until the run ends.
+    """Trains with the environments of the fleet until the run ends.
 
-    replica: this process among several learners, each of which gets a share of the fleet's streams;
-    None: it is the only one. door: where hosts dial in; they have dialled in to this learner, so
-    its fleet is not shared out.
+    replica: this process among several learners, which divide the fleet's streams among themselves;
+    None: it is the only learner. door: where hosts dial in. Each learner then has its own fleet,
+    which is not divided.
     """
     say(_sentence(fleet))
     own, pipeline, env = fleet, flags.pipeline, fleet.env
     if door is None:
-        pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is said
+        pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is printed
         own = fleet if replica is None else fleet.share(replica.rank, replica.size)
     if replica is not None:
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
@@ -238,7 +240,7 @@ def train(
     )
     wanted = None if door is None else flags.fleet.num_actors
     served: Any = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
-    settings = dataclasses.replace(  # the run records the number that it gets
+    settings = dataclasses.replace(  # the run records the actual number
         run_settings(dataclasses.replace(flags, fleet=served), env.name, collection),
         of_command=[] if wanted is None else ["--num_actors", str(wanted)],
     )
@@ -252,7 +254,7 @@ def train(
 
 
 def _sentence(fleet: ServerFleet) -> str:
-    """Says how many environments and servers there are."""
+    """Returns a message with the number of environments and servers."""
     hosts, servers = set(fleet.stream_hosts), set(fleet.stream_addresses)
     where = counted(len(hosts), "host") if hosts else counted(len(servers), "server")
     what = f" of {fleet.env.name}" if fleet.env.name != UNKNOWN else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RayBeast: IMPALA on Ray, on one machine or on a cluster; nothing needs to be compiled.
+"""RayBeast: training on Ray, on one machine or on a cluster; needs no compiler.
 
 python -m torchbeast.raybeast --preset pong                   starts Ray on this machine
-python -m torchbeast.raybeast --preset pong --address auto    on the cluster of this machine
+python -m torchbeast.raybeast --preset pong --address auto    uses this machine's cluster
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.session import Session, session
 
 PROGRAM = "raybeast"
-MODEL_FOR_IMAGES = "shallow"  # as without --use_resnet in the first RayBeast
+MODEL_FOR_IMAGES = "shallow"  # like the first RayBeast without --use_resnet
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: RayBeastFlags) -> int:
-    """Trains or evaluates, as the flags say."""
+    """Trains or evaluates, depending on --mode."""
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
@@ -53,18 +53,18 @@ def run(flags: RayBeastFlags) -> int:
 
 
 def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
-    """Learns until the run ends; `ending` then ends the workers, and Ray if it was started."""
+    """Trains until the run ends; `ending` then ends the workers, and Ray if it was started."""
     spec = flags.environment.spec
     with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
-    is_own_code = ":" in spec.name or ":" in flags.model.spec.name  # which workers must import
+    is_own_code = ":" in spec.name or ":" in flags.model.spec.name  # workers must import it
     fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, is_own_code))
     room = fleet.room()
     workers = num_workers(flags.ray, room)
     fleet.reserve_for_learner()
     num_actors = flags.ray.num_actors or flags.ray.usual_environments(workers)
     ray = dataclasses.replace(flags.ray, num_actors=num_actors)
-    flags = dataclasses.replace(flags, ray=ray)  # recorded: a resumed run has as many anywhere
+    flags = dataclasses.replace(flags, ray=ray)  # recorded, so that a resumed run keeps them
     say(f"{fleet}; {workers} actors of {num_actors} environments.")
 
     def source(learner: LearnerInfo[SharedWeights]) -> FleetSource:

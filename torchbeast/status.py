@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows what environment servers serve, and how busy they are.
 
-python -m torchbeast.status                                        those of this user here
-python -m torchbeast.status HOST:PORT ... --tls_ca FILE --token_file FILE  on other machines
+python -m torchbeast.status                                        this user's servers, this machine
+python -m torchbeast.status HOST:PORT ... --tls_ca FILE --token_file FILE  other machines
 python -m torchbeast.status --learner HOST:PORT --tls_ca FILE --token_file FILE
                                                                    hosts that dial in to a learner
 """
@@ -32,7 +32,7 @@ PROGRAM = "status"
 _UNIX = "unix:"
 _OF_HOSTS = ("host", "streams", "envs", "for")
 _COLUMNS = ("server", "serves", "envs", "streams", "env steps/s", "env steps", "since")
-_INTERVAL_S = 1.0  # over which steps are counted
+_INTERVAL_S = 1.0  # in which it counts steps
 
 _Answer = dict[str, Any] | RunError
 
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: StatusFlags) -> int:
-    """Asks the servers, or the learner for its hosts, and prints a line for each."""
+    """Queries the servers, or the learner about its hosts, and prints a line for each."""
     silence_grpc()
     from torchbeast.servers.discovery import Asking
 
@@ -119,7 +119,7 @@ def _hosts(asked: StatusConfig) -> list[str]:
 
 
 def _addresses(host: str, asking: Asking) -> list[str]:
-    """Returns the addresses of a host's servers: the first one says how many there are."""
+    """Returns the addresses of a host's servers, whose number the first one reports."""
     [first] = server_addresses(host, 1)
     try:
         return server_addresses(host, max(1, asking.ask(first)["num_servers"]))
@@ -128,7 +128,7 @@ def _addresses(host: str, asking: Asking) -> list[str]:
 
 
 def _answer(address: str, asking: Asking) -> _Answer:
-    """Returns what a server serves and how busy it is, or why it does not say so."""
+    """Returns what a server serves and how busy it is, or the error if it does not answer."""
     try:
         return asking.ask(address) | asking.status(address)
     except RunError as error:

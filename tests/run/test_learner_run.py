@@ -436,7 +436,7 @@ class Offline(IMPALA):
 
 def test_batches_of_another_class_are_refused_with_both_classes() -> None:
     check_batches(Rollout, IMPALA)
-    with pytest.raises(UsageError, match="Offline learns from dict, but the source yields Rollout"):
+    with pytest.raises(UsageError, match="Offline trains on dict, but the source yields Rollout"):
         check_batches(Rollout, Offline)
 
 
@@ -444,7 +444,7 @@ def test_a_run_is_refused_if_its_source_yields_other_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EndingSource, "yields", dict)
-    with pytest.raises(UsageError, match="IMPALA learns from Rollout, but the source yields dict"):
+    with pytest.raises(UsageError, match="IMPALA trains on Rollout, but the source yields dict"):
         train(tmp_path, GOOD)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker reports: its stage, the seconds it has spent in each stage, and its rollouts."""
+"""Reports of workers: the current stage, the seconds spent in each stage, and rollouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STAGES = ("environment", "inference", "queueing", "starting")
 
 
 class ActivityReport(NamedTuple):
-    """A worker's current stage, and the time it has spent in each since its start."""
+    """A worker's current stage, and the time that it has spent in each stage since it started."""
 
     stage: str
     seconds_in_stage: float
@@ -20,24 +20,24 @@ class ActivityReport(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A worker's environments and network are made."""
+    """A worker has made its environments and its network."""
 
     activity: ActivityReport
-    reads_weights: bool  # from the learner's memory, so that none need be sent
+    reads_weights: bool  # from the learner's memory, so the learner need not send them
 
 
 class PlayedRollout(NamedTuple):
     """One rollout."""
 
-    arrays: Any  # None: they are in a slot that the worker shares with the source
+    arrays: Any  # None: the arrays are in a slot that the worker shares with the source
     activity: ActivityReport
 
 
 class Activity:
-    """Written by the thread that plays, read by any other."""
+    """Counts the time spent in each stage. The thread that plays writes it, any thread may read."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Begins in the stage "starting"."""
+        """Starts in the stage "starting"."""
         self._now = now
         self._present = "starting", now()
         self._seconds = dict.fromkeys(STAGES, 0.0)
@@ -54,6 +54,6 @@ class Activity:
         self._steps += steps
 
     def report(self) -> ActivityReport:
-        """Returns the present stage, and totals: of seconds until the last change."""
+        """Returns the current stage, its seconds so far, and the totals of the completed stages."""
         stage, since = self._present
         return ActivityReport(stage, self._now() - since, dict(self._seconds), self._steps)

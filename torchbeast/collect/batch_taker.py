@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes batches in another thread, so that the thread that asks for one can wait otherwise."""
+"""Takes batches in another thread, so that the caller can wait with a timeout."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 
 class BatchTaker:
-    """Takes batches from a source in a thread of its own, each when it is asked for.
+    """Takes batches from a source in a separate thread, one for each `ask`.
 
-    Batches are numbered from 1. It keeps the newest batch until you ask for the next one, so you
-    can repeat an interrupted `ask` or `wait`: neither loses a batch or takes one too many.
+    Batches are numbered from 1. It keeps the newest batch until you ask for the next one. If `ask`
+    or `wait` is interrupted, you can call it again: batches are neither lost nor taken twice.
     """
 
     def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
-        """batches: of a source."""
+        """batches: the method `batches` of a source."""
         self._batches = batches
         self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._kept: tuple[int, Any] = 0, None  # the number of the newest batch, and the batch
@@ -28,11 +28,11 @@ class BatchTaker:
         self._closed = threading.Event()
 
     def ask(self, number: int) -> None:
-        """Asks for this batch, which gives the one before back. May be called again."""
+        """Asks for this batch, which returns the batch before it. May be called again."""
         self._asked.put(number)
 
     def wait(self, number: int, seconds: float) -> Any:
-        """Returns the batch of this number; None if it is not there in time, or never will."""
+        """Returns the batch with this number; None on a timeout or after the end."""
         until = time.monotonic() + seconds
         while self._kept[0] != number and not self._closed.is_set():
             if (left := until - time.monotonic()) <= 0:
@@ -47,12 +47,12 @@ class BatchTaker:
         batches = self._batches()
         while (number := self._asked.get()) and not self._closed.is_set():
             if number == self._kept[0]:
-                continue  # it was asked for again after an interrupt
+                continue  # after an interrupt, `ask` was called again
             batch = next(batches, None)
             if batch is None:
                 return
             self._kept = number, batch
-            if self._changes.empty():  # else what wakes `wait` is still there
+            if self._changes.empty():  # else the entry that wakes `wait` is still there
                 self._changes.put(None)
 
     def close(self) -> None:

@@ -127,14 +127,14 @@ class ReplayConfig:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything is learnt from a replay."""
+        """Whether the run uses a replay."""
         return self.replay_size > 0 and self.replay_ratio > 0
 
     def spare_columns(self, rollouts: RolloutConfig) -> int:
-        """Returns the number of replayed rollouts in a batch, beside the new ones.
+        """Returns the number of replayed rollouts in a batch, in addition to the new ones.
 
-        Raises ValueError unless it is whole, and unless the replay has room for a batch and for
-        learn_start.
+        Raises ValueError unless it is a whole number, and the replay has room for a batch and for
+        learn_start steps.
         """
         if not self.is_used:
             return 0
@@ -151,9 +151,10 @@ class ReplayConfig:
     def _check_room(
         self, rollouts: int, unroll_length: int, total_steps: int | None = None
     ) -> None:
-        """Raises ValueError unless there is room for so many rollouts, and learn_start is reached.
+        """Raises ValueError unless the replay has room for this number of rollouts, and learn_start
+        is reached.
 
-        total_steps: of the run; None: not known, or the run goes on without a replay.
+        total_steps: of the run; None: not known, or the run also trains on new rollouts.
         """
         least, room = rollouts * unroll_length, self.replay_size // unroll_length * unroll_length
         require(
@@ -172,7 +173,7 @@ class ReplayConfig:
     def check_waits(self, waiting: str) -> None:
         """Raises ValueError if learner and environments never wait for each other.
 
-        waiting: a setting with which they do, for the message.
+        waiting: a setting that makes them wait, for the error message.
         """
         require(
             not math.isinf(self.replay_ratio),
@@ -183,10 +184,10 @@ class ReplayConfig:
     def updates_per_step(
         self, batch_size: int, unroll_length: int, total_steps: int | None
     ) -> float:
-        """Returns the updates for each new step of an algorithm that learns from single steps.
+        """Returns the number of updates per new step, for an algorithm that samples single steps.
 
         total_steps: of the run; None: not known yet.
-        Raises ValueError unless the replay is one to learn from.
+        Raises ValueError unless such an algorithm can use the replay.
         """
         require(
             self.is_used,
@@ -276,7 +277,7 @@ class BufferedActorsConfig(ActorsConfig):
         return f"num_{'buffers' if is_given else 'actors'} {self.environments()}"
 
     def buffers(self) -> int:
-        """Returns the number of rollouts of one environment that are written or wait."""
+        """Returns the number of rollout buffers."""
         return self.num_buffers or 2 * self.environments()
 
     def slots_per_process(self) -> int:
@@ -284,9 +285,9 @@ class BufferedActorsConfig(ActorsConfig):
         return self.buffers() // self.environments()
 
     def batches_ahead(self, batch_size: int) -> int:
-        """Returns the number of batches that can be filled ahead in the buffers beyond the slots.
+        """Returns the number of batches that can be filled ahead, in the buffers beyond the slots.
 
-        With them a process with a single slot gets it back early.
+        Because of them, a process with a single slot gets the slot back early.
         """
         return (self.buffers() - self.slots_per_process() * self.environments()) // batch_size
 
@@ -327,8 +328,8 @@ class ProcessesConfig(BufferedActorsConfig):
         return min(self.environments(), available_cores())
 
     def check_fixed_lag(self, batch_size: int) -> None:
-        """Raises ValueError if the lag is fixed and whole rollouts of processes cannot fill a
-        batch.
+        """Raises ValueError if the lag is fixed and batches cannot consist of whole rollouts of
+        processes.
         """
         if self.fixed_lag is None:
             return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ACTOR_STAGES = ("environment", "inference", "queueing")
 """Stages of collecting: stepping, choosing actions, waiting for room for a rollout."""
 
-_NAMED = 3  # addresses in a sentence, at most
+_NAMED = 3  # addresses that a message names, at most
 
 
 class Shortage(NamedTuple):
@@ -33,7 +33,7 @@ class Shortage(NamedTuple):
 
     connected: int
     needed: int
-    seconds: float  # until the run ends, unless enough have connected by then
+    seconds: float  # until the run ends, unless enough streams connect before
     of: str = ""  # whose streams these are: " of rank 1"
 
 
@@ -42,12 +42,12 @@ class Away(NamedTuple):
 
     where: str  # its server's address
     seconds: float  # since it was lost
-    shortage: Shortage | None = None  # of all streams of its source, while there is one
-    why: str = ""  # the error that ended its last connection, in one line; "": nobody answers
+    shortage: Shortage | None = None  # of streams of its source, if there are too few
+    why: str = ""  # the error that ended its last connection, in one line; "": no answer
 
 
 class Source(Protocol):
-    """Yields the batches of a learner."""
+    """Yields the batches that a learner trains on."""
 
     @property
     def yields(self) -> type:
@@ -55,18 +55,18 @@ class Source(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that it and its batches take on the learner's machine, once all of it is
-        in use.
+        """Bytes of memory of the source and its batches on the learner's machine, once all of it
+        is in use.
         """
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts collecting, in threads of the supervisor."""
+        """Starts collecting, in threads that the supervisor runs."""
 
     def batches(self) -> Iterator[Any]:
         """Yields batches until the source is closed; each learner thread has its own iterator."""
 
     def close(self) -> None:
-        """Ends every wait here; may be called again."""
+        """Wakes every thread that waits here; may be called again."""
 
     def status(self) -> Mapping[str, float]:
         """Returns queue lengths and counts, by the names of log columns."""
@@ -75,14 +75,14 @@ class Source(Protocol):
         """Returns the seconds that all workers have spent since the start, by ACTOR_STAGES."""
 
     def hanging(self) -> str:
-        """Describes workers that have been in one stage for over WAIT_S; "" if there are none."""
+        """Describes workers that have been in one stage for over WAIT_S, or returns ""."""
 
     def away(self) -> list[Away]:
         """Returns the streams that were lost and have not reconnected."""
 
 
 class Publisher(Protocol):
-    """The destination of the learner's weights."""
+    """Receives the learner's weights after each update."""
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as this version."""
@@ -93,7 +93,7 @@ Published = TypeVar("Published", bound=Publisher)
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerInfo(Generic[Published]):
-    """The properties of a learner that its source depends on."""
+    """The facts about a learner that its source needs to know."""
 
     agent: Agent
     weights: Published
@@ -103,23 +103,23 @@ class LearnerInfo(Generic[Published]):
     rollouts: RolloutConfig  # the batches of the source
     seed: int  # of the environments; differs after each resumption
     spare_columns: int  # of a batch, after the new rollouts: for replayed ones
-    batches_at_once: int  # that are taken from the source and not given back yet
+    batches_at_once: int  # that the learner holds, at most: taken and not yet returned
     first_step: int = 0  # env steps that earlier parts of the run have learnt from
 
 
 class Weights(Protocol):
-    """The published weights, for threads and processes that act."""
+    """The published weights, as the threads and processes that act read them."""
 
     @property
     def version(self) -> int:
-        """Newest version."""
+        """The newest version."""
 
     def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
-        """Loads the wanted version, or the newest, unless `replica` holds it; returns it."""
+        """Loads the wanted or newest version, unless `replica` holds it; returns its number."""
 
 
 def describe_away(away: Sequence[Away], live: int) -> str:
-    """Describes the streams that are lost while `live` others play; "" if there are none."""
+    """Describes the lost streams, while `live` others play, or returns ""."""
     if not away:
         return ""
     count = f"{len(away)} of {len(away) + live} streams"
@@ -131,19 +131,19 @@ def describe_away(away: Sequence[Away], live: int) -> str:
 
 
 def shortage_of(away: Sequence[Away]) -> Shortage | None:
-    """Returns the shortage that ends the run first; None if there is none."""
+    """Returns the shortage that will end the run first, or None."""
     found = [stream.shortage for stream in away if stream.shortage is not None]
     return min(found, key=lambda shortage: shortage.seconds, default=None)
 
 
 def _why(away: Sequence[Away]) -> str:
-    """Says what ended the last connection of the stream that was lost first, if anything did."""
+    """Returns the error that ended the last connection of the stream that was lost first."""
     why = max(away, key=lambda stream: stream.seconds).why
     return f" ({why})" if why else ""
 
 
 def _end(away: Sequence[Away]) -> str:
-    """Says when the lost streams end the run; "" if they do not."""
+    """Says when the lost streams will end the run; "" if they will not."""
     short = shortage_of(away)
     if short is None:
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source that plays in the learner's own process, whenever a batch is asked for.
+"""The source that plays in the learner's own process, when the learner asks for a batch.
 
     learner thread -- next(batches()) --> Player: E environments, a replica of the network
                                                |  slot [T+1, E, ...]
@@ -46,18 +46,18 @@ from torchbeast.seeds import seed_of
 
 
 class LocalSource:
-    """Yields batches of rollouts that the thread that asks for them plays.
+    """Yields batches of rollouts, which the calling thread collects itself.
 
-    Threads: none of its own. Of several threads that ask, one plays at a time. A batch shares
-    memory with the source and is valid until its iterator advances or ends.
+    Threads: it starts no thread. If several threads ask for batches, one plays at a time. A batch
+    shares memory with the source and is valid until its iterator advances or ends.
 
-    `stops_early` is asked after every step with the share of the batch that is collected. Where it
-    says yes the batch ends: its other steps are not valid, its other rows repeat the last one, and
-    the next batch goes on from there.
+    After every step the source calls `stops_early` with the share of the batch that is collected.
+    If it returns True, the batch ends there: the remaining steps are marked as not valid, their
+    rows repeat the last one, and the next batch continues from that step.
 
-    An exception of an environment fails the run. One that comes from outside while it plays, as
-    KeyboardInterrupt in a notebook, drops the unfinished rollout: the next batch begins new
-    episodes, with seeds of their own.
+    If an environment raises an exception, the run fails. An exception from outside, such as
+    KeyboardInterrupt in a notebook, only drops the unfinished rollout: the next batch starts new
+    episodes with new seeds.
     """
 
     yields = Rollout
@@ -71,11 +71,11 @@ class LocalSource:
         num_envs: int,
         stops_early: Callable[[float], bool] | None = None,
     ) -> None:
-        """Allocates buffers; environments are made when the first batch is asked for.
+        """Allocates buffers. The environments are made with the first batch.
 
-        info_keywords: numbers in the info of a game's last step to keep. precision: of the actor's
-        features, on the CPU. make_env: makes this number of environments. stops_early: whether this
-        share of a batch will do.
+        info_keywords: numbers to keep from the info of an episode's last step. precision: of the
+        actor's features on the CPU. make_env: makes the given number of environments. stops_early:
+        returns whether the given share of a batch suffices.
         """
         self._rollouts, self._num_envs, self._stops = learner.rollouts, num_envs, stops_early
         length, size = learner.rollouts.unroll_length, learner.rollouts.batch_size
@@ -119,7 +119,7 @@ class LocalSource:
         self._free.put(None)  # for the next thread
 
     def close(self) -> None:
-        """Ends the rollout that is played and wakes every waiting thread. May be called again."""
+        """Ends the current rollout and wakes every waiting thread. May be called again."""
         self._closed.set()
         self._free.put(None)
 
@@ -129,17 +129,17 @@ class LocalSource:
             self._player.forget()
 
     def status(self) -> dict[str, int]:
-        """Returns counts by the names of log columns; no rollout ever waits for the learner."""
+        """Returns counts by the names of log columns. Rollouts never wait for the learner here."""
         steps = self._player.activity.report().steps
         return {"learner_queue_size": 0, "live_actors": 1, "collected_steps": steps}
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds spent since the start, by stage; queueing: while nobody asks."""
+        """Returns the seconds since the start by stage; queueing: while nobody asks for a batch."""
         seconds = self._player.activity.report().seconds
         return {stage: seconds[stage] for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
-        """Describes a step of the environments that takes over WAIT_S."""
+        """Describes a step of the environments that has taken over WAIT_S."""
         stage, seconds, *_ = self._player.activity.report()
         if stage != "environment" or seconds < WAIT_S:
             return ""
@@ -150,13 +150,13 @@ class LocalSource:
         return []
 
     def _fill(self, batch: BatchBuffer) -> list[int] | None:
-        """Plays a whole batch and returns the steps of each of its columns; None if the source was
-        closed, or failed, before.
+        """Plays a whole batch and returns the number of steps of each column; None if the source is
+        closed or fails before that.
         """
         assert self._supervisor is not None
         with self._lock:
             try:
-                with one_thread():  # a row is small: more of them would mostly wait
+                with one_thread():  # a row is small, so more threads would mostly wait
                     return self._played(batch)
             except (UsageError, RunError) as error:
                 self._supervisor.fail("environments", error)
@@ -181,7 +181,7 @@ class LocalSource:
         return lengths
 
     def _goes_on(self, lengths: list[int], t: int) -> bool:
-        """Says whether to play on after t steps; lengths: of the columns that the batch has."""
+        """Returns whether to continue after t steps; lengths: of the columns that the batch has."""
         if self._stops is None or self._closed.is_set():
             return not self._closed.is_set()
         batch_size, length = self._rollouts.batch_size, self._rollouts.unroll_length
@@ -191,9 +191,9 @@ class LocalSource:
 
 
 def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
-    """Returns the rollout without the steps that were not played, if there are any.
+    """Returns the rollout with steps that were not played marked as not valid.
 
-    lengths: the steps of each column.
+    lengths: the number of steps of each column.
     """
     if min(lengths) == rollout.unroll_length:
         return rollout
@@ -203,7 +203,7 @@ def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
 
 
 class _RolloutPlayer:
-    """Plays rollouts of E environments into one slot, from which columns are taken in order."""
+    """Plays rollouts of E environments into one slot, whose columns batches take in order."""
 
     def __init__(
         self,
@@ -221,11 +221,11 @@ class _RolloutPlayer:
         self._env: VecEnv | None = None
         self._incarnation = 0
         self._next_rollout = 0
-        self._taken = num_envs  # columns of the slot that are in batches already
+        self._taken = num_envs  # columns of the slot that batches have taken
 
     def columns(self, wanted: int, goes_on: Callable[[int], bool]) -> tuple[int, int]:
-        """Returns the first of the slot's columns to take next, and how many, at most `wanted`.
-        Plays a rollout when none are left; goes_on: see Player.play.
+        """Returns the slot's next column and the number of columns to take from there, at most
+        `wanted`. Plays a rollout when no columns are left; goes_on: see Player.play.
         """
         if self._taken == self._num_envs:
             self._play(goes_on)
@@ -234,7 +234,7 @@ class _RolloutPlayer:
         return first, count
 
     def forget(self) -> None:
-        """Closes the environments; the next rollout begins new episodes in new ones."""
+        """Closes the environments; the next rollout starts new episodes in new environments."""
         env, self._env = self._env, None
         self._incarnation += 1
         self._next_rollout += 1  # marks a gap

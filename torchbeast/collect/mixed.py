@@ -6,17 +6,18 @@
                                        windows |   | online columns, once they are learnt   v
                                                replay <-------------------------------- the learner
 
-The online source leaves spare columns in its batches. The replay thread has windows written into
-them, so nothing is copied twice. The online columns are inserted after the batch was learnt from:
-new data is learnt first.
+The online source leaves spare columns in its batches. The replay thread lets the replay write
+windows into them, so no data is copied twice. It inserts the online columns only after the learner
+has trained on the batch, so that the learner sees new data first.
 
 At most `in_flight` batches are between the online source and their insertion: one in each learner
-thread, and one that is prepared meanwhile. Batch k is prepared when the batches up to
-k - in_flight, and no later ones, have been inserted. What is sampled depends on no thread's speed,
-so a run is reproducible if its online source is.
+thread, and one that is being prepared. When batch k is prepared, exactly the batches up to
+k - in_flight have been inserted. Sampling therefore does not depend on thread timing, and a run is
+reproducible if its online source is.
 
-Recurrent networks walk through episodes. Each batch in flight has a set of walks: batch k continues
-those of batch k - in_flight, from the states that its update computed.
+Recurrent networks walk through episodes, window by window. Each batch in flight has its own set of
+walks: batch k continues the walks of batch k - in_flight, from the recurrent states that the update
+with that batch computed.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ _NO_STATE = (
 class MixedSource(WithReplay):
     """Yields batches of online and replayed columns.
 
-    Threads: `start` adds those of the online source and the replay thread to the supervisor, whose
-    end closes both, which wakes everyone. `batches` may be iterated from several threads, each with
-    its own iterator. A batch shares its memory with the online source: it ends when its iterator
-    goes on, or ends.
+    Threads: `start` adds the threads of the online source and the replay thread to the supervisor.
+    When the supervisor ends, it closes both sources, which wakes all waiting threads. Several
+    threads may iterate `batches`, each with its own iterator. A batch shares memory with the online
+    source and is valid until its iterator advances or ends.
     """
 
     yields = Rollout
@@ -77,8 +78,8 @@ class MixedSource(WithReplay):
         """Makes a source; nothing is collected before `start`.
 
         online: its batches have batch_size columns and spare_columns after them.
-        learn_start: transitions in the replay from which on it is learnt from.
-        in_flight: number of batches in flight, one more than there are learner threads.
+        learn_start: number of transitions that the replay must hold before it is sampled.
+        in_flight: number of batches in flight, one more than the number of learner threads.
         initial_state: of the actor, for one column; () without memory.
         """
         super().__init__(online, Facts(fill=0.0, samples_per_insert=0.0))
@@ -92,7 +93,7 @@ class MixedSource(WithReplay):
         self._changed = threading.Condition()
         self._closed = False
         self._is_too_small = False
-        self._is_reached = False  # learn_start, once; tracks that begin later take room
+        self._is_reached = False  # learn_start; stays True, though later tracks reduce the size
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting."""
@@ -110,14 +111,14 @@ class MixedSource(WithReplay):
             try:
                 yield mixed.rollout
                 is_learnt = True
-            finally:  # also where the iterator is left for good
+            finally:  # also if the iterator is abandoned
                 with self._changed:
                     mixed.is_learnt = is_learnt
                     self._changed.notify_all()
         self._ready.put(None)  # for the next thread
 
     def close(self) -> None:
-        """Ends every wait here, in the online source and in the replay; may be called again."""
+        """Wakes all threads that wait here, in the online source or in the replay."""
         self._online.close()
         self._replay.close()
         with self._changed:
@@ -125,8 +126,8 @@ class MixedSource(WithReplay):
             self._changed.notify_all()  # the replay thread ends, and tells the learner threads
 
     def status(self) -> Mapping[str, float]:
-        """Returns the figures of the online source, with the batches that are ready in
-        learner_queue_size, and those of the replay.
+        """Returns the metrics of the online source and of the replay. learner_queue_size includes
+        the batches that are ready here.
         """
         status = super().status()
         ready = self._ready.qsize() * self._batch_size
@@ -148,7 +149,7 @@ class MixedSource(WithReplay):
             self._ready.put(None)
 
     def _is_free(self, lane: _Lane) -> bool:
-        """Waits until the lane's batch is learnt and inserts it; returns False once closed."""
+        """Waits until the lane's batch is returned, and inserts it; False if closed meanwhile."""
         if (mixed := lane.mixed) is None:
             return True
         with self._changed:
@@ -175,7 +176,7 @@ class MixedSource(WithReplay):
         self._is_too_small = is_too_small
 
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
-        """Returns the batch with replayed columns, or without the spare ones."""
+        """Returns the batch with replayed columns, or without its spare columns."""
         self._is_reached = self._is_reached or self._replay.size >= self._learn_start
         if not self._is_reached:
             return rollout.columns(0, self._batch_size)
@@ -198,8 +199,8 @@ class MixedSource(WithReplay):
         )
 
     def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
-        """Writes the state before every window: the initial one at an episode's start, else the
-        state after the walk's window before.
+        """Writes the recurrent state before every window: the initial state at the start of an
+        episode, otherwise the state after the previous window of the walk.
         """
         written = rollout.initial_agent_state
         initial = map_leaves2(Tensor.expand_as, self._initial_state, written)
@@ -215,21 +216,21 @@ class _Mixed:
     """A batch on its way to the learner and back."""
 
     rollout: Rollout
-    is_learnt: bool | None = None  # False: its iterator was left
+    is_learnt: bool | None = None  # False: its iterator was abandoned
 
 
 @dataclasses.dataclass
 class _Lane:
-    """What every in_flight-th batch has in common."""
+    """The state shared by every in_flight-th batch."""
 
     number: int
     batches: Iterator[Rollout]  # of the online source; closing it would free a batch in use
-    mixed: _Mixed | None = None  # the batch that is not inserted yet
-    # Before row T of that batch, once it is learnt from; leaves [layers, columns, hidden].
+    mixed: _Mixed | None = None  # the batch that has not been inserted yet
+    # Recurrent state before row T of that batch, from its update; leaves [layers, columns, hidden]
     state: Nest[Tensor] | None = None
 
     def receive(self, feedback: Feedback) -> None:
-        """Keeps the state with which the next windows begin."""
+        """Keeps the recurrent state from which the next windows start."""
         if feedback.final_state is not None:
             self.state = map_leaves(Tensor.cpu, feedback.final_state)
 
@@ -241,7 +242,7 @@ def arrays_of(rollout: Rollout) -> dict[str, Any]:
 
 
 def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:
-    """Returns the batch's final observations, and these after them, leaves [K, *shape]."""
+    """Returns the batch's final observations followed by these, leaves [K, *shape]."""
     if not finals:
         return rollout.final_observation
     own, more = flatten(rollout.final_observation), map(torch.from_numpy, finals)

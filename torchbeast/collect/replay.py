@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of a run, as a source sees it: its own, or one that agents share; and what all sources
-with a replay have in common.
+"""The replay as sources see it, and the base class of sources with a replay.
 
-A source inserts the online columns of batches that were learnt from, and has windows written into
-the spare columns of others. `OwnReplay` is the run's own replay, `shared_replay/client.py` and
-`on_ray/replay.py` are clients of a shared one.
+A source inserts the online columns of batches after the learner has trained on them, and lets the
+replay write windows into the spare columns of other batches. `OwnReplay` belongs to one run;
+`shared_replay/client.py` and `on_ray/replay.py` are clients of a replay that several agents share.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Filled(NamedTuple):
     """Columns that were read from a replay."""
 
     begins: list[bool]  # by column: whether its first row is an episode's
-    finals: list[np.ndarray]  # leaves [K, *shape] of their final observations, by column, then row
+    finals: list[np.ndarray]  # final observations, leaves [K, *shape], by column, then row
 
 
 class Replay(Protocol):
@@ -52,33 +51,33 @@ class Replay(Protocol):
         """The number of episodes that can be sampled; of a shared replay, when it was last used."""
 
     def facts(self) -> Facts:
-        """Returns figures for logs."""
+        """Returns metrics for the logs."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begins to tell the supervisor if the replay fails while nobody uses it."""
+        """From now on, reports a failure of the replay to the supervisor even between calls."""
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
-        """Stores columns of a batch; `arrays` has its final observations too.
+        """Stores columns of a batch; `arrays` includes its final observations.
 
-        Raises ValueError when they cannot be stored.
+        Raises ValueError if they cannot be stored.
         """
 
     def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
-        """Writes a window into each of these columns; returns None, and writes nothing, while no
-        episode can be sampled.
+        """Writes a window into each of these columns. Returns None and writes nothing as long as
+        the replay holds no complete episode.
 
-        first_walk: number of the walk that goes on in the first column; the next ones go on in the
-            next columns. None: any windows, for a network without memory.
+        first_walk: number of the walk that continues in the first column; the walks after it
+            continue in the columns after it. None: any windows, for a network without memory.
         """
 
     def close(self) -> None:
-        """Ends every call; may be called by any thread, and again."""
+        """Ends every call; any thread may call it, repeatedly."""
 
 
 class WithReplay:
-    """The common base of the sources that put a replay in front of another source.
+    """The base class of sources that put a replay behind another source.
 
-    _facts: of the replay, as of its last use.
+    _facts: metrics of the replay when it was last used.
     """
 
     def __init__(self, online: Source, facts: Facts) -> None:
@@ -87,11 +86,11 @@ class WithReplay:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the online source; those of the replay are its own."""
+        """Bytes of the online source, without the replay."""
         return self._online.num_bytes
 
     def status(self) -> Mapping[str, float]:
-        """Returns the figures of the online source and of the replay."""
+        """Returns the metrics of the online source and of the replay."""
         facts = self._facts
         return {
             **self._online.status(),
@@ -104,7 +103,7 @@ class WithReplay:
         return self._online.seconds()
 
     def hanging(self) -> str:
-        """Describes workers of the online source that hang; "" if there are none."""
+        """Describes workers of the online source that hang, or returns ""."""
         return self._online.hanging()
 
     def away(self) -> list[Away]:
@@ -113,7 +112,7 @@ class WithReplay:
 
 
 class OwnReplay:
-    """The replay of one run alone, which may be saved by another thread meanwhile."""
+    """The replay of a single run, which another thread may save at any time."""
 
     def __init__(self, replay: RolloutReplay) -> None:
         self._replay = replay
@@ -135,11 +134,11 @@ class OwnReplay:
         return self._replay.inserted
 
     def facts(self) -> Facts:
-        """Returns figures for logs."""
+        """Returns metrics for the logs."""
         return self._replay.facts()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Does nothing: this replay fails only in calls."""
+        """Does nothing, because this replay can only fail during calls."""
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""
@@ -152,16 +151,16 @@ class OwnReplay:
             return read_windows(self._replay, AGENT, arrays, columns, first_walk)
 
     def save_replay(self, file: BinaryIO) -> None:
-        """Writes the contents to a file. Nothing is inserted or read meanwhile."""
+        """Writes the contents to a file; `insert` and `fill` wait until it is done."""
         with self._lock:
             self._replay.save(file)
 
     def close(self) -> None:
-        """Does nothing: no call waits for anyone but a `save_replay`."""
+        """Does nothing, because calls wait for nothing but `save_replay`."""
 
 
 def has_ended(address: str) -> str:
-    """Says to the user of a run, or of a sweep, that the replay has ended, and how to go on."""
+    """Returns the error message for a shared replay that has ended."""
     return (
         f"the shared replay {address} has ended; the checkpoint has what was learnt. Continue the "
         "sweep that started the replay. A run outside a sweep resumes with another "
@@ -179,7 +178,7 @@ def finals_of(arrays: Arrays, columns: slice) -> list[np.ndarray]:
 def read_windows(
     replay: RolloutReplay, agent: int, arrays: Arrays, columns: slice, first_walk: int | None
 ) -> Filled | None:
-    """Writes windows into columns of a batch; see Replay.fill. agent: the one that learns."""
+    """Writes windows into columns of a batch, see Replay.fill; agent: number of the caller."""
     if not replay.episodes:
         return None
     begins: list[bool] = []

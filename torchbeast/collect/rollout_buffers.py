@@ -9,10 +9,10 @@
                                                         v            | free again
                                                      batches() of every learner thread
 
-Both have the fields of `Rollout`. In a slot a frame is stored once, though it is in the stacks of k
-rows: observations are frames [T+k, E, ...] (`core/envs/frame_stack.py`), from which the batch
-rebuilds stacks. A slot has room for the final observations of T * E truncated episodes, which are
-stacks; its pages take no memory until they are written.
+Both have the fields of `Rollout`. A slot stores each frame once, although k rows have it in their
+stacks: its observations are frames [T+k, E, ...] (`core/envs/frame_stack.py`), from which the batch
+rebuilds the stacks. A slot has room for the final observations of T * E truncated episodes, which
+are stacks. The operating system allocates its pages only when they are written.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SharedRollouts:
         num_slots: int,
         descriptor: int | None = None,
     ) -> None:
-        """Creates the file, or opens that of `descriptor`, made with the same arguments."""
+        """Creates the file, or opens the file of `descriptor`, made with the same arguments."""
         self.num_envs = num_envs
         specs = slot_fields(spec, num_envs)
         stride = slot_size(specs)
@@ -121,8 +121,8 @@ class SlotWriter:
             self._write_finals(row.final_observation, int(row.truncated.sum()))
 
     def repeat(self, t: int) -> None:
-        """Fills the rows after t with row t, of a rollout that was cut short there: no episode ends
-        in them, and nobody learns from the steps to them.
+        """Fills the rows after t with row t, because the rollout was cut short there. No episode
+        ends in these rows, and the learner ignores the steps to them.
         """
         slot = self._slot
         for name in (*_ENV_FIELDS, "policy_version", "action", "extras", "info"):
@@ -134,7 +134,7 @@ class SlotWriter:
         )
 
     def written(self) -> RolloutArrays:
-        """Returns the slot without the room for final observations that there were not."""
+        """Returns the slot without its unused room for final observations."""
         used = map_leaves(lambda array: array[: self._finals], self._slot["final_observation"])
         return {**self._slot, "final_observation": used}
 
@@ -162,8 +162,8 @@ class BatchBuffer:
     ) -> None:
         """Allocates the buffer.
 
-        pin: use pinned memory, for asynchronous copies to a GPU. spare_columns: columns that are
-        left to others to fill.
+        pin: use pinned memory, for asynchronous copies to a GPU. spare_columns: additional columns
+        that somebody else fills.
         """
         fields = spec.fields(batch_size + spare_columns)
         self._tensors = map_leaves(lambda leaf: _empty(leaf, pin), fields)
@@ -203,7 +203,7 @@ class BatchBuffer:
     def rollout(self) -> Rollout:
         """Returns the full batch, which shares the buffer's memory and is valid until `clear`.
 
-        In its spare columns is whatever the memory held. final_observation has none of theirs.
+        The contents of spare columns are undefined, and final_observation does not include them.
         """
         return Rollout(**self._tensors, final_observation=self._final_observation())
 
@@ -256,15 +256,15 @@ class Written(NamedTuple):
 
     arrays: RolloutArrays
     num_envs: int
-    release: Callable[[], None]  # called by the collector once every column is copied
+    release: Callable[[], None]  # called by the collector when all columns are copied
 
 
 class Collector:
-    """Fills batches in one thread for learner threads.
+    """Fills batches in one thread, for the learner threads.
 
     num_bytes: of all its batches.
 
-    Closing: `close` ends `collect`, and every iterator once the full batches are taken.
+    Closing: `close` ends `collect`, and every iterator as soon as the full batches are taken.
     """
 
     def __init__(self, batches: Iterable[BatchBuffer]) -> None:
@@ -280,7 +280,7 @@ class Collector:
         return self._ready.qsize()
 
     def collect(self, rollouts: Iterator[Written]) -> None:
-        """Copies the columns of rollouts into batches until there are no more, or until closed."""
+        """Copies the columns of rollouts into batches until the rollouts end or it is closed."""
         rollout, first = None, 0
         while (batch := self._free.get()) is not None:
             while batch.missing:

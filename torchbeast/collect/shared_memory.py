@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared memory: nests of numpy arrays in an anonymous file.
 
-The file has no name, so nothing is left behind however its processes end. A child process inherits
-the descriptor, or receives it, and maps the same bytes. On Linux nobody can resize the file.
+The file does not have a name, so nothing is left behind when its processes end, for any reason. A
+child process inherits or receives the descriptor and maps the same bytes. On Linux the file is
+sealed against resizing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from torchbeast.core.base.nest import flatten, pack_as
 from torchbeast.core.envs.spaces import ArraySpec
 
-_ALIGNMENT = 64  # a cache line: no two arrays share one
+_ALIGNMENT = 64  # bytes of a cache line, so that arrays do not share one
 
 
 class SharedFile:
@@ -62,7 +63,7 @@ def aligned(size: int) -> int:
 
 
 def _anonymous(size: int) -> int:
-    """Returns a descriptor of a new anonymous file, whose pages take memory once written."""
+    """Returns the descriptor of a new anonymous file. Its pages take memory when written."""
     if hasattr(os, "memfd_create"):  # does not use /dev/shm, which is small in containers
         descriptor = os.memfd_create("torchbeast", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size)

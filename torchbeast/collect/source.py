@@ -6,21 +6,22 @@
          ^                      |                     the batch in preparation
          +-- play(), load() ----+
 
-A slot is room for a rollout of all environments of a worker. It is granted to the worker, which
-plays the rollout. Child processes write it into a slot in shared memory, Ray's actors return it as
-arrays. The collector copies its columns into the batch in preparation, and the slot is free to be
-granted again. This module alone decides which worker acts when, and with which weights.
+A slot is room for one rollout of all environments of a worker. The source grants the slot to the
+worker, which then plays the rollout. Child processes write it into a slot in shared memory; Ray
+actors return it as arrays. The collector copies its columns into the batch in preparation, and the
+slot can be granted again. Only this module decides which worker acts when, and with which weights.
 
-By default the learner takes rollouts in the order of their completion, nobody waits for a slow
-worker, and every action is chosen with the newest weights. Workers read the weights from the
-learner's memory. A worker that cannot is sent them; while it still fetches one version, no other is
-sent, and then the newest. With a fixed lag of K the learner takes the rollouts of the workers in
-turn. The slot of a rollout is granted once the weights exist that will be K updates old in its
-update, so the run is reproducible however fast its workers are. On demand, every worker gets a slot
-when the learner asks for the next batch, and acts with the weights of then.
+By default the learner takes rollouts in the order in which they are completed, nobody waits for a
+slow worker, and every action is chosen with the newest weights. Workers read the weights from the
+learner's memory. If a worker cannot, the source sends them, one version at a time, always the
+newest. With a fixed lag of K, the learner takes the rollouts of the workers in turn. A slot is
+granted as soon as the weights exist that will be K updates old when the learner uses the rollout,
+so the run is reproducible regardless of the speed of its workers. On demand, every worker gets a
+slot when the learner asks for the next batch, and acts with the weights of that moment.
 
-A worker that dies is replaced. Its successor begins new episodes and has other seeds. A worker that
-is lost with its node is replaced wherever there is room, and until then the run does without it.
+A worker that dies is replaced; its successor starts new episodes with other seeds. A worker that is
+lost together with its node is replaced as soon as there is room, and the run continues without it
+until then.
 """
 
 from __future__ import annotations
@@ -65,19 +66,19 @@ WORKER = "torchbeast.collect.worker:RolloutWorker"
 
 _log = logging.getLogger("torchbeast.actors")
 
-_POLL_S = 1.0  # between two questions to each worker what it does
-_WAITING_FOR_ROOM = "no room yet"  # a stage of ours: its worker is nowhere yet
-_SILENT = "silent"  # another one: it has a rollout to play, and does not say that it does
+_POLL_S = 1.0  # between two status requests to a worker
+_WAITING_FOR_ROOM = "no room yet"  # an additional stage: the worker has no place yet
+_SILENT = "silent"  # an additional stage: it has a rollout to play, but does not answer
 _DOING = {
     "environment": "in one step of its environments",
     "inference": "choosing one action",
     "starting": "starting",
     _SILENT: "without an answer",
 }
-"""What a worker does in these stages, for messages; in the others it waits for its turn."""
+"""Descriptions of stages for messages. In all other stages a worker waits for its turn."""
 
 _HANG_S = 600.0
-"""Longest stay in one stage of `_DOING`; PolyBeast waits as long for one step."""
+"""Longest time in one stage of `_DOING`. PolyBeast has the same limit for one step."""
 
 _NEVER = sys.maxsize  # a version that nobody publishes
 
@@ -87,11 +88,11 @@ Event = Callable[[], None]
 class FleetSource:
     """Yields batches of rollouts from the workers of a fleet.
 
-    Threads: `start` adds two to the supervisor, the dispatcher and the collector. Only events talk
-    to workers, and one thread at a time runs them, see `_do`. When the run ends, the supervisor
-    closes the source, which wakes every waiting thread; the fleet ends the workers. `batches` may
-    be iterated from several threads, each with its own iterator. A batch shares memory with the
-    source and is valid until its iterator advances or ends.
+    Threads: `start` adds two threads to the supervisor, the dispatcher and the collector. Only
+    events communicate with workers, and one thread at a time runs events, see `_do`. When the run
+    ends, the supervisor closes the source, which wakes every waiting thread, and the fleet ends the
+    workers. Several threads may iterate `batches`, each with its own iterator. A batch shares
+    memory with the source and is valid until its iterator advances or ends.
     """
 
     yields = Rollout
@@ -109,9 +110,10 @@ class FleetSource:
     ) -> None:
         """Allocates buffers and shared memory.
 
-        precision: of the workers' features, on the CPU. fleet: of WORKERs. actors: with a fixed lag
-        whole rollouts must fill a batch. on_demand: collect nothing before a batch is asked for;
-        one thread asks. It needs a fixed lag of 0, and a batch of all environments.
+        precision: of the workers' features on the CPU. fleet: makes WORKERs. actors: with a fixed
+        lag, whole rollouts must fill a batch. on_demand: collect only when the learner asks for a
+        batch, in one thread; needs a fixed lag of 0 and a batch_size equal to the number of
+        environments.
         """
         self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
         require(
@@ -122,15 +124,15 @@ class FleetSource:
         self._learner, self._env, self._precision, self._fleet = learner, env, precision, fleet
         self._weights, self._lag, self._on_demand = learner.weights, fixed_lag, on_demand
         self._first_version = self._weights.version
-        self._asked = 0  # batches, on demand
-        self._asked_version = _NEVER  # of the weights for the last one
-        self._is_asked = False  # for a batch that was not taken yet
+        self._asked = 0  # batches requested so far, on demand
+        self._asked_version = _NEVER  # version of the weights for the last requested batch
+        self._is_asked = False  # whether a requested batch has not been taken yet
         self._events: collections.deque[Event] = collections.deque()
         self._wake = threading.Semaphore(0)  # of the dispatcher
         self._running = threading.Lock()  # held by the thread that runs events
         self._played: queue.Queue[tuple[_Actor, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
-        self._is_told = threading.Event()  # that there are newer weights
+        self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
         self._places = Places(_log)
         spec = self._rollout_spec()
         self._collector = Collector(self._made_batches(spec, actors))
@@ -150,25 +152,25 @@ class FleetSource:
     def _made_batches(
         self, spec: RolloutSpec, actors: BufferedActorsConfig
     ) -> Iterator[BatchBuffer]:
-        """Yields one batch in preparation, those in use, and those that are filled ahead."""
+        """Yields buffers: one in preparation, those in use, and those to fill ahead."""
         learner = self._learner
         pin = learner.device.type == "cuda"
         for _ in range(1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)):
             yield BatchBuffer(spec, self._batch_size, pin, learner.spare_columns)
 
     def _slots(self, spec: RolloutSpec, num_envs: int) -> SharedRollouts | None:
-        """Returns the memory of a worker's slots; None: it returns arrays."""
+        """Returns the shared memory of a worker's slots; None: the worker returns arrays."""
         if not self._fleet.shares_memory:
             return None
         return SharedRollouts(spec, num_envs, self.num_slots)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the batches, of the slots without their final observations, of the weights."""
+        """Bytes of batches, weights, and slots (without their final observations)."""
         return self._collector.num_bytes + self._slot_bytes + self._weights.num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
-        """Asks for workers, and starts the threads that collect from them."""
+        """Requests workers from the fleet, and starts the threads that collect from them."""
         self._supervisor = self._places.supervisor = supervisor
         supervisor.on_close(self.close)
         self._weights.on_publish = self._tell_dispatcher
@@ -185,7 +187,7 @@ class FleetSource:
         return self._when_asked(batches) if self._on_demand else batches
 
     def _when_asked(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
-        """Yields batches, each of which is collected when it is asked for."""
+        """Yields batches, and collects each one when the caller asks for it."""
         with contextlib.closing(batches):  # type: ignore[type-var]
             while True:
                 self._ask()
@@ -196,22 +198,22 @@ class FleetSource:
                 yield batch
 
     def _ask(self) -> None:
-        """Has a rollout of every worker played, unless one was asked for in vain."""
+        """Lets every worker play a rollout, unless an earlier request has not been used."""
         if not self._is_asked:
             self._is_asked = True
             self._do(functools.partial(self._begin_batch, self._weights.version))
 
     def close(self) -> None:
-        """Wakes every waiting thread, and grants nothing more. May be called again."""
+        """Wakes every waiting thread, and stops granting slots. May be called again."""
         self._places.close()
         self._collector.close()
         self._wake.release()
         self._played.put(None)
 
     def status(self) -> dict[str, int]:
-        """Returns counts of the present: rollouts that wait for the learner and for the collector,
-        workers, those of them that wait for room on the cluster, and those that wait for a grant.
-        Totals: replaced workers and collected steps.
+        """Returns the current number of rollouts that wait for the learner and for the collector,
+        and of workers: alive, waiting for room on the cluster, and waiting for a slot. Totals: of
+        replaced workers and of collected steps.
         """
         stages = [actor.present()[0] for actor in self._actors]
         room = {} if self._fleet.shares_memory else {"pending_actors": _WAITING_FOR_ROOM}
@@ -234,7 +236,7 @@ class FleetSource:
         return [report for actor in self._actors for report in actor.reports()]
 
     def hanging(self) -> str:
-        """Describes the workers that have been in one stage, or found no room, for WAIT_S."""
+        """Describes workers that have been in one stage, or without room, for over WAIT_S."""
         each = [(actor.name, *actor.present()) for actor in self._actors]
         said = [
             f"{name} has found no room on the cluster for {seconds:.0f} s"
@@ -248,7 +250,7 @@ class FleetSource:
         return "; ".join(said)
 
     def away(self) -> list[Away]:
-        """Returns []: a worker that is lost is replaced at once, or waits for room."""
+        """Returns []: lost workers are replaced immediately, or wait for room."""
         return []
 
     # --- the collector thread
@@ -257,7 +259,7 @@ class FleetSource:
         self._collector.collect(self._in_turn(iter(self._played.get, None)))
 
     def _in_turn(self, played: Iterator[tuple[_Actor, Written]]) -> Iterator[Written]:
-        """Yields rollouts in the order in which they are learnt."""
+        """Yields rollouts in the order in which the learner trains on them."""
         if self._lag is None:
             yield from (written for _, written in played)
             return
@@ -281,7 +283,7 @@ class FleetSource:
     # --- the thread that starts or replaces a worker
 
     def start_worker(self, actor: _Actor) -> None:
-        """Asks for a worker, which an event then lets start."""
+        """Requests a worker from the fleet; an event starts it."""
         shared = [] if actor.slots is None else [actor.slots.descriptor, self._weights.descriptor]
         worker = self._fleet.worker(actor.full_name, shared)
         self._do(functools.partial(self._begin, actor, worker))
@@ -299,8 +301,8 @@ class FleetSource:
             self._run_events()
 
     def _do(self, event: Event) -> None:
-        """Runs an event in the dispatcher; over child processes in this thread, or in the one that
-        is running events, because every change of threads would delay a rollout.
+        """Runs an event in the dispatcher. With child processes it runs in this thread, or in the
+        thread that is running events, because every thread switch would delay a rollout.
         """
         self._events.append(event)
         if self._fleet.shares_memory:
@@ -319,7 +321,7 @@ class FleetSource:
                 self._running.release()
 
     def _begin(self, actor: _Actor, worker: Worker) -> None:
-        """Lets a new worker start in an actor's place."""
+        """Starts a new worker in an actor's place."""
         actor.worker, actor.since = worker, time.monotonic()
         self._call(actor, self._placed, "place")
         sent = None if self._fleet.shares_memory else self._newest(actor)
@@ -332,10 +334,9 @@ class FleetSource:
         method: str,
         *arguments: Any,
     ) -> None:
-        """Calls a method of the actor's worker; `then` gets the result, in an event.
+        """Calls a method of the actor's worker, and calls `then` with the result in an event.
 
-        A worker that is lost, or a failure, is dealt with here; the results of replaced workers are
-        dropped.
+        It handles lost workers and failures, and drops results of workers that were replaced.
         """
         incarnation = actor.incarnation
 
@@ -372,14 +373,14 @@ class FleetSource:
     # rollouts
 
     def _begin_batch(self, version: int) -> None:
-        """A batch was asked for, to be played with this version."""
+        """Grants slots for a requested batch, which workers play with this version."""
         self._asked += 1
         self._asked_version = version
         for actor in self._actors:
             self._grant(actor)
 
     def _grant(self, actor: _Actor) -> None:
-        """Lets an actor play as many rollouts as it has slots for, with weights that exist."""
+        """Grants the actor its free slots, as far as the weights for them exist."""
         while actor.is_alive and actor.free:
             wanted = self._wanted(actor)
             if wanted is not None and wanted > self._weights.version:
@@ -392,10 +393,10 @@ class FleetSource:
         self._send_to(actor)
 
     def _wanted(self, actor: _Actor) -> int | None:
-        """Returns the version of the weights for an actor's next rollout; None: the newest at every
-        step.
+        """Returns the version of the weights for an actor's next rollout; None: the newest version
+        at every step.
 
-        Rollouts are numbered in turn over the workers: number i is learnt in update i * E // B.
+        Rollouts are numbered in turn over the workers: update i * E // B uses rollout i.
         """
         if self._lag is None:
             return None
@@ -414,20 +415,20 @@ class FleetSource:
             self._played.put((actor, Written(arrays, actor.num_envs, release)))
 
     def _free(self, actor: _Actor, slot: int) -> None:
-        """A rollout of the actor was copied into a batch."""
+        """Grants the slot again, after its rollout was copied into a batch."""
         actor.free.append(slot)
         self._grant(actor)
 
     # weights
 
     def _has_newer_weights(self) -> None:
-        self._is_told.clear()  # before they are read: newer ones are told again
+        self._is_told.clear()  # before reading them, so that newer ones set it again
         for actor in self._actors:
             self._grant(actor)
 
     def _send_to(self, actor: _Actor) -> None:
-        """Sends the newest weights to an actor that plays with them, unless it still fetches
-        earlier ones, or reads them by itself.
+        """Sends the newest weights to an actor that plays, unless it is still fetching earlier
+        ones, or reads the weights itself.
         """
         wants = actor.is_playing and actor.version != self._weights.version
         if wants and self._lag is None and not (actor.fetches or actor.reads_weights):
@@ -439,7 +440,7 @@ class FleetSource:
         self._send_to(actor)
 
     def _newest(self, actor: _Actor) -> tuple[int, list[Any]]:
-        """Returns the newest version and a reference to its weights, which are stored once."""
+        """Returns the newest version and a reference to its weights; stores each version once."""
         if self._stored is None or self._stored[0] != self._weights.version:
             version, weights = self._weights.newest
             self._stored = version, self._fleet.put(weights)
@@ -461,9 +462,9 @@ class FleetSource:
     # ends
 
     def _lost(self, actor: _Actor, error: Exception) -> None:
-        """Replaces a worker, or fails the run, in another thread, which may have to pause.
+        """Replaces a worker, or fails the run, in another thread, because that may have to wait.
 
-        The worker is ended: one that hangs, or that is out of reach, still has its environments.
+        The worker is killed, because a worker that hangs or is out of reach may still be running.
         """
         assert actor.worker is not None
         actor.worker.kill()
@@ -492,7 +493,7 @@ class FleetSource:
 
 
 class _Actor:
-    """A place for one worker after the other. Events write, any thread reads."""
+    """A place for one worker at a time. Only events write to it, any thread may read."""
 
     def __init__(
         self,
@@ -502,7 +503,7 @@ class _Actor:
         first_env: int,
         source: FleetSource,
     ) -> None:
-        """slots: their memory; None: workers return arrays."""
+        """slots: shared memory of the slots; None: workers return arrays."""
         self.index = index
         self.num_envs, self.first_env = num_envs, first_env
         self.slots, self._source = slots, source
@@ -510,35 +511,35 @@ class _Actor:
         self.deaths = Deaths()
         self.incarnation = 0
         self.free = collections.deque(range(source.num_slots))
-        self.given = 0  # rollouts that were granted, and are or will be played
+        self.given = 0  # number of granted rollouts, without those that were lost
         self._next_rollout = 0
-        self._before: list[ActivityReport] = []  # the last reports of workers that were lost
+        self._before: list[ActivityReport] = []  # last reports of earlier workers in this place
         self._forget()
 
     def _forget(self) -> None:
         self.worker: Worker | None = None
         self.is_alive = False  # and has started
         self.place: WorkerLocation | None = None
-        self.version = -1  # of the newest weights that were sent
+        self.version = -1  # the newest weights that were sent to it
         self.reads_weights = False  # from the learner's memory
-        self.fetches = False  # weights
-        self.is_asked = False  # what it does
+        self.fetches = False  # whether it is loading weights
+        self.is_asked = False  # whether a status request is unanswered
         self.since = time.monotonic()
         self._granted: dict[int, int] = {}  # rollout -> slot, in order, until it is played
-        self._early: dict[int, Any] = {}  # arrived before those granted earlier
+        self._early: dict[int, Any] = {}  # arrived before rollouts that were granted earlier
         self._report: tuple[float, ActivityReport] | None = None
 
     @property
     def full_name(self) -> str:
-        """The name in Ray's dashboard: no two workers share one."""
+        """The unique name of the worker, for example in Ray's dashboard."""
         return f"{self.name}.{self.incarnation}" if self.incarnation else self.name
 
     def start(self) -> None:
-        """Asks for a worker: the first one, or one that replaces another."""
+        """Requests a worker from the fleet: the first one, or a replacement."""
         self._source.start_worker(self)
 
     def forget_worker(self) -> None:
-        """The worker is gone, with what it was playing: its slots are free."""
+        """Frees the slots of a worker that is gone together with its unfinished rollouts."""
         self.free += self._granted.values()
         self.given -= len(self._granted)
         if self._report is not None:
@@ -549,11 +550,11 @@ class _Actor:
 
     @property
     def is_playing(self) -> bool:
-        """Whether it has rollouts to play; one that waits for room needs no newer weights yet."""
+        """Whether it has rollouts to play. Without, it does not need newer weights yet."""
         return self.is_alive and bool(self._granted)
 
     def grant(self) -> tuple[int, int]:
-        """Numbers a rollout that is about to be played; returns its slot and its number."""
+        """Takes a free slot for the next rollout; returns the slot and the rollout's number."""
         slot, rollout = self.free.popleft(), self._next_rollout
         self._granted[rollout] = slot
         self._next_rollout += 1
@@ -561,27 +562,27 @@ class _Actor:
         return slot, rollout
 
     def in_order(self, rollout: int, arrays: Any) -> Iterator[tuple[int, Any]]:
-        """Yields slot and arrays of the rollouts that can be used now that this one has arrived."""
+        """Yields slot and arrays of all rollouts that are complete in order, after this arrival."""
         self._early[rollout] = arrays
         while self._granted and (first := next(iter(self._granted))) in self._early:
             slot, arrays = self._granted.pop(first), self._early.pop(first)
             yield slot, arrays if self.slots is None else self.slots.slots[slot]
 
     def report(self, activity: ActivityReport) -> None:
-        """The worker told what it does; answers of two lanes may arrive out of order."""
+        """Keeps the worker's report, unless it is outdated: two lanes may reorder reports."""
         if self._report is None or activity.steps >= self._report[1].steps:
             self._report = time.monotonic(), activity
 
     def answer(self, activity: ActivityReport) -> None:
-        """The worker was asked what it does."""
+        """Keeps the answer to a status request."""
         self.is_asked = False
         self.report(activity)
 
     def present(self) -> tuple[str, float]:
-        """Returns the current stage, and seconds since it began.
+        """Returns the current stage, and the seconds since it began.
 
-        One that does not answer is still in the stage that it was in, but it does not wait for a
-        grant that it has.
+        A worker that does not answer counts as still in its last stage. But if that stage is
+        waiting for a slot and it has been granted one since, it counts as silent.
         """
         now = time.monotonic()
         if self._report is None:
@@ -593,7 +594,7 @@ class _Actor:
         return activity.stage, activity.seconds_in_stage + now - told
 
     def reports(self) -> list[ActivityReport]:
-        """Returns the last report of each worker that has been in this place."""
+        """Returns the last report of every worker that has been in this place."""
         last = self._report
         return [*self._before, *([] if last is None else [last[1]])]
 
@@ -606,11 +607,11 @@ def process_source(
     on_demand: bool,
     ending: ExitStack,
 ) -> FleetSource:
-    """Returns the source of worker processes of this machine, which `ending` ends.
+    """Returns a source with worker processes on this machine; `ending` ends them.
 
-    on_demand: collect nothing before a batch is asked for.
+    on_demand: collect only when the learner asks for a batch.
     """
-    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # there is a process per core
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # one process per core
     fleet = ending.enter_context(LocalFleet(WORKER, one_thread))
     count, lag = processes.processes(), processes.fixed_lag
     return FleetSource(learner, env, precision, fleet, processes, count, lag, on_demand)

@@ -7,15 +7,16 @@
                                       v    |                           they are used
                                       replay <------------------------------+
 
-From `learn_start` steps in the replay on, every new step brings `updates_per_step` updates. Their
-number is at any time
+Once the replay holds `learn_start` steps, every new step allows `updates_per_step` more updates. At
+any time the number of updates is
 
     floor((collected - learn_start) * updates_per_step)
 
-The next rollout is taken from the online source once those are sampled, so collecting waits for
-learning. Two batches are prepared ahead. Uniform samples depend on no thread's speed.
+The source takes the next rollout only when batches for all of these updates have been sampled, so
+collection waits for the learner. Two batches are prepared ahead. Uniform sampling does not depend
+on thread timing.
 
-`SynchronousTransitions` has no thread and prepares nothing ahead; with `FreeTransitions` neither
+`SynchronousTransitions` starts no thread and prepares nothing ahead. With `FreeTransitions` neither
 side waits for the other.
 """
 
@@ -59,22 +60,22 @@ _NO_PRIORITIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When and how transitions are learnt from."""
+    """When to update, and how to sample."""
 
     batch_size: int  # transitions
     updates_per_step: float  # after learn_start
-    learn_start: int  # steps in the replay from which on it is learnt from
+    learn_start: int  # steps that the replay must hold before the first update
     total_steps: int  # env steps at which beta is 1
     first_step: int = 0  # env steps of earlier parts of the run
-    beta: float | None = None  # of importance weights at first; None: samples are uniform
+    beta: float | None = None  # initial beta of importance weights; None: uniform sampling
 
     def updates_after(self, steps: int) -> int:
-        """Returns how many updates belong to so many steps after learn_start."""
+        """Returns the total number of updates that are due `steps` steps after learn_start."""
         return math.floor(max(0, steps) * self.updates_per_step + 1e-9)
 
     def beta_at(self, collected: int) -> float:
-        """Returns beta after so many steps of this part of the run (Schaul et al. 2016, section
-        3.4): it grows linearly to 1.
+        """Returns the importance-sampling exponent beta after `collected` steps of this part of the
+        run. It grows linearly to 1 (Schaul et al. 2016, section 3.4).
         """
         assert self.beta is not None
         share = min(1.0, (self.first_step + collected) / self.total_steps)
@@ -84,9 +85,9 @@ class Schedule:
 class TransitionSource(WithReplay):
     """Yields samples of a replay that it fills with the rollouts of another source.
 
-    Threads: `start` adds those of the online source and the replay thread to the supervisor, whose
-    end closes both, which wakes everyone. `batches` may be iterated from several threads, each with
-    its own iterator. A batch has memory of its own.
+    Threads: `start` adds the threads of the online source and the replay thread to the supervisor.
+    When the supervisor ends, it closes both sources, which wakes all waiting threads. Several
+    threads may iterate `batches`, each with its own iterator. A batch does not share memory.
     """
 
     yields = Transitions
@@ -96,12 +97,12 @@ class TransitionSource(WithReplay):
         super().__init__(online, replay.facts())
         self._replay = replay
         self._schedule = schedule
-        self._lock = threading.Lock()  # held by whoever uses the replay
+        self._lock = threading.Lock()  # held by the thread that uses the replay
         self._changed = threading.Condition()
         self._ready: deque[Transitions] = deque()
         self._ended = False  # nothing more is prepared
         self._closed = False
-        # Of the thread that takes rollouts:
+        # Used by the thread that takes rollouts only:
         self._waits = max(0, schedule.learn_start - replay.size)  # steps
         self._total = 0  # steps collected
         self._prepared = 0  # batches
@@ -119,7 +120,7 @@ class TransitionSource(WithReplay):
             yield batch
 
     def close(self) -> None:
-        """Ends every wait here and in the online source; may be called again."""
+        """Wakes all threads that wait here or in the online source; may be called again."""
         self._online.close()
         with self._changed:
             self._closed = self._ended = True
@@ -131,7 +132,7 @@ class TransitionSource(WithReplay):
         return self._replay.inserted
 
     def save_replay(self, file: BinaryIO) -> None:
-        """Writes the replay's contents to a file. Nothing is inserted or sampled meanwhile."""
+        """Writes the replay's contents to a file; inserting and sampling wait until it is done."""
         with self._lock:
             self._replay.save(file)
 
@@ -168,7 +169,7 @@ class TransitionSource(WithReplay):
                 self._changed.notify_all()
 
     def _insert(self, rollout: Rollout) -> None:
-        """Stores a rollout, whose memory is the online source's again afterwards."""
+        """Stores a rollout. Afterwards its memory belongs to the online source again."""
         with self._lock:
             self._replay.insert(arrays_of(rollout), slice(0, rollout.batch_size), AGENT)
             self._facts = self._replay.facts()
@@ -190,7 +191,7 @@ class TransitionSource(WithReplay):
         return True
 
     def _prepare(self) -> Transitions:
-        """Samples a batch, which counts what was collected since the last one."""
+        """Samples a batch, and attributes to it the steps collected since the batch before."""
         schedule = self._schedule
         with own_settings():
             with self._lock:
@@ -208,10 +209,10 @@ class TransitionSource(WithReplay):
 
 
 class FreeTransitions(TransitionSource):
-    """Yields samples of a replay as often as it is asked, once there are learn_start steps.
+    """Yields samples as fast as the learner asks for them, once there are learn_start steps.
 
     Learner and environments never wait for each other, as in Ape-X (Horgan et al. 2018, arXiv
-    1803.00933): how often a step is learnt from is decided by the speed of both sides alone.
+    1803.00933). How often a step is sampled therefore depends on the speed of both sides.
     """
 
     def _next(self) -> Transitions | None:
@@ -230,13 +231,13 @@ class FreeTransitions(TransitionSource):
 
 
 class SynchronousTransitions(TransitionSource):
-    """Yields samples of a replay. One thread iterates `batches`, and fills the replay meanwhile: it
-    collects when the learner asks and no update is due.
+    """Yields samples of a replay, and collects in the same thread, in turns: when the learner asks
+    for a batch and no update is due, it collects the next rollouts.
 
-    Every rollout is acted with the weights of the update before it, and every sample sees the
-    priorities of the one before it, so a run depends on no thread's speed. The online source must
-    collect nothing before it is asked. An iterator that an exception from outside has ended may be
-    followed by another, which goes on.
+    Every rollout uses the weights of the update before it, and every sample uses the priorities of
+    the update before it, so a run does not depend on thread timing. The online source must not
+    collect anything before it is asked. If an exception from outside ends an iterator, another
+    iterator can continue.
     """
 
     def start(self, supervisor: Supervisor) -> None:
@@ -262,12 +263,12 @@ class SynchronousTransitions(TransitionSource):
 
 @dataclass
 class _Collected:
-    """What was collected since the last batch that counted it."""
+    """Counts what was collected since the last batch."""
 
     steps: int = 0
     episodes: list[tuple[float, int]] = field(default_factory=list)
     info: dict[str, list[float]] = field(default_factory=dict)  # of the episodes, by keyword
-    versions: int = 0  # the sum of those that acted
+    versions: int = 0  # sum over steps of the policy version that acted
     oldest: int | None = None
 
     def add(self, rollout: Rollout) -> None:
@@ -281,7 +282,7 @@ class _Collected:
         self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
     def counted_in(self, batch: Transitions) -> Transitions:
-        """Returns the batch, which alone counts what was collected until now."""
+        """Returns the batch with these counts, so that each step is counted in one batch."""
         by = None if self.oldest is None else (self.versions / self.steps, self.oldest)
         return dataclasses.replace(
             batch,
@@ -293,7 +294,7 @@ class _Collected:
 
 
 def transitions_of(sample: Sample) -> Transitions:
-    """Returns a sample as tensors, which share its memory."""
+    """Returns a sample as tensors that share its memory."""
     is_joined = sample.later_rewards.shape[1] > 0
     return Transitions(
         observation=_tensors(sample.observation),

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes weights from the learner to those who act.
+"""Publishes weights from the learner to the threads and processes that act.
 
-Threads of the learner's process read `PublishedWeights`: one immutable snapshot, which each loads
-into its own replica of the model between two batches. Workers in other processes read
+Threads of the learner's process read `PublishedWeights`, an immutable snapshot that each thread
+loads into its own replica of the model between two batches. Workers in other processes read
 `SharedWeights`, a ring in shared memory:
 
     learner -- publish --> [ v4 | v1 | v2 | v3 ] -- refresh --> workers' own copies of the model
                              a ring, behind the number of the newest version
 
-Version v is in place v % size. A place is locked while it is written or read. The kernel releases a
-file's locks when their process ends, so a worker that is killed while it reads blocks nobody. Nor
-does one that is stopped: a version whose place is still read is left out.
+Version v is in place v % size. A place is locked while it is written or read. The kernel releases
+the file locks of a process when it ends, so a worker that is killed while reading blocks nobody. A
+worker that is stopped does not block the learner either: the learner skips publishing a version
+whose place is still being read.
 
-Child processes inherit the ring's descriptor. Other processes of the learner's machine open it
-through /proc. Where they cannot, weights are sent as bytes (`SentWeights`): on other nodes, on
-systems without /proc, in containers that see other processes, as another user.
+Child processes inherit the ring's descriptor. Other processes on the learner's machine open it
+through /proc. If they cannot (on other nodes, on systems without /proc, in containers with their
+own process IDs, as another user), they are sent the weights as bytes (`SentWeights`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from torchbeast.collect.shared_memory import SharedFile, aligned
 
 _HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
-_NOTHING = -1  # in a place that was never written, or is just written
+_NOTHING = -1  # in a place that was never written, or is being written
 
 Packed = np.ndarray
 """The bytes of a state_dict, in the order of its entries."""
@@ -46,7 +47,7 @@ def ring_size(fixed_lag: int | None) -> int:
 
 
 class _Layout:
-    """Where the entries of a model's state_dict are in memory."""
+    """The positions of the entries of a model's state_dict in memory."""
 
     def __init__(self, model: nn.Module) -> None:
         self._entries = {
@@ -74,7 +75,7 @@ class SharedWeights:
     ) -> None:
         """Creates a ring and publishes `model`, or opens the ring of `descriptor`.
 
-        model: has the same shapes in every process. size: number of versions in the ring.
+        model: with the same shapes in every process. size: number of versions in the ring.
         """
         if not 2 <= size < _HEADER // 8:
             raise ValueError(f"a ring has 2 to {_HEADER // 8 - 1} places, got {size}")
@@ -98,7 +99,7 @@ class SharedWeights:
 
     @property
     def version(self) -> int:
-        """Newest published version."""
+        """The newest published version."""
         return int(self._versions[0])
 
     @property
@@ -108,9 +109,9 @@ class SharedWeights:
 
     @property
     def newest(self) -> tuple[int, Packed]:
-        """Newest version and a copy of its weights, for the process that publishes.
+        """The newest version and a copy of its weights, for the process that publishes.
 
-        Nobody waits: the copy is made again if its place was written to meanwhile.
+        It does not wait: if the place was overwritten meanwhile, it copies again.
         """
         while True:
             version = self.version
@@ -123,8 +124,9 @@ class SharedWeights:
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as the newest version.
 
-        Leaves them out if somebody still reads the version in their place, however long: the next
-        version has another place. With a fixed lag nobody reads a version as old as that.
+        Skips this version if a worker is still reading the old version in its place, no matter for
+        how long: the next version has another place. With a fixed lag no worker reads such an old
+        version.
         """
         place = version % self.size
         try:
@@ -141,8 +143,8 @@ class SharedWeights:
     def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
         """Loads the wanted version, or the newest, into `replica`; returns that version.
 
-        held: the version that `replica` holds, which is not loaded again; None: unknown. Raises
-        LookupError if the wanted version is not in the ring.
+        held: the version that `replica` already holds, so that it need not be loaded again; None:
+        unknown. Raises LookupError if the wanted version is not in the ring.
         """
         while True:
             version = self.version if wanted is None else wanted
@@ -156,7 +158,7 @@ class SharedWeights:
                 )
 
     def _load(self, replica: nn.Module, version: int) -> bool:
-        """Loads a version; returns false if a newer one has taken its place."""
+        """Loads a version; returns False if a newer version has overwritten it."""
         place = version % self.size
         with self._locked(place, fcntl.LOCK_SH):
             if not self._holds(version):
@@ -165,7 +167,7 @@ class SharedWeights:
         return True
 
     def _holds(self, version: int) -> bool:
-        """Returns whether a version's place still has its weights, whole."""
+        """Returns whether the place of a version still has its complete weights."""
         return int(self._versions[1 + version % self.size]) == version
 
     @contextmanager
@@ -178,14 +180,14 @@ class SharedWeights:
 
 
 class RingAddress(NamedTuple):
-    """The file of a ring of weights, as processes of its node find it.
+    """How processes on the same node find the file of a ring of weights.
 
-    Device and inode tell whether the path leads to this file: in a container the same numbers may
-    be those of another process.
+    Device and inode identify the file, because in a container the path may lead to the file of
+    another process.
     """
 
-    node: str  # id
-    file: int | str  # a descriptor that they inherit, or a path
+    node: str  # its ID
+    file: int | str  # an inherited descriptor, or a path
     device: int
     inode: int
     size: int  # of the ring: number of versions
@@ -194,7 +196,7 @@ class RingAddress(NamedTuple):
 def address_of(ring: SharedWeights, node: str, is_inherited: bool = False) -> RingAddress | None:
     """Returns the address of this process's ring; None for a learner outside the cluster.
 
-    node: the id of the node that this process runs on; "" outside the cluster.
+    node: the ID of the node on which this process runs; "" outside the cluster.
     """
     if not node and not is_inherited:
         return None
@@ -205,17 +207,17 @@ def address_of(ring: SharedWeights, node: str, is_inherited: bool = False) -> Ri
 
 
 def opened(address: RingAddress | None, model: nn.Module) -> SharedWeights | None:
-    """Opens the ring, which holds weights of this model; None where it cannot be reached."""
+    """Opens the ring, which holds weights of this model; None if it cannot be reached."""
     if address is None:
         return None
     try:
         return _opened(address, model)
-    except (OSError, ValueError):  # no such process, not permitted, a file of another size
+    except (OSError, ValueError):  # no such process, not permitted, another size
         return None
 
 
 def _opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
-    found = os.stat(address.file)  # first: to open anything but a file may block
+    found = os.stat(address.file)  # first, because opening anything but a file may block
     if (found.st_dev, found.st_ino) != (address.device, address.inode):
         return None
     file = address.file
@@ -230,14 +232,14 @@ def _opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
 
 
 class SentWeights:
-    """The newest weights that a worker was sent. Any thread receives, one acts."""
+    """The newest weights that a worker has received. Any thread receives, one thread acts."""
 
     def __init__(self) -> None:
         self._newest: tuple[int, Packed] = 0, np.empty(0)
 
     @property
     def version(self) -> int:
-        """Newest version."""
+        """The newest version."""
         return self._newest[0]
 
     def receive(self, version: int, weights: Packed) -> None:
@@ -274,10 +276,11 @@ def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
 
 
 def _use(state: Mapping[str, Tensor], replica: nn.Module) -> None:
-    """Lets the model act with parameters where they are: all workers of a node share that memory.
+    """Lets the model use parameters in place, in memory that all workers of a node share.
 
-    A copy of all else: a network may write to its buffers, and others would see it. Parameters and
-    buffers remain the same objects, as a network may refer to them by other names too.
+    Everything else is copied, because a network may write to its buffers and other workers must not
+    see that. Parameters and buffers remain the same objects, because a network may also refer to
+    them by other names.
     """
     written = _written_by_forward(replica)
     parameters = dict(replica.named_parameters(remove_duplicate=False))
@@ -288,7 +291,7 @@ def _use(state: Mapping[str, Tensor], replica: nn.Module) -> None:
 
 
 def _written_by_forward(model: nn.Module) -> set[str]:
-    """Returns the names of parameters that acting writes to: embeddings that it renormalises."""
+    """Returns the names of parameters that forward() writes to: renormalised embeddings."""
     return {
         f"{name}.weight".removeprefix(".")
         for name, module in model.named_modules(remove_duplicate=False)
@@ -302,18 +305,18 @@ class Snapshot:
 
     version: int
     tensors: dict[str, Tensor]
-    written: torch.cuda.Event | None  # recorded after the copy on the GPU; None: on the CPU
+    written: torch.cuda.Event | None  # recorded after the copy on the GPU; None: CPU
 
 
 class PublishedWeights:
-    """The newest snapshot. One thread publishes, any number of threads read."""
+    """Holds the newest snapshot. One thread publishes, any number of threads read."""
 
     def __init__(self, model: nn.Module, version: int = 0) -> None:
         self._snapshot = _snapshot(model, version)
 
     @property
     def version(self) -> int:
-        """Version of the newest snapshot."""
+        """The version of the newest snapshot."""
         return self._snapshot.version
 
     def publish(self, model: nn.Module, version: int) -> None:
@@ -323,8 +326,8 @@ class PublishedWeights:
     def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
         """Loads the newest snapshot unless `replica` already holds it; returns its version.
 
-        held: the version that `replica` holds; None: unknown. Raises LookupError if another version
-        than the newest is wanted.
+        held: the version that `replica` holds; None: unknown. Raises LookupError if `wanted` is not
+        the newest version.
         """
         snapshot = self._snapshot
         if wanted not in (None, snapshot.version):

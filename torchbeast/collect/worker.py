@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker of a fleet: a group of environments, and a policy that acts in all of them at once.
+"""A worker of a fleet: a group of environments, and a policy that acts in all of them together.
 
     start()      makes environments and network
     play()       one rollout, into a shared slot or as arrays           one at a time
-    load()       newer weights, which act from the next step on         at any time
-                 (workers on the learner's machine read them)
+    load()       newer weights, used from the next step on              at any time
+                 (workers on the learner's machine read them instead)
     activity()   current stage, and seconds in each stage               at any time
     place()      where it runs                                          at any time
-    end()        ends the present rollout after its current step        at any time
+    end()        ends the rollout after its current step                at any time
     close()      closes the environments                                after all others
 
-Threads: one calls `start`, `play` and `close`, a second one `load`, a third one the others.
-Nothing here knows of Ray.
+Threads: one thread calls `start`, `play` and `close`, a second one `load`, a third one the others.
+This module does not know about Ray.
 """
 
 from __future__ import annotations
@@ -69,21 +69,22 @@ class RolloutWorker:
         return self._name  # Ray puts it before every line that the worker prints
 
     def place(self) -> WorkerLocation:
-        """Returns where the worker runs."""
+        """Returns the host and process of the worker."""
         return WorkerLocation(socket.gethostname(), os.getpid(), "")
 
     def fetched(self, weights: Any) -> Packed:
-        """Returns the weights behind what the fleet has sent."""
+        """Returns the weights to which a reference of the fleet refers."""
         found: Packed = weights
         return found
 
     def start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started | Failed:
         """Makes environments and network.
 
-        arguments: those of `acting`, and mode; first_env, the number of the first environment;
-            ring, the RingAddress of the learner's weights, or None; slots, the descriptor of
-            rollouts that the worker shares with the learner, or None; num_slots, of these.
-        sent: the first weights; None: the worker can read them.
+        arguments: the arguments of `acting`, and mode; first_env, the number of the first
+            environment; ring, the RingAddress of the learner's weights, or None; slots, the
+            descriptor of rollouts that the worker shares with the learner, or None; num_slots,
+            the number of these rollouts.
+        sent: the first weights; None: the worker can read them itself.
         """
         try:
             return self._start(arguments, sent)
@@ -111,11 +112,11 @@ class RolloutWorker:
     def play(
         self, slot: int, rollout: int, wanted: int | None, sent: Sent | None
     ) -> PlayedRollout | Failed | None:
-        """Plays one rollout; None: the worker was asked to end.
+        """Plays one rollout. Returns None if `end` was called.
 
-        slot: to write it into. The arrays of one that is not shared are overwritten by the next
-            call. rollout: its number. wanted: the version of the weights to act with; None: the
-            newest at every step. sent: these weights; None: the worker has them.
+        slot: number of the slot for the rollout. If slots are not shared, the next call overwrites
+            the returned arrays. rollout: its number. wanted: version of the weights to act with;
+            None: the newest version at every step. sent: these weights; None: the worker has them.
         """
         try:
             return self._play(slot, rollout, wanted, sent)
@@ -140,20 +141,20 @@ class RolloutWorker:
         return not self._ended.is_set()
 
     def load(self, sent: Sent) -> None:
-        """Hands over newer weights, which are used from the next step on."""
+        """Receives newer weights, which `play` uses from the next step on."""
         version, weights = sent
         self._sent.receive(version, self.fetched(weights))
 
     def activity(self) -> ActivityReport:
-        """Returns the current stage, and totals since the start."""
+        """Returns the current stage and the totals since the start."""
         return self._activity.report()
 
     def end(self) -> None:
-        """Ends `play` after its current step, and lets no later one begin."""
+        """Ends `play` after its current step, and every later call immediately."""
         self._ended.set()
 
     def close(self) -> None:
-        """Closes the environments; the worker may be started again."""
+        """Closes the environments. The worker can be started again."""
         self._closing.close()
         self._begin_again()
 
@@ -162,20 +163,20 @@ class Acting(NamedTuple):
     """The environments of one process, and the agent that acts in them."""
 
     loop: EnvLoop
-    rollouts: RolloutSpec  # that they play
+    rollouts: RolloutSpec  # of the rollouts that they play
 
 
 @contextmanager
 def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
-    """Makes the environments and the network of a process, and closes the environments again.
+    """Makes the environments and the network of a process; closes the environments at the end.
 
-    Sets torch's number of threads and random numbers, and malloc, for the whole process.
+    Sets torch's number of threads and random seed, and options of malloc, for the whole process.
 
-    arguments: env and actor, the JSON of their specs, from the parent; precision, of features;
-        num_envs; extras and unroll_length, of its rollouts; seed, of this process alone.
+    arguments: env and actor, the JSON of their specs from the parent process; precision, of the
+        features; num_envs; extras and unroll_length, of the rollouts; seed, of this process.
     """
     keep_freed_memory()
-    torch.set_num_threads(1)  # there is a process for every core
+    torch.set_num_threads(1)  # there is one process per core
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     env_spec = EnvSpec.from_parent(arguments["env"])
     with closing(make_environment(env_spec, arguments["num_envs"])) as env:
@@ -211,11 +212,11 @@ class Player:
     ) -> int:
         """Writes one rollout; its row 0 repeats the last row of the previous one.
 
-        wanted: the version of the weights to act with; None: the newest at every step. goes_on: is
-        asked with t before the step to row t + 1; where it says no the rollout ends, and its other
-        rows repeat row t.
+        wanted: version of the weights to act with; None: the newest version at every step. goes_on:
+        called with t before the step to row t + 1. If it returns False, the rollout ends, and its
+        remaining rows repeat row t.
 
-        Returns the number of steps, the unroll length unless the rollout ended before.
+        Returns the number of steps: the unroll length, unless goes_on ended the rollout earlier.
         """
         loop, activity = self._loop, self._activity
         if self._acted_with is None:  # the very first row 0: no weights have acted yet

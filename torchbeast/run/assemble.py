@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assembles a learner: device, dtype, threads, network, algorithm and weights, in this order.
 
-The programs, bench and benchmarks/ all use it.
+All programs, bench and benchmarks/ use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchbeast.run.config import HardwareConfig, resolved
 from torchbeast.run.earlier_run import EarlierRun
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
-# cache each: half the size has more overhead, twice the size is slower with the deep network.
+# cache each: half of it has more overhead, and twice as much is slower with the deep network.
 CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
 
 
@@ -45,8 +45,8 @@ class Compute:
     precision: Precision  # of features
     threads: int  # number of CPU cores that the learner may use
     bytes_at_once: int | None  # bytes of observations in a slice; None: the whole batch
-    is_whole: bool  # only one thread at a time may use the network to learn
-    learner_threads: int  # threads that prepare batches and learn from them
+    is_whole: bool  # whether only one thread at a time may use the network for updates
+    learner_threads: int  # threads that prepare batches and update
 
     def summary(self, model: Actor) -> str:
         """Returns a line for the start of a run."""
@@ -66,12 +66,12 @@ class Compute:
 
 
 def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
-    """Chooses what the Config leaves open from the hardware.
+    """Chooses, according to the hardware, what the Config does not specify.
 
-    Raises UsageError for a GPU that is not there.
+    Raises UsageError for a GPU that does not exist.
 
-    reproducible: choose the same on every machine, and only sums that do not depend on the order in
-        which threads finish.
+    reproducible: choose the same on every machine, and make sums independent of the order in which
+        threads finish.
     """
     device = _device(config)
     use_cuda, megabytes = device.type == "cuda", config.megabytes_at_once
@@ -87,14 +87,14 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
 
 
 def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent) -> int:
-    """Returns the number of threads that learn from slices, and sets torch's number of threads.
+    """Returns the number of threads that compute gradients of slices, and sets torch's threads.
 
     columns: of a batch.
 
-    The cores are divided: each of the threads uses an equal share inside torch's operations. One
-    thread learns on a GPU, from a single slice, in reproducible runs (the order of sums is fixed)
-    and with a compiled network. Call it before other threads use torch: new threads take over
-    torch's setting.
+    The threads divide the cores among themselves: each uses an equal share inside torch's
+    operations. There is only one thread on a GPU, if the batch is a single slice, in reproducible
+    runs (which need a fixed order of sums), and with a compiled network. Call it before other
+    threads use torch, because new threads inherit torch's setting.
     """
     size = columns, (unroll_length + 1) * agent.observation_bytes
     at_once = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
@@ -104,12 +104,12 @@ def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent
 
 
 def precision(config: HardwareConfig, reproducible: bool) -> Precision:
-    """Returns the precision of features on all devices; "auto": each device chooses."""
+    """Returns the precision of features on all devices; "auto": each device has its own."""
     return "float32" if reproducible and config.precision == "auto" else config.precision
 
 
 def _device(config: HardwareConfig) -> torch.device:
-    """Returns the device of a Config; raises UsageError for a GPU that is not there."""
+    """Returns the device of a Config; raises UsageError for a GPU that does not exist."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.stays_on_cpu or (config.device == "auto" and not count):
         return torch.device("cpu")
@@ -123,17 +123,17 @@ def _device(config: HardwareConfig) -> torch.device:
 
 
 MakeAgent = Callable[[ActorSpec], Agent]
-"""Makes an agent with the network of a spec for the run's environment, or raises UsageError."""
+"""Makes an agent whose network has this spec, for the run's environment; may raise UsageError."""
 
 MakeWeights = Callable[[nn.Module, int], Publisher]
-"""Publishes the first weights, of this version."""
+"""Makes the Publisher, which publishes the model's weights as this version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """The settings of a learner."""
 
-    actor: ActorSpec  # its name may be "auto": chosen by the observation space
+    actor: ActorSpec  # its name may be "auto": the observation space decides
     algo: type[Algorithm[Any]]
     algorithm: Any  # settings of the algorithm, of type algo.Config
     step: StepConfig
@@ -142,12 +142,12 @@ class LearnerConfig:
     hardware: HardwareConfig
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
-    synchronous_rollouts: int = 0  # of single steps' source: collected at once, see online_rollouts
-    reproducible: bool = False  # same results on all machines of one kind, see hardware.choose
+    synchronous_rollouts: int = 0  # for algorithms on single steps, see online_rollouts
+    reproducible: bool = False  # same results on all machines of one kind, see choose
 
     @property
     def spare_columns(self) -> int:
-        """Number of replayed rollouts in a batch, beside the new ones."""
+        """Number of replayed rollouts in a batch, in addition to the new ones."""
         return 0 if self.learns_from_transitions else self.replay.spare_columns(self.rollouts)
 
     @property
@@ -157,8 +157,8 @@ class LearnerConfig:
 
     @property
     def online_rollouts(self) -> RolloutConfig:
-        """The batches of the online source. Those for a replay of single steps are one rollout,
-        collected while the learner learns; or synchronous_rollouts between two updates.
+        """The batches of the online source. For a replay of single steps a batch is one rollout,
+        collected during updates, or synchronous_rollouts of them, collected between updates.
         """
         if self.learns_from_transitions:
             return dataclasses.replace(self.rollouts, batch_size=self.synchronous_rollouts or 1)
@@ -181,7 +181,7 @@ class Assembled:
     compute: Compute
     agent: Agent
     optimiser_step: OptimiserStep[Any]
-    weights: Any  # a Publisher
+    weights: Any  # the Publisher
 
     @property
     def algo(self) -> Algorithm[Any]:
@@ -189,7 +189,7 @@ class Assembled:
         return self.optimiser_step.algo
 
     def learner(self, rollouts: RolloutConfig, seed: int, **others: int) -> LearnerInfo[Any]:
-        """Returns what its source depends on; others: further fields of LearnerInfo."""
+        """Returns the facts that its source needs; others: further fields of LearnerInfo."""
         return LearnerInfo(
             agent=self.agent,
             weights=self.weights,
@@ -212,20 +212,20 @@ def assemble(
 ) -> Assembled:
     """Assembles a learner on this machine, and restores the state of an earlier run, if any.
 
-    say: called once the network is on its device, before it is compiled or learns, to report
-        hardware and agent.
-    ranks: all learners that take every optimiser step together; None: this one alone.
+    say: called to report hardware and agent, when the network is on its device and before it is
+        compiled.
+    ranks: all learners that take every optimiser step together; None: there is only this one.
 
-    Sets torch's number of threads, which affects initial weights too: call it before other threads
-    use torch, and in another program's process within OwnProcess. Raises UsageError when the
-    network does not suit the environment, the algorithm or the earlier run.
+    Sets torch's number of threads, which also affects initial weights. Call it before other threads
+    use torch, and in the process of another program within OwnProcess. Raises UsageError if the
+    network does not fit the environment, the algorithm or the earlier run.
     """
     earlier = EarlierRun() if earlier is None else earlier
     compute = choose(config.hardware, config.reproducible)
     use_threads(compute.threads)
     agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
     earlier.check_same_model(agent.spec)
-    with own_settings():  # after the import of a user's network, which may set others
+    with own_settings():  # after importing a user's network, which may change settings
         agent.model.to(compute.device)
         feature_weights = agent.model.feature_weights()
         agent.model.compute_dtype = dtype_for(compute.precision, compute.device, feature_weights)
@@ -263,9 +263,9 @@ def _optimiser_step(
 
 
 def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
-    """Makes the algorithm; raises UsageError where the network lacks what it needs.
+    """Makes the algorithm; raises UsageError if the network lacks an output that it needs.
 
-    Other exceptions of the algorithm's own code keep their traceback.
+    Other exceptions of the algorithm's code keep their traceback.
     """
     config.algo.check_actor(agent.model, config.algorithm)
     specs_of_extras(agent.model, config.algo.needs)

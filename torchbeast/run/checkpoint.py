@@ -3,27 +3,27 @@
 
 model_state_dict  optimizer_state_dict    weights of the actor, state of the optimiser
 scheduler_state_dict                      the four counters
-algorithm_state_dict                      further models and optimisers
+algorithm_state_dict                      other models and optimisers
 stats                                     step and other counts
 flags                                     every flag of the run
 format                                    FORMAT of the program that wrote it
 model                                     name of the network, never auto
-reward_input                              form of the rewards among its inputs
+reward_input                              how rewards are transformed for the network's input
 reads_values                              whether it encodes leaves by their space's value ranges
 rng                                       torch's random generators
 callbacks                                 states of a Learner's callbacks, by name
 
-The file is a zip archive, as torch.save has written since PyTorch 1.6, whose records have a CRC-32
-each. torch.load ignores these checksums; `load` verifies them.
+The file is a zip archive, as torch.save has written since PyTorch 1.6, in which every record has a
+CRC-32. torch.load ignores these checksums; `load` verifies them.
 
-model.tar      the newest of a run. If it is damaged, the one before takes its place
-model.1.tar    the one before
-model.2.tar    the one before that
+model.tar      the newest checkpoint of a run; if it is damaged, model.1.tar is used
+model.1.tar    the checkpoint before it
+model.2.tar    the checkpoint before that
 
-Files with such names in the folder of a run belong to it: those that are too old are removed. A
-file that comes after a gap of two numbers does not count. The newest is there at any moment from
-the first save on, whenever the process or the machine ends, except on a file system without hard
-links: there the one before takes its place for the last moment of a save.
+Files with such names in the folder of a run belong to the run, which removes the oldest ones. Files
+after a gap of two numbers are ignored. From the first save on, model.tar exists at any moment, even
+if the process or the machine dies. Only on file systems without hard links is it missing for the
+last moment of a save, and model.1.tar is used instead.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error
 from torchbeast.reporting.run_folder import replaced_atomically, write_atomically
 
-# 1: with the network's name. Earlier files, and those of the original TorchBeast, have no format.
+# 1: has the name of the network. Earlier files, and files of TorchBeast 2019, lack a format.
 FORMAT = 1
-# What the operating system says of a server of files, or memory, and may not say the next time:
-# EINVAL, for example, comes of damaged files too.
+# Errors of file servers or memory, which may not occur the next time. EINVAL, for example, is not
+# among them, because damaged files cause it too.
 _OF_MACHINE = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _FOREIGN = re.compile(r"Unsupported (?:global|class)\S* (?:GLOBAL )?([\w.]+)")
 KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
 
 
 class Damaged(UsageError):
-    """A file that is no checkpoint any more: truncated, changed, or never one."""
+    """A file that is not a valid checkpoint: truncated, changed, or something else."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is not a valid checkpoint ({reason}): move it away to start over")
@@ -67,18 +67,18 @@ class Damaged(UsageError):
 
 
 class Unreadable(Damaged):
-    """A file whose disk reports an error: mostly a bad sector, seldom one that passes."""
+    """A file that the disk cannot read: mostly a bad sector, rarely a temporary error."""
 
 
 def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Writes the checkpoint; the previous file stays until the new one is complete on the disk."""
+    """Writes the checkpoint. The previous file stays until the new one is safely on the disk."""
     write_atomically(path, as_bytes(checkpoint))
 
 
 def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
-    """Returns the contents of a checkpoint's file."""
+    """Returns the contents of a checkpoint file."""
     if hasattr(torch.serialization, "set_crc32_options"):  # from PyTorch 2.6 on
-        torch.serialization.set_crc32_options(True)  # somebody may have turned checksums off
+        torch.serialization.set_crc32_options(True)  # in case somebody has turned checksums off
     data = io.BytesIO()
     torch.save(dict(checkpoint), data)
     return data.getbuffer()
@@ -87,8 +87,9 @@ def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     """Reads a checkpoint to the CPU.
 
-    Raises Damaged if it is none, another UsageError if it lacks a `needed` key, is of a later
-    format, is not there, or may not be read, and RunError if the machine cannot read it now.
+    Raises Damaged if the file is not a checkpoint, another UsageError if it lacks a `needed` key,
+    has a newer format, does not exist or may not be read, and RunError if a temporary problem of
+    the machine prevents reading it.
     """
     try:
         with open(path, "rb") as file:
@@ -98,7 +99,7 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
         raise UsageError(f"there is no checkpoint at {path}: give a run that has one") from None
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
-    except Exception as error:  # torch has no single type for a file that is none of its own
+    except Exception as error:  # torch raises various types for files of other kinds
         if isinstance(error, OSError) and error.errno == errno.EIO:
             raise Unreadable(path, f"its disk says: {error.strerror}") from error
         if fault := _fault_of_machine(error):
@@ -130,7 +131,7 @@ def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
 
 
 def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
-    """Returns the spec of the network that the weights belong to."""
+    """Returns the spec of the network to which the weights belong."""
     flags, weights = checkpoint["flags"], checkpoint["model_state_dict"]
     return ActorSpec.from_json(
         {
@@ -144,10 +145,10 @@ def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
 
 
 def model_name(checkpoint: Mapping[str, Any]) -> str:
-    """Returns today's name of the network that the weights belong to, or "auto" if unknown.
+    """Returns the current name of the network to which the weights belong, or "auto" if unknown.
 
-    In files without a format, "shallow" is the network now called "shallow-norm". The original
-    TorchBeast records no network, so the names of its weights decide.
+    In files without a format, "shallow" is the network now called "shallow-norm". TorchBeast 2019
+    did not record the network, so the names of its weights decide.
     """
     if "format" in checkpoint:
         return str(checkpoint["model"])
@@ -158,10 +159,10 @@ def model_name(checkpoint: Mapping[str, Any]) -> str:
 
 
 def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
-    """Returns the form of the rewards among the network's inputs.
+    """Returns how rewards are transformed for the network's input.
 
-    In files that do not record it, as those of the original TorchBeast, inputs were clipped even
-    where the loss used raw rewards. Raises UsageError for an unknown form.
+    Files that do not record it, for example those of TorchBeast 2019, have networks with clipped
+    inputs, even if the loss used raw rewards. Raises UsageError for an unknown value.
     """
     recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
     if recorded not in (known := get_args(RewardClipping)):
@@ -181,10 +182,10 @@ def reads_values(checkpoint: Mapping[str, Any]) -> bool:
 
 
 def _model_of_weights(weights: Iterable[str]) -> str:
-    """Returns the network whose weights have these names, or "auto" if there is none.
+    """Returns the network whose weights have these names, or "auto" if unknown.
 
-    Only networks that were ever saved without a name: "deep", "small" and "mlp" chosen by "auto",
-    and the original's AtariNet ("shallow") and ResNet ("deep").
+    It only knows networks that were ever saved without a name: "deep", "small" and "mlp" chosen by
+    "auto", and AtariNet ("shallow") and ResNet ("deep") of TorchBeast 2019.
     """
     names = {
         "conv1.weight": "shallow",
@@ -197,7 +198,7 @@ def _model_of_weights(weights: Iterable[str]) -> str:
 
 
 def _fault_of_machine(error: Exception) -> str:
-    """Says what the machine lacks, or its server of files, if reading failed for that; else ""."""
+    """Returns the problem of the machine or file server that prevented reading; else ""."""
     if isinstance(error, OSError):
         return error.strerror or "" if error.errno in _OF_MACHINE else ""
     lacks_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
@@ -205,7 +206,7 @@ def _fault_of_machine(error: Exception) -> str:
 
 
 def _fault(path: Path, error: Exception) -> str:
-    """Says why a file could not be loaded, in place of torch's words about its own code."""
+    """Returns why a file could not be loaded, in place of torch's message about its own code."""
     if isinstance(error, _OtherChecksumError):
         return str(error)
     if path.is_dir():
@@ -220,13 +221,13 @@ def _fault(path: Path, error: Exception) -> str:
 
 
 class _OtherChecksumError(ValueError):
-    """A record has changed since it was written."""
+    """A record was changed after it was written."""
 
 
 def _verify(file: BinaryIO) -> None:
-    """Raises _OtherChecksumError if a record has another checksum than torch.save gave it.
+    """Raises _OtherChecksumError unless every record matches the checksum that torch.save wrote.
 
-    Files of PyTorch before 1.6 have none, and those that are cut off are refused by `_load`.
+    Files of PyTorch before 1.6 do not have checksums, and `_load` refuses truncated files.
     """
     if not zipfile.is_zipfile(file):
         return
@@ -236,11 +237,11 @@ def _verify(file: BinaryIO) -> None:
 
 
 def _load(file: BinaryIO) -> Any:
-    """Reads tensors and plain values without running any code of the file.
+    """Reads tensors and plain values without running any code from the file.
 
-    Modules that the flags name are imported later, where environment, network and algorithm are
-    made. The original PolyBeast saved returns as numpy scalars, whose types torch must be
-    allowed to load.
+    Modules that the flags name are imported later, when environment, network and algorithm are
+    made. PolyBeast 2019 saved returns as numpy scalars, so torch must be allowed to load their
+    types.
     """
     file.seek(0)
     try:
@@ -259,7 +260,7 @@ def _load(file: BinaryIO) -> Any:
 def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
     """Loads saved weights into `model`.
 
-    Raises UsageError, which names the first difference, if they belong to another model.
+    Raises UsageError, with the first difference, if they belong to another model.
     """
     with _of_this_model(path):
         check_fits(model, checkpoint["model_state_dict"])
@@ -267,7 +268,7 @@ def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path
 
 
 def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Restores models, optimisers, counters and random generators; raises as `load_model`."""
+    """Restores models, optimisers, counters and random generators; raises like `load_model`."""
     with _of_this_model(path):
         optimiser_step.load_state_dict(checkpoint)
     if "rng" in checkpoint:
@@ -276,7 +277,7 @@ def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], pa
 
 @contextmanager
 def _of_this_model(path: Path) -> Iterator[None]:
-    """Raises UsageError in place of an error about a state that does not fit."""
+    """Converts an error about a state that does not fit to UsageError."""
     try:
         yield
     except (ValueError, KeyError) as error:
@@ -309,7 +310,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restores a `rng_state`; that of GPUs only if their number is the same."""
+    """Restores a `rng_state`; the part of GPUs only if the number of GPUs is the same."""
     torch.set_rng_state(state["torch"])
     cuda = state.get("cuda", [])
     if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
@@ -317,7 +318,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 class FoundCheckpoint(NamedTuple):
-    """A checkpoint that could be read, and the newer ones that could not."""
+    """A checkpoint, and the newer ones that could not be read."""
 
     checkpoint: dict[str, Any]
     path: Path
@@ -335,14 +336,14 @@ def existing(newest: Path) -> list[Path]:
 
 
 def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
-    """Writes a checkpoint as the newest, and keeps so many in all.
+    """Writes a checkpoint as the newest one, and keeps `keep` checkpoints in total.
 
-    On an OSError, such as that of a full disk, all earlier ones are still there.
+    If it raises OSError, for example because the disk is full, all earlier checkpoints still exist.
     """
     with replaced_atomically(newest) as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())  # it is safe on the disk before others change their names
+        os.fsync(file.fileno())  # safely on the disk, before others are renamed
         _shift(newest, keep)
     for path in _older(newest)[keep - 1 :]:
         path.unlink()
@@ -351,8 +352,8 @@ def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
 def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
     """Reads the newest checkpoint that is not damaged.
 
-    Raises as `checkpoint.load` does, and UsageError where all are damaged, or RunError where the
-    disk says so of all: it names each.
+    Raises like `load`. If all are damaged, raises UsageError with all names, or RunError if the
+    disk cannot read any of them.
     """
     damaged: list[Damaged] = []
     for path in existing(newest) or [newest]:
@@ -363,7 +364,7 @@ def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
     is_disk = all(isinstance(error, Unreadable) for error in damaged)
     if len(damaged) == 1 and not is_disk:
         raise damaged[0]
-    kind = RunError if is_disk else UsageError  # one of a network may only be away
+    kind = RunError if is_disk else UsageError  # a network disk may come back
     raise kind(
         f"no checkpoint in {newest.parent} can be read: {_listed(damaged)}; move them away to "
         "start over"
@@ -371,10 +372,10 @@ def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
 
 
 def put_in_place(found: FoundCheckpoint, newest: Path) -> str:
-    """Makes what was found the newest; damaged ones get the ending .damaged and count no more.
+    """Makes the found checkpoint the newest; damaged ones get the ending .damaged.
 
-    For the process that writes the run's next checkpoint, before it does. Returns the end of a
-    sentence that says where the damaged ones are now, if there are any.
+    The process that writes the run's next checkpoint calls it first. Returns the end of a message
+    that names the damaged files, if there are any.
     """
     kept = [error.path.with_name(f"{error.path.name}.damaged") for error in found.damaged]
     for error, path in zip(found.damaged, kept, strict=True):
@@ -385,7 +386,7 @@ def put_in_place(found: FoundCheckpoint, newest: Path) -> str:
 
 
 def sentence(found: FoundCheckpoint, newest: Path) -> str:
-    """Says which checkpoint takes the place of the newest, and why; "" if it is the newest."""
+    """Returns a message if the found checkpoint is not the newest, with the reason; else ""."""
     if found.path == newest:
         return ""
     why = _listed(found.damaged) if found.damaged else f"there is no {newest}"
@@ -393,9 +394,9 @@ def sentence(found: FoundCheckpoint, newest: Path) -> str:
 
 
 def _older(newest: Path) -> list[Path]:
-    """Returns those before the newest, the last one first.
+    """Returns the older checkpoints, the most recent one first.
 
-    A save that is cut off leaves out one number at most.
+    An interrupted save leaves a gap of at most one number.
     """
     found: list[Path] = []
     number = last = 0
@@ -408,8 +409,8 @@ def _older(newest: Path) -> list[Path]:
 
 
 def _shift(newest: Path, keep: int) -> None:
-    """Gives every checkpoint the name of the one before it. The newest has both names then, or only
-    the second where a file can have one.
+    """Gives every checkpoint the name of the checkpoint before it. Afterwards the newest has both
+    names, or only the second name on file systems without hard links.
     """
     second = numbered(newest, 1)
     if keep == 1 or not newest.exists() or (second.exists() and second.samefile(newest)):

@@ -90,16 +90,16 @@ class CheckpointConfig:
         at_least(1, checkpoint_interval=interval, keep_checkpoints=keep)
 
 
-UNKNOWN = "unknown"  # environment of servers of the original TorchBeast, which do not name it
+UNKNOWN = "unknown"  # the environment of servers of TorchBeast 2019, which do not name it
 
 
 def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardClipping:
     """Returns the clipping to use; "auto" is resolved by the environment.
 
-    Atari games have scores of very different sizes, from 1 in Pong to thousands, so their rewards
-    are clipped. Elsewhere the size of a reward is meaningful: clipping makes Taxi's -10 for a
-    forbidden action equal to the -1 of every other step. With an unknown environment rewards are
-    clipped, the default of the original's learner.
+    Rewards of Atari games are clipped, because their scores have very different scales, from 1 in
+    Pong to thousands. Elsewhere the size of a reward is meaningful: clipping would make Taxi's -10
+    for a forbidden action equal to the -1 of every other step. In an unknown environment rewards
+    are clipped, because that was the default of TorchBeast 2019.
     """
     if clipping != "auto":
         return clipping
@@ -107,6 +107,6 @@ def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardCl
 
 
 def sentence(clipping: str) -> str:
-    """Returns a sentence about the clipping, for the start of a run."""
+    """Returns a message about the clipping, for the start of a run."""
     how = {"abs_one": "clipped to [-1, 1]", "none": "as they are"}[clipping]
     return f"Learning from rewards {how} (reward_clipping {clipping})."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The earlier run that is resumed, and the settings that its checkpoint determines."""
+"""The earlier run that a run resumes, and the settings that its checkpoint determines."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _log = logging.getLogger("torchbeast.earlier_run")
 
 
 class EarlierRun:
-    """The run that is resumed. Without a checkpoint it answers as a new run."""
+    """The run to resume. Without a checkpoint it represents a new run."""
 
     def __init__(self, found: checkpoints.FoundCheckpoint | None = None) -> None:
-        """Takes the checkpoint that was read."""
+        """found: its checkpoint, if there is one."""
         self._found = found
         self._saved = None if found is None else found.checkpoint
         self._path = Path() if found is None else found.path
 
     @classmethod
     def newest(cls, path: Path, needed: Sequence[str] = checkpoints.KEYS) -> EarlierRun:
-        """Reads the newest checkpoint of a run, which need not exist; needed: keys that it must
-        have.
+        """Reads the newest checkpoint of a run, if it has one; needed: keys that the checkpoint
+        must have.
         """
         return cls(checkpoints.load_newest(path, needed) if checkpoints.existing(path) else None)
 
     def go_on(self, newest: Path) -> None:
-        """Puts the checkpoint in the place of newer ones that are damaged, and warns of them.
+        """Makes the checkpoint the newest, if newer ones are damaged, and warns about them.
 
-        For the process that goes on with the run, before it writes a checkpoint.
+        The process that continues the run calls it before it writes a checkpoint.
         """
         if self._found is not None and (said := checkpoints.sentence(self._found, newest)):
             _log.warning("%s%s", said, checkpoints.put_in_place(self._found, newest))
@@ -58,7 +58,7 @@ class EarlierRun:
         return {} if self._saved is None else self._saved.get("callbacks", {})
 
     def seed(self, asked: int | None) -> int:
-        """Returns the seed asked for, else the recorded one, else a random one."""
+        """Returns the seed `asked`, or else the recorded seed, or else a random one."""
         if asked is not None:
             return asked
         recorded = None if self.recorded is None else self.recorded.get("seed")
@@ -67,7 +67,7 @@ class EarlierRun:
     def actor(self, asked: ActorSpec) -> ActorSpec:
         """Returns the spec of the network, with the inputs that its weights were trained on.
 
-        Its name is the recorded one if `asked` names "auto" or the same as in the earlier run.
+        Its name is the recorded name if `asked` has "auto" or the name that the user gave before.
         """
         if self._saved is None:
             return asked
@@ -90,7 +90,7 @@ class EarlierRun:
         if now.kwargs != before.kwargs:
             kwargs, others = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
             raise self._other("model_kwargs", kwargs, others)
-        # Where it is not recorded, loading the weights shows a mismatch.
+        # If it was not recorded, loading the weights reveals a mismatch.
         has_memory = bool(self._saved["flags"].get("use_lstm", now.use_lstm))
         if now.use_lstm != has_memory:
             raise self._other("use_lstm", has_memory, now.use_lstm)
@@ -104,7 +104,7 @@ class EarlierRun:
         )
 
     def check_same_algorithm(self, now: str) -> None:
-        """Raises UsageError for another algorithm; runs that recorded none used the default."""
+        """Raises UsageError for another algorithm. Runs without a record used the default one."""
         before = now if self.recorded is None else self.recorded.get("algo", registry.DEFAULT)
         if now != before:
             raise self._other("algo", before, now)
@@ -112,7 +112,7 @@ class EarlierRun:
     def check_same_environment(self, now: str, others_serve: bool) -> None:
         """Raises UsageError for another environment.
 
-        others_serve: whether running servers decide the environment.
+        others_serve: whether servers that are already running decide the environment.
         """
         before = None if self.recorded is None else self.recorded.get("env")
         if before is not None and before != now:

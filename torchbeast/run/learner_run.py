@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run of a learner: resume, learn, display, write checkpoints, print a summary.
+"""The run of a learner: resume, train, display, write checkpoints, print a summary.
 
-All learner programs use it; they differ in how the source is made.
+All learner programs use it. They differ in how they make the source.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from torchbeast.run.session import Session
 from torchbeast.run.training import Training
 from torchbeast.run.watch import Adviser, Watch
 
-if TYPE_CHECKING:  # a program that has several learners brings their code along
+if TYPE_CHECKING:  # only programs with several learners import it
     from torchbeast.run.replicas import Replica
 
 _log = logging.getLogger("torchbeast.learner")
@@ -67,12 +67,12 @@ _JOIN_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedEnv:
-    """The environment of a run, as the environments themselves describe it."""
+    """The environment of a run, as it describes itself."""
 
     env: EnvSpec
-    observation_space: Any = ()  # of one, before frames are stacked
-    others_serve: bool = False  # by servers that the program did not start
-    make: Callable[[int], VecEnv] | None = None  # so many of it; None: by its spec
+    observation_space: Any = ()  # of one environment, before frames are stacked
+    others_serve: bool = False  # whether servers that the program did not start serve it
+    make: Callable[[int], VecEnv] | None = None  # makes n of them; None: use the spec
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""
@@ -92,12 +92,12 @@ class RunSettings:
     recorded: Mapping[str, Any]  # every setting by the name of its flag
     loggers: Sequence[Logger] = FILES
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
-    of_command: Sequence[str] = ()  # words that are not recorded, for the command that resumes it
-    becomes_latest: bool = True  # the link `latest` beside its folder then points to it
+    of_command: Sequence[str] = ()  # words to repeat in the command that resumes the run
+    becomes_latest: bool = True  # whether the link `latest` will point to its folder
 
 
 class LearnerRun:
-    """A run of a learner. Only the main thread, or a caller's one thread, uses it."""
+    """A run of a learner. Only one thread uses it: the main thread, or the caller's."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class LearnerRun:
     ) -> None:
         """Reads the earlier run.
 
-        resumed: its checkpoint, by default that in the run's folder. replica: this process among
-        several learners, which the settings are then shared out to; None: it is the only one.
+        resumed: the checkpoint to resume, by default the newest one in the run's folder. replica:
+        this process among several learners, which divide the batch; None: it is the only learner.
         """
         self.settings = settings if replica is None else replica.share_of(settings)
         self._replica = replica
@@ -122,7 +122,7 @@ class LearnerRun:
         if resumed in (None, own):
             self.earlier = EarlierRun.newest(own)
             self.earlier.go_on(own)
-        else:  # this checkpoint and no other, whosever it is
+        else:  # exactly this checkpoint, from whichever run
             self.earlier = EarlierRun(
                 checkpoints.FoundCheckpoint(checkpoints.load(resumed), resumed)
             )
@@ -137,7 +137,7 @@ class LearnerRun:
         make_weights: MakeWeights,
         make_source: Callable[[LearnerInfo[Any]], Source],
     ) -> None:
-        """Trains until the run ends, for whatever reason, and prints a summary."""
+        """Trains until the run ends, for any reason, and prints a summary."""
         made, progress = self.assemble(make_agent, make_weights)
         keep_freed_memory(made.compute.device.type)
         if progress.step >= self._total_steps:
@@ -156,7 +156,7 @@ class LearnerRun:
     def assemble(
         self, make_agent: MakeAgent, make_weights: MakeWeights
     ) -> tuple[Assembled, Progress]:
-        """Assembles the learner, with the state and the progress of an earlier run, if any."""
+        """Assembles the learner, with state and progress of the earlier run, if there is one."""
         described = self.described
         self.earlier.check_same_environment(described.env.name, described.others_serve)
         self.earlier.check_same_algorithm(self._recorded["algo"])
@@ -169,7 +169,7 @@ class LearnerRun:
         if replica is not None:
             replica.equalise(made.optimiser_step)
             made.weights.publish(made.agent.model, made.optimiser_step.version)
-            if not replica.leads:  # other actions than those of rank 0
+            if not replica.leads:  # so that it does not sample the same actions as rank 0
                 torch.manual_seed(self.environment_seed(progress))
         progress.keep_last(self.settings.display.episodes_for_avg)
         if self.earlier.recorded is not None:
@@ -185,11 +185,11 @@ class LearnerRun:
         progress: Progress,
         make_source: Callable[[LearnerInfo[Any]], Source],
     ) -> Iterator[tuple[Source, SavedReplay | None]]:
-        """Makes the source, with a replay in front of it if there is one, and what is saved of it
-        with checkpoints.
+        """Makes the source, with a replay if the run has one, and yields it with the part to be
+        saved with checkpoints.
         """
         config = self.settings.learner
-        at_once = 1  # it is copied into the replay
+        at_once = 1  # because each batch is copied into the replay
         if not config.learns_from_transitions:
             at_once = made.compute.learner_threads + config.replay.is_used
         learner = made.learner(
@@ -199,12 +199,12 @@ class LearnerRun:
             spare_columns=config.spare_columns,
             batches_at_once=at_once,
         )
-        free = free_memory()  # before the source takes some
+        free = free_memory()  # before the source allocates some
         source = make_source(learner)
         check_buffers(source.num_bytes, free)
         has_replay = config.replay.is_used
         if config.learns_from_transitions and not issubclass(source.yields, Rollout):
-            has_replay = False  # the source yields single steps already
+            has_replay = False  # the source itself yields single steps
         if not has_replay or not config.learns_from_transitions:
             check_batches(source.yields, type(made.algo))
         if not has_replay:
@@ -216,7 +216,7 @@ class LearnerRun:
             yield replayed
 
     def environment_seed(self, progress: Progress) -> int:
-        """Returns a seed for environments and replay that no earlier part of the run has used."""
+        """Returns a seed for environments and replay that is new for each part of the run."""
         root = np.random.SeedSequence((self._recorded["seed"], progress.step))
         seed = int(root.generate_state(1)[0])
         return seed if self._replica is None else self._replica.seed(seed)
@@ -249,7 +249,7 @@ class LearnerRun:
             supervisor = self.session.supervisor
             try:
                 watch.until_the_end()
-            except Exception as error:  # before the stop: the first of both decides how it ends
+            except Exception as error:  # before `stop`: the first of both counts
                 supervisor.fail("", error)
                 raise
             finally:
@@ -267,9 +267,9 @@ class LearnerRun:
         saved: SavedReplay | None,
         also_saved: Callable[[], Mapping[str, Any]] = dict,
     ) -> Iterator[tuple[Training, Saving]]:
-        """Opens the logs; makes the training loop and what saves its checkpoints.
+        """Opens the logs, and makes the training loop and the object that saves its checkpoints.
 
-        also_saved: returns further entries of a checkpoint, when it is written.
+        also_saved: called for every checkpoint; returns further entries.
         """
         saving = self._saving(made.agent, saved, also_saved)
         folder = self.session.folder.path
@@ -327,7 +327,7 @@ class LearnerRun:
     def end(self, training: Training, saving: Saving) -> None:
         """Waits for the threads of a run that has ended, then saves, except after a NaN.
 
-        The updates before a NaN may have damaged the weights already: the last checkpoint is kept,
+        Updates before a NaN may already have damaged the weights. So the last checkpoint is kept,
         and the state before the NaN is in last_good.tar.
         """
         running = self.session.supervisor.join(_JOIN_S)
@@ -370,9 +370,9 @@ class LearnerRun:
 
 
 def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
-    """Raises UsageError where there is a replay, but the algorithm would take it for new data.
+    """Raises UsageError for a replay if the algorithm would mistake replayed data for new data.
 
-    algo: the algorithm's name.
+    algo: name of the algorithm.
     """
     if config.learns_from_transitions:
         return
@@ -386,9 +386,9 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
 
 
 def check_batches(given: type, algorithm: type[Algorithm[Any]]) -> None:
-    """Raises UsageError unless the algorithm learns from the class of batches of its source."""
+    """Raises UsageError unless the algorithm can train on the batches of the source."""
     if not issubclass(given, algorithm.takes):
         raise UsageError(
-            f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but the source yields "
+            f"{algorithm.__name__} trains on {algorithm.takes.__name__}, but the source yields "
             f"{given.__name__}: choose another algorithm"
         )

@@ -13,15 +13,15 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND, REACHING
 
-# Recorded apart: keyword arguments of a "module:attribute", as running servers reported them.
+# Recorded separately: keyword arguments of a "module:attribute" that running servers reported.
 SERVED_KWARGS = "served_env_kwargs"
 
 
 def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
-    """Returns name and keyword arguments of the environment, to be recorded.
+    """Returns the entries that record the environment's name and keyword arguments.
 
-    others_serve: whether running servers decide the environment. Arguments that they report for a
-    "module:attribute" are recorded apart, because a server could name anything.
+    others_serve: whether running servers decide the environment. The arguments that they report for
+    a "module:attribute" are recorded separately, because a server could report anything.
     """
     kwargs = dict(env.kwargs)
     if others_serve and env.is_factory:
@@ -30,14 +30,14 @@ def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
 
 
 def reaching_flags(recorded: Mapping[str, Any]) -> list[str]:
-    """Returns the flags that are the command's and not the run's, to be given to the next one."""
+    """Returns the flags that belong to the command, so that the next command must repeat them."""
     given = {name: recorded[name] for name in REACHING if recorded.get(name)}
     words = ([f"--{k}"] if v is True else typed(f"--{k}", v) for k, v in given.items())
     return [word for flag in words for word in flag]
 
 
 def naming_flags(recorded: Mapping[str, Any]) -> list[str]:
-    """Returns the flags that a command needs for `check_named` to accept these settings."""
+    """Returns the flags with which a command passes `check_named` for these settings."""
     name = recorded.get("env") or ""
     served, kwargs = recorded.get(SERVED_KWARGS), recorded.get("env_kwargs")
     if not (served or kwargs) or not EnvSpec(name).is_factory:
@@ -46,12 +46,13 @@ def naming_flags(recorded: Mapping[str, Any]) -> list[str]:
 
 
 def check_named(recorded: Mapping[str, Any], asked: EnvSpec) -> None:
-    """Raises UsageError where a "module:attribute" would get keyword arguments that nobody typed.
+    """Raises UsageError if a "module:attribute" would get keyword arguments that nobody typed.
 
-    recorded: the settings of a checkpoint or of meta.json, which can come from anyone: with
-    arguments of their choice, os:system runs any command. Without arguments it is called in any
-    case; so an unknown checkpoint runs code of this machine's modules, but gives it no arguments.
-    asked: what the command line names; an empty name or no arguments stand for the recorded ones.
+    recorded: the settings of a checkpoint or of meta.json. These files can come from anyone, and
+    os:system with arguments of their choice would run any command. Without arguments it is called
+    in any case: a foreign checkpoint can call functions of this machine's modules, but not pass
+    arguments to them. asked: the environment that the command line names; an empty name or empty
+    arguments stand for the recorded ones.
     """
     name, needed = recorded.get("env") or "", naming_flags(recorded)
     if not needed or asked.kwargs or asked.name not in ("", name):
@@ -65,15 +66,15 @@ def check_named(recorded: Mapping[str, Any], asked: EnvSpec) -> None:
 
 
 def _env_kwargs(settings: Mapping[str, Any]) -> Any:
-    """Returns the environment's keyword arguments, whoever made it; before --env_kwargs, none."""
+    """Returns the environment's keyword arguments, from servers or flags; {} in old records."""
     return settings.get(SERVED_KWARGS) or settings.get("env_kwargs", {})
 
 
 def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a line for each setting of a resumed run that differs from the recorded one.
 
-    Settings that were not recorded, as in a run of another program, are left out, and so is the
-    model, which cannot change.
+    It skips settings that were not recorded, for example by another program, and the model, which
+    cannot change.
     """
     recorded = {**recorded, "env_kwargs": _env_kwargs(recorded)}
     if "env_kwargs" in now:
@@ -87,7 +88,7 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts values so that those of the command line and of JSON can be compared."""
+    """Converts a value so that values of the command line and of JSON can be compared."""
     if isinstance(value, Mapping):
         return json.dumps(value, sort_keys=True)
     return list(value) if isinstance(value, tuple) else value

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of a run, its own or one that it shares with other agents: its memory, what an earlier
-part of the run saved of it, and its source.
+"""Makes the replay of a run, checks its memory, restores its saved contents, and makes its source.
+
+The replay belongs to the run, or is shared with other agents.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ from torchbeast.shared_replay.replay import JoinRequest
 def with_replay(
     run: LearnerRun, online: Source, learner: LearnerInfo[Any], free: int | None
 ) -> Iterator[tuple[Source, SavedReplay | None]]:
-    """Puts a replay in front of the source of a run: its own, or one that several agents share.
-    Yields the source to learn from, and what is saved of it.
+    """Puts a replay behind the source of a run: its own replay, or one that agents share.
 
-    free: bytes of memory that were free before the source was made.
+    Yields the source with the replay, and the replay if it is to be saved. free: bytes of memory
+    that were free before the online source was made.
     """
     config, agent = run.settings.learner, learner.agent
     of_run, at_once = (config, agent, learner.extras, learner.seed), learner.batches_at_once
@@ -81,8 +82,8 @@ def with_replay(
 
 
 def _outcome(run: LearnerRun) -> Outcome:
-    """Returns what other goals would bring in the run's environment; raises UsageError where there
-    are none.
+    """Returns the function that computes rewards of other goals in the run's environment; raises
+    UsageError if the environment does not have goals.
     """
     described = run.described
     if described.make is None:
@@ -100,13 +101,14 @@ def make_replay(
     free: int | None,
     outcome: Callable[[], Outcome] | None = None,
 ) -> Any:
-    """Makes an empty replay, of rollouts or of single steps, and prints how much memory it needs.
+    """Makes an empty replay of rollouts or of single steps, and prints how much memory it needs.
 
-    extras: of acting, that travel in the rollouts. seed: of this part of the run. buffers: bytes
-    that the online source takes. free: bytes of memory that the program may use for both; None:
-    unknown. outcome: returns what says what other goals would have brought, for hindsight.
+    extras: names of extra outputs of acting in the rollouts. seed: of this part of the run.
+    buffers: bytes of the online source. free: bytes of memory that the program may use for both;
+    None: unknown. outcome: for hindsight, returns the function that computes rewards of other
+    goals.
 
-    Raises UsageError when it needs more.
+    Raises UsageError if it needs more memory than there is.
     """
     size, frame_stack = config.replay.replay_size, agent.frame_stack
     sampling = _sampling(config, agent, outcome) if config.learns_from_transitions else None
@@ -130,7 +132,7 @@ def make_replay(
 def _sampling(
     config: LearnerConfig, agent: Agent, outcome: Callable[[], Outcome] | None
 ) -> Sampling:
-    """Returns how single steps are sampled; raises UsageError where there are no goals."""
+    """Returns how to sample single steps; raises UsageError if hindsight lacks goals."""
     how, hindsight = config.transitions, None
     if how.hindsight_share and outcome is not None:
         with as_usage_error():
@@ -180,11 +182,11 @@ def transition_source(
 
 
 def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
-    """Loads what an earlier part of the run saved, and prints how the replay begins.
+    """Loads the replay that an earlier part of the run saved, and prints what it starts with.
 
     is_saved: whether this run saves its replay.
 
-    Raises UsageError when what it saved is another run's.
+    Raises UsageError if the file does not fit.
     """
     path = folder / REPLAY
     if not is_saved or not path.exists():
@@ -223,11 +225,11 @@ def mixed_source(
 def joined_replay(
     config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str
 ) -> Iterator[Replay]:
-    """Joins the replay that other agents share, and prints what it holds; leaves it at the end.
+    """Joins a replay that agents share, and prints what it holds; leaves it at the end.
 
-    extras, seed: see make_replay. name: of the run, by which the replay knows it.
+    extras, seed: see make_replay. name: of the run; the replay identifies agents by it.
 
-    Raises UsageError when there is none, and when it does not take this run's rollouts.
+    Raises UsageError if the replay does not exist, or does not accept this run's rollouts.
     """
     settings, rollouts = config.replay, config.rollouts
     specs, each, more = _sizes(config, agent, extras)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several learners that learn as one, in processes that torchrun starts.
+"""Data-parallel learners, in processes that torchrun starts.
 
-    rank 0   its command line and its checkpoint --> all ranks begin with the same
-             log, checkpoints, display
-    others   a folder that ends with them; only warnings are shown
+    rank 0   sends its settings and checkpoint to all ranks, so that all start equal;
+             writes log and checkpoints, shows the display
+    others   have a temporary folder, and show only warnings
 
-They take every optimiser step together (`core/update/torch_ranks.py`) and agree before each update
-on going on (`roll_call.py`).
+They take every optimiser step together (`core/update/torch_ranks.py`), and agree before each update
+whether to continue (`roll_call.py`).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from torchbeast.run.roll_call import RankedLearner
 from torchbeast.seeds import seed_of
 
 SILENT_S = 90.0
-"""Seconds after which a rank that answers no roll call, or stays away from an optimiser step that
-the others take, is lost. Such a step begins with a batch in every rank, so this limits by how much
-the slowest may compute its gradients longer than the fastest."""
+"""Seconds after which a rank counts as lost, if it does not answer a roll call or does not join an
+optimiser step of the others. Every rank has a batch at the start of such a step, so this limits how
+much longer the slowest rank may compute its gradients than the fastest."""
 
 MEET_S = 300.0
-"""Seconds in which all ranks must have started."""
+"""Seconds within which all ranks must have started."""
 
-_RUN = "run"  # that rank 0 begins or resumes, once it has read the checkpoint
-_LOOK_S = 0.1  # between two looks whether it has
-# Flags that may differ between ranks: of one command, and of one machine.
+_RUN = "run"  # the run of rank 0, announced once it has read the checkpoint
+_LOOK_S = 0.1  # between two polls for that announcement
+# Flags that may differ between ranks, because they belong to a command or to a machine.
 _OF_ONE_RANK = (*OF_ONE_COMMAND, "pipes_basename", "torch_threads", "device")
 
 
@@ -63,17 +63,17 @@ class Replica:
     def __init__(self, launch: Launch, ranks: TorchRanks) -> None:
         self.rank, self.size = launch.rank, launch.size
         self.local_rank, self.local_size = launch.local_rank, launch.local_size  # on this machine
-        self.on_one_machine = launch.local_size == launch.size  # this one
-        self.leads = launch.rank == 0  # keeps the log and the checkpoint
+        self.on_one_machine = launch.local_size == launch.size
+        self.leads = launch.rank == 0  # writes the log and the checkpoints
         self.ranks = ranks
 
     @contextmanager
     def words(
         self, words: Sequence[str], run_of: Callable[[Sequence[str]], RunConfig]
     ) -> Iterator[list[str]]:
-        """Yields the command line with which this rank resumes or begins the run of rank 0.
+        """Yields the command line with which this rank starts or resumes the run of rank 0.
 
-        run_of: parses a command line; called in rank 0 only. The other ranks get the run's name,
+        run_of: parses a command line; only rank 0 calls it. The other ranks receive the run's name,
         seed and checkpoint, in a folder that is removed when the block ends.
         """
         run: dict[str, Any]
@@ -84,7 +84,7 @@ class Replica:
             if checkpoints.existing(newest := asked.folder / CHECKPOINT):
                 checkpoint = checkpoints.load_newest(newest).path.read_bytes()
             self.ranks.tell(_RUN, json.dumps(run))
-        else:  # a large checkpoint on a slow disk takes rank 0 longer than SILENT_S
+        else:  # polls, because a large checkpoint may take rank 0 longer than SILENT_S
             run = json.loads(self.ranks.told(_RUN, lambda: time.sleep(_LOOK_S)))
         checkpoint = self.ranks.broadcast(checkpoint)
         same = [*words, "--xpid", run["xpid"], "--seed", str(run["seed"])]
@@ -98,7 +98,7 @@ class Replica:
             yield [*same, "--savedir", folder]
 
     def check_same(self, settings: Mapping[str, Any]) -> None:
-        """Raises UsageError, in every rank, unless all have the same settings as rank 0.
+        """Raises UsageError in every rank unless all have the settings of rank 0.
 
         settings: every flag by its name.
         """
@@ -115,7 +115,7 @@ class Replica:
     def check_can_share(
         self, rollouts: RolloutConfig, replay: ReplayConfig, hardware: HardwareConfig
     ) -> None:
-        """Raises UsageError for settings with which several learners cannot learn as one."""
+        """Raises UsageError for settings that several learners cannot have."""
         size, batch_size = self.size, rollouts.batch_size
         if batch_size % size:
             raise UsageError(
@@ -135,7 +135,7 @@ class Replica:
             )
 
     def share_of(self, settings: RunSettings) -> RunSettings:
-        """Returns the settings of this rank: its part of the batch, and what it writes."""
+        """Returns the settings of this rank, with its part of the batch and the files it writes."""
         config = settings.learner
         batch_size = config.rollouts.batch_size // self.size
         learner = dataclasses.replace(
@@ -151,12 +151,12 @@ class Replica:
             checkpoints=dataclasses.replace(settings.checkpoints, disable_checkpoint=True),
             display=dataclasses.replace(settings.display, suppress_logs=True),
             loggers=(),
-            metrics=MetricsConfig(),  # none
+            metrics=MetricsConfig(),  # off
             becomes_latest=False,
         )
 
     def _hardware(self, config: HardwareConfig) -> HardwareConfig:
-        """Returns this rank's use of the machine: with "auto" a GPU of its own."""
+        """Returns the hardware settings of this rank; with "auto", each rank has its own GPU."""
         device = config.device
         if device == "auto" and not config.disable_cuda and torch.cuda.is_available():
             gpus = torch.cuda.device_count()
@@ -170,8 +170,8 @@ class Replica:
         return dataclasses.replace(config, device=device, num_learner_threads=1)
 
     def add_where(self, device: torch.device) -> None:
-        """Adds gradients on the GPUs if every rank has one of its own, else on the CPU: nccl
-        refuses two ranks of one GPU. device: of this rank's network.
+        """Chooses where gradients are added: on the GPUs if every rank has its own, else on the
+        CPU, because nccl refuses two ranks on one GPU. device: of this rank's network.
         """
         messages = self.ranks.gather({"host": socket.gethostname(), "device": str(device)})
         places = {(message["host"], message["device"]) for message in messages}
@@ -180,28 +180,28 @@ class Replica:
         self.ranks.device = device if is_own else torch.device("cpu")
 
     def equalise(self, step: OptimiserStep[Any]) -> None:
-        """Gives the learner the state of rank 0's, and chooses where gradients are added."""
+        """Copies the state of rank 0 into the learner, and chooses where gradients are added."""
         self.add_where(next(step.algo.actor.parameters()).device)
         state = self.ranks.broadcast(saved(step) if self.leads else b"")
         if not self.leads:
             load(step, state)
 
     def seed(self, root: int) -> int:
-        """Returns this rank's seed of what has this seed in a learner alone; rank 0 keeps it."""
+        """Returns this rank's variant of a seed; rank 0 uses the seed itself."""
         return root if self.leads else seed_of(root, "rank", self.rank)
 
     def joint(self, source: Source, step: OptimiserStep[Any]) -> RankedLearner:
-        """Returns the source of this rank's batches, each once all ranks have one, with the updates
-        from them.
+        """Returns a source that yields this rank's batches when all ranks have one, and that also
+        updates.
         """
         return RankedLearner(source, self.ranks.gather, self.rank, step)
 
 
 @contextmanager
 def replica(launch: Launch) -> Iterator[Replica]:
-    """Meets the other ranks; how the block ends is told to those that still wait for this one.
+    """Waits for the other ranks. At the end, tells ranks that still wait how this one ended.
 
-    Ranks other than 0 show warnings alone, and errors with their rank.
+    Ranks other than 0 show only warnings, and errors with the number of their rank.
     """
     with _named(launch.rank):
         with waiting_for(f"the other learners of this run, {launch.size} in all"):
@@ -218,7 +218,7 @@ def replica(launch: Launch) -> Iterator[Replica]:
 
 @contextmanager
 def _named(rank: int) -> Iterator[None]:
-    """Names the rank in front of its error, and shows nothing else of it but warnings."""
+    """Prefixes errors with the rank, and hides its output except for warnings."""
     if rank == 0:
         yield
         return
@@ -226,15 +226,14 @@ def _named(rank: int) -> Iterator[None]:
         try:
             yield
         except (UsageError, RunError) as error:
-            error.args = (f"rank {rank}: {error}",)  # the same error: some have other parts too
+            error.args = (f"rank {rank}: {error}",)  # the same object, with all its attributes
             raise
 
 
 def _reason(error: BaseException) -> str:
-    """Returns why a rank ends, for the others; "" if it only follows another one.
+    """Returns why this rank ends, for the other ranks; "" if it ends because of another rank.
 
-    An error that none of our sentences explains is told with its traceback: this rank's log ends
-    with it.
+    An unexpected error includes its traceback, because the log of this rank is removed with it.
     """
     cause = error.__cause__ or error
     if isinstance(cause, RankGone):

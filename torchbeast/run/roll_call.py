@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batches of several learners that learn as one, agreed on in roll calls.
+"""Roll calls, in which data-parallel learners agree on their next batches.
 
     rank 0   source --> a batch is there --+                                     +--> update --> ...
     rank 1   source --> not yet -----------+-- roll call: all ready, or a stop --+--> update --> ...
 
-Before each update every rank reports whether its batch is there, and whether it ends the run. They
-learn when all are ready, and they end after the same update when one ends. A rank that waits for
-its batch answers every second, so a roll call lasts no longer, and a rank that does not answer is
-lost. The reports also carry what the log and the display show of all ranks.
+Before each update every rank reports whether its batch is ready, and whether it wants to end the
+run. If all are ready, all update. If one ends, all end after the same update. A rank that waits for
+its batch answers every second, so a roll call takes about a second at most, and a rank that does
+not answer is lost. The reports also contain what the log and the display show about all ranks.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from torchbeast.gradients.joint import JointBatch, JointLearner, Report, report_
 from torchbeast.run.training import DONE
 
 PATIENCE_S = 1.0
-"""Seconds that a rank waits for its batch before it answers that it has none yet."""
+"""Seconds that a rank waits for its batch before it answers that the batch is not ready."""
 
 Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 
 class RankedLearner(JointLearner):
-    """Yields a rank's batches, each once all ranks have one, until one of them ends the run; and
-    updates from them.
+    """Yields a rank's batches, each when all ranks have one, and updates with all ranks.
 
-    One thread iterates over `batches`, and the same thread updates: it takes part in every roll
-    call and update. Whatever it waits for ends: a roll call by the time limit of `gather`, the
-    source by the supervisor.
+    The same thread iterates over `batches` and updates, so it takes part in every roll call and in
+    every update. All of its waits end: a roll call by the time limit of `gather`, the source by the
+    supervisor.
     """
 
     def __init__(self, source: Source, gather: Gather, rank: int, step: OptimiserStep[Any]) -> None:
@@ -48,8 +47,8 @@ class RankedLearner(JointLearner):
         super().__init__(step)
         self._source, self._gather, self._rank = source, gather, rank
         self.num_bytes = source.num_bytes
-        self._taking, self._number = BatchTaker(source.batches), 0  # of the last batch asked for
-        self._ready_since: float | None = None  # this rank's batch is there
+        self._taking, self._number = BatchTaker(source.batches), 0  # number of the last batch
+        self._ready_since: float | None = None  # since when this rank has its batch
         self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
 
     def start(self, supervisor: Supervisor) -> None:
@@ -60,20 +59,20 @@ class RankedLearner(JointLearner):
         supervisor.start_thread("batches", self._taking.run)
 
     def close(self) -> None:
-        """Ends the wait for a batch; the source ends its own. May be called again."""
+        """Ends the wait for a batch here, but not in the source. May be called again."""
         self._taking.close()
 
     def batches(self) -> Iterator[JointBatch]:
-        """Yields batches until a rank ends the run; ask for the next one after the update."""
+        """Yields batches until a rank ends the run. Update before you ask for the next batch."""
         try:
             while (batch := self._next()) is not None:
                 yield batch
         except RankGone as error:
-            # At the end too: where one rank is killed, torchrun stops the others by a signal.
+            # Even at the end: if a rank is killed, torchrun stops the others by a signal.
             self._supervisor.fail_at_end("", error)
 
     def update(self, batch: JointBatch) -> Learnt:
-        """Learns from the batches of all ranks."""
+        """Updates with the batches of all ranks."""
         try:
             return self._step.update(batch.own)
         except RankGone as error:
@@ -89,12 +88,12 @@ class RankedLearner(JointLearner):
         return total([self._source.seconds(), *(report.seconds for _, report in self._others)])
 
     def hanging(self) -> str:
-        """Describes what hangs in any rank; "" if nothing does."""
+        """Describes workers and ranks that hang, or returns ""."""
         others = [f"rank {rank}: {r.hanging}" for rank, r in self._others if r.hanging]
         return "; ".join(filter(None, [self._source.hanging(), *others, self._late()]))
 
     def _late(self) -> str:
-        """Names the ranks for which this one has waited for long; "" if there are none."""
+        """Names the ranks that have kept this one waiting for over WAIT_S, or returns ""."""
         late = [str(rank) for rank, report in self._others if not report.ready]
         since = self._ready_since
         if since is None or not late or time.monotonic() - since < WAIT_S:
@@ -107,12 +106,12 @@ class RankedLearner(JointLearner):
         return own + [_of_rank(rank, s) for rank, report in self._others for s in report.away]
 
     def _next(self) -> JointBatch | None:
-        """Calls the roll until all ranks are ready; None: the run ends."""
+        """Holds roll calls until all ranks are ready; returns None if the run ends."""
         self._number += 1
         self._taking.ask(self._number)
         own: Batch | None = None
         self._ready_since = None
-        while self._supervisor.failure is None:  # else this rank leaves, which the others notice
+        while self._supervisor.failure is None:  # else it leaves, and the others notice
             if own is None:
                 own = self._taking.wait(self._number, PATIENCE_S)
                 self._ready_since = None if own is None else time.monotonic()
@@ -137,7 +136,7 @@ class RankedLearner(JointLearner):
         return reports
 
     def _stop(self, reports: Sequence[Report]) -> None:
-        """Ends the run here as in the first rank that ends it."""
+        """Ends the run with the reason of the first rank that ends it."""
         rank, reason = next((rank, r.stop) for rank, r in enumerate(reports) if r.stop)
         if not self._supervisor.ended and reason != DONE:
             print(f"Stopped by {reason} in rank {rank}.", flush=True)
@@ -145,7 +144,7 @@ class RankedLearner(JointLearner):
 
 
 def _read(rank: int, said: Mapping[str, Any]) -> Report:
-    """Reads the report of a rank; raises RunError for what is none."""
+    """Reads the report of a rank; raises RunError if it is not valid."""
     try:
         return Report(**said)
     except TypeError as error:
@@ -156,7 +155,7 @@ def _read(rank: int, said: Mapping[str, Any]) -> Report:
 
 
 def _of_rank(rank: int, away: Sequence[Any]) -> Away:
-    """Returns a lost stream of a rank; away: as of Away, possibly from JSON."""
+    """Returns a lost stream of a rank; away: the fields of Away, possibly from JSON."""
     where, seconds, short, why = away
     short = short and Shortage(*short)._replace(of=f" of rank {rank}")
     return Away(where, seconds, short, why)

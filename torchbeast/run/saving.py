@@ -20,7 +20,7 @@ from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.training import Training
 
 REPLAY = "replay.bin"
-"""Name of the file beside the checkpoint with the contents of the replay."""
+"""Name of the file with the contents of the replay, next to the checkpoint."""
 
 
 class SavedReplay(Protocol):
@@ -35,17 +35,17 @@ class SavedReplay(Protocol):
 
 
 class CheckpointNotWritten(RunError):
-    """A checkpoint could not be written; what was learnt since the last one may be lost."""
+    """A checkpoint could not be written, so progress since the last one may be lost."""
 
 
 @dataclass
 class Saving:
-    """Writes checkpoints into a run's folder; a no-op if they are disabled.
+    """Writes checkpoints into a run's folder; does nothing if they are disabled.
 
     labels: constant entries of every checkpoint, such as settings. replay: saved with every
-    checkpoint, if anything was inserted since the last; None: there is none to save. also: returns
-    further entries of every checkpoint; called by the thread that saves it. keep: number of
-    checkpoints that are kept.
+    checkpoint if something was inserted since the last one; None: do not save a replay. also:
+    returns further entries of a checkpoint; called in the thread that saves it. keep: number of
+    checkpoints to keep.
     """
 
     folder: RunFolder
@@ -58,15 +58,15 @@ class Saving:
     def __post_init__(self) -> None:
         self._path = self.folder.checkpoint
         self._replay_path = self._path.with_name(REPLAY)
-        self._inserted: int | None = None  # steps in what is saved; None: nothing was saved here
-        self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none was written here
-        self.failed = 0  # number of checkpoints that could not be written as a whole
+        self._inserted: int | None = None  # `inserted` of the saved replay; None: not saved yet
+        self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none so far
+        self.failed = 0  # number of checkpoints that could not be written completely
 
     def save(self, training: Training, wait_s: float | None = None) -> None:
-        """Writes a checkpoint, then the replay; a no-op before anything was learnt.
+        """Writes a checkpoint, then the replay; does nothing before the first update.
 
-        On failure raises CheckpointNotWritten and keeps the last one of what was not written.
-        wait_s: see Training.checkpoint, which raises NoMoment.
+        Raises CheckpointNotWritten on failure; the previous files then stay. wait_s: see
+        Training.checkpoint, which raises NoMoment.
         """
         if self.disabled or not training.updates:
             return
@@ -78,7 +78,7 @@ class Saving:
         self.saved_at = time.time()
 
     def checkpoint(self, training: Training, wait_s: float | None = None) -> dict[str, Any]:
-        """Returns everything that a resumed run needs, without the replay."""
+        """Returns everything that a resumed run needs, except for the replay."""
         return {**training.checkpoint(self.labels, wait_s), **self.also()}
 
     def _save(self, training: Training, wait_s: float | None) -> None:
@@ -89,7 +89,7 @@ class Saving:
             checkpoints.write_newest(self._path, data, self.keep)
         if self.replay is None or self.replay.inserted == self._inserted:
             return
-        inserted = self.replay.inserted  # what is inserted meanwhile is saved again
+        inserted = self.replay.inserted  # steps that are inserted meanwhile are saved again
         what = f"the checkpoint {self._path} is new, but no replay was written to"
         with (
             self._failing(what, self._replay_path),
@@ -100,7 +100,7 @@ class Saving:
 
     @contextmanager
     def _failing(self, what: str, path: Path, needed: str = "") -> Iterator[None]:
-        """Raises CheckpointNotWritten in place of an OSError; needed: room, for the sentence."""
+        """Converts an OSError to CheckpointNotWritten; needed: disk space, for the message."""
         try:
             yield
         except OSError as error:
@@ -114,7 +114,7 @@ class Saving:
             ) from error
 
     def keep_last_good(self, state: dict[str, Any]) -> Path | None:
-        """Saves the state before a failed update in a file of its own; returns its path."""
+        """Saves the state before a failed update in a separate file; returns its path."""
         if self.disabled:
             return None
         path = self._path.with_name("last_good.tar")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session of a program's run: signals, the run's folder, and the error that is reported."""
+"""The session of a run: signal handlers, the run's folder, and the error to report."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Session(NamedTuple):
 def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Iterator[Session]:
     """Opens a run and ends it; raises the run's first failure as UsageError or RunError.
 
-    An exception of the body is a failure of the run, like one of its threads. Output that cannot be
-    written is none.
+    An exception of the body is a failure of the run, just like an exception of one of its threads.
+    Failing to print is not.
 
-    path: the run's folder, which is removed again if it is new and the run ends with a UsageError
-        before it has written anything but its metadata.
+    path: the run's folder. If it is new, and the run ends with a UsageError before it has written
+        anything but its metadata, the folder is removed again.
     settings: every flag by its name, for meta.json.
-    is_kept: the folder stays after the run, so that errors can point to its log.
+    is_kept: whether the folder stays after the run, so that errors can point to its log.
     """
     supervisor = Supervisor()
     with lossy_output(), supervisor.signals():
@@ -53,12 +53,12 @@ def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Itera
 
 
 def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> None:
-    """Raises a failure as UsageError or RunError; a no-op without one."""
+    """Raises a failure as UsageError or RunError; does nothing for None."""
     if failure is None:
         return
     if isinstance(failure.error, UsageError):
         raise failure.error
-    # the lines of the user's network or algorithm, if it is theirs
+    # if the user's network or algorithm raised it, its lines of the traceback
     said = "" if isinstance(failure.error, RunError) else what_users_code_raised(failure.error)
     if not said:
         said = without_our_frames(str(failure))

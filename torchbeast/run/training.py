@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: collect, update, publish, record. It knows neither gRPC nor processes.
+"""The training loop: collect, update, publish, record. It does not know gRPC or processes.
 
     source.batches() -> optimiser_step.update() -> weights.publish() -> log files
-                        one at a time, under one lock; checkpoints are copied under it too
+                        one at a time, under a lock that also protects copying checkpoints
 
-Learner threads run `_learn`, or a thread of the caller's own `learn_from`; any thread reads
-`progress` and calls `checkpoint`.
+Learner threads run `_learn`, or a thread of the caller runs `learn_from`. Any thread may read
+`progress` and call `checkpoint`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from torchbeast.run import checkpoint as checkpoints
 class LearnerClock:
     """Splits wall-clock time into "learning" (during an update) and "waiting" (between updates).
 
-    The two add up to the time since the clock was made for any number of learner threads, because
-    updates run one at a time. A running update counts up to now. May be read by any thread.
+    For any number of learner threads, the two add up to the time since the clock was made, because
+    updates run one at a time. A running update counts up to now. Any thread may read it.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -69,16 +69,16 @@ _log = logging.getLogger("torchbeast.learner")
 
 
 class InfoMeans:
-    """Means over games; says once for each keyword that a game had no such number."""
+    """Means over episodes; warns once for each keyword that an episode lacks."""
 
     def __init__(self, keywords: Sequence[str]) -> None:
         self._keywords = keywords
         self._missed: set[str] = set()
 
     def __call__(self, info: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Returns a column for each keyword, NaN without any number.
+        """Returns a column for each keyword, NaN if no episode has it.
 
-        info: the numbers of the games of an update, NaN where one gave none.
+        info: the numbers of the episodes of an update, NaN if an episode lacks it.
         """
         return {f"info_{name}": self._mean(name, info.get(name, ())) for name in self._keywords}
 
@@ -96,33 +96,33 @@ class InfoMeans:
 
 
 DONE = "all steps are learnt"
-_UPDATE_S = 120.0  # longest update to expect until a longer one was seen
+_UPDATE_S = 120.0  # expected longest update, unless a longer one has been seen
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
 
 
 class NoMoment(RunError):
-    """An update takes longer than its end was waited for, so nothing was copied."""
+    """An update did not end within the time limit, so nothing was copied."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Training:
-    """Learns until `total_steps`, then stops the supervisor with DONE.
+    """Trains until `total_steps`, then stops the supervisor with DONE.
 
-    keep: saves the state before an update that failed by a NaN, and returns its path, or None if it
-        saves nothing; not called when that state is not finite either.
-    learns_all: learn from every batch that the source yields, even if the run has ended meanwhile:
-        other learners wait for this one's share of the update.
+    keep: called when an update fails because of a NaN; saves the state before it and returns the
+        path, or None if it does not save it. Not called if that state is not finite either.
+    learns_all: train on every batch that the source yields, even if the run has ended meanwhile,
+        because other learners wait for this one's share of the update.
     """
 
     source: Source
-    optimiser_step: OptimiserStep[Any]  # or a JointLearner, which takes its place
+    optimiser_step: OptimiserStep[Any]  # or a JointLearner, with the same interface
     weights: Publisher
     device: torch.device
     log: Log
     supervisor: Supervisor
     total_steps: int
     progress: Progress
-    info_keywords: Sequence[str]  # numbers of games that are logged
+    info_keywords: Sequence[str]  # numbers of episodes to log
     trace: Path | None = None  # file for the profiler's trace of one update
     keep: Callable[[dict[str, Any]], Path | None] = lambda state: None
     after_first_update: Callable[[], None] = lambda: None  # of this process
@@ -148,25 +148,25 @@ class Training:
         return self.updates - self._updates_before
 
     def start(self, num_threads: int) -> None:
-        """Starts learning in threads of the supervisor."""
+        """Starts training in threads of the supervisor."""
         for i in range(num_threads):
             self.supervisor.start_thread(f"learner-{i}", self._learn)
 
     def reading(self) -> Reading:
-        """Returns the seconds that acting and learning have taken until now, by stage."""
+        """Returns the seconds spent on acting and learning until now, by stage."""
         seconds = self.source.seconds() | self._clock.seconds()
         return Reading(time.monotonic(), seconds)
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which an update is taken for one that does not end."""
+        """Seconds after which an update counts as hanging."""
         return max(_UPDATE_S, 2 * self._longest_s)
 
     def checkpoint(self, labels: Mapping[str, Any], wait_s: float | None = None) -> dict[str, Any]:
         """Returns a consistent copy of everything that a resumed run needs, between two updates.
 
-        labels: entries that do not change during the run, such as its flags. wait_s: seconds to
-            wait for the end of an update, after which it raises NoMoment; None: patience_s.
+        labels: entries that do not change during the run, such as its flags. wait_s: raises
+            NoMoment if an update does not end within this number of seconds; None: patience_s.
         """
         wait_s = self.patience_s if wait_s is None else wait_s
         if not self._lock.acquire(timeout=wait_s):
@@ -180,7 +180,7 @@ class Training:
             self._lock.release()
 
     def _state(self) -> dict[str, Any]:
-        """Returns everything but the labels; tensors are not copied."""
+        """Returns everything except the labels, without copying tensors."""
         return {
             **self.optimiser_step.state_dict(),
             "stats": self.progress.state_dict(),
@@ -194,7 +194,7 @@ class Training:
                 return
 
     def learn_from(self, on_host: Batch, cuda_stream: CudaStream) -> bool:
-        """Learns from a batch, publishes and records; returns false if the run has ended before.
+        """Trains on a batch, publishes and records. Returns False if the run has already ended.
 
         cuda_stream: of the calling thread.
         """
@@ -212,7 +212,7 @@ class Training:
         return True
 
     def _update(self, batch: Batch, on_host: Batch) -> None:
-        # Lags and episodes come from the batch on the host, so nothing waits for the device again.
+        # Lags and episodes come from the batch on the host, which avoids waiting for the device.
         lags, before = on_host.lags(self.updates), time.perf_counter()
         step = self.optimiser_step
         with self._traced():
@@ -232,7 +232,7 @@ class Training:
             self.supervisor.stop(DONE)
 
     def _keep_last_good(self) -> str:
-        """Saves the current state, which the failed update has not changed; returns a sentence."""
+        """Saves the current state, which the failed update did not change; returns a message."""
         if (name := checkpoints.first_non_finite(self._state())) is not None:
             return f"{name} is not finite already, so the state before it was not saved"
         try:
@@ -268,7 +268,7 @@ class Training:
         self.log.write(self.progress.step, row)
 
     def _times(self) -> dict[str, float]:
-        """Returns the seconds since the last row, by stage, so that rows can be added up."""
+        """Returns the seconds since the last row by stage, so that you can add up rows."""
         before, self._last_row = self._last_row, self.reading()
         return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main thread of a run: displays it, saves periodically, and warns when it is stuck."""
+"""The main thread of a run: shows progress, saves periodically, and warns if the run is stuck."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchbeast.run.saving import CheckpointNotWritten, Saving
 from torchbeast.run.training import NoMoment, Training
 
 _SHOW_EVERY_S = 1.0
-_MOMENT_S = 10.0  # that a periodic checkpoint may hold up the display
+_MOMENT_S = 10.0  # longest time that a periodic checkpoint may block the display
 
 Adviser = Callable[[Shares], Diagnosis | None]
 
@@ -38,7 +38,7 @@ class Watch:
     title: str
     rollouts_at_once: int  # rollouts in a batch
     save_every_s: float
-    only_warnings: bool = False  # show no progress
+    only_warnings: bool = False  # do not show progress
     run: str = ""  # name of the run, for its metrics
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -54,7 +54,7 @@ class Watch:
                 updates, hanging = self.training.updates_here, self.training.source.hanging()
                 if stall := watchdog.check(updates, status, now, hanging):
                     warn(stall)
-                # Once the run has ended, its last checkpoint follows at once.
+                # After the end of the run, its last checkpoint is written immediately.
                 is_due = now - saved_at >= self.save_every_s and not supervisor.ended
                 if is_due and self._save_if_possible():
                     saved_at = time.monotonic()
@@ -64,9 +64,9 @@ class Watch:
         shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.training.source.away()
         _, live = alive(status)
-        advice = self.advise(shares) if live else None  # for those that play
+        advice = self.advise(shares) if live else None
         shown = Shown(
-            progress=replace(self.training.progress),  # which the learner threads change meanwhile
+            progress=replace(self.training.progress),  # a copy: learner threads change it
             total_steps=self.training.total_steps,
             status=status,
             away=away,
@@ -83,13 +83,13 @@ class Watch:
         self.metrics.show(learner_metrics(shown))
 
     def _save_if_possible(self) -> bool:
-        """Saves; a failure is only a warning, since a full disk may have room again next time.
+        """Saves. A failure is only a warning, because a full disk may have room again next time.
 
-        Returns False in the middle of a long update: the next second may be after it.
+        Returns False during a long update, so that it is tried again a second later.
         """
         try:
             self.saving.save(self.training, _MOMENT_S)
-        except NoMoment:  # of an update that takes a minute, the watchdog warns
+        except NoMoment:  # the watchdog warns if an update takes a minute
             return False
         except CheckpointNotWritten as error:
             warn(f"{error}; the run continues")
