@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import pydoc
 from typing import Any
 
 import gymnasium
@@ -21,7 +24,7 @@ from torchbeast.core.actors.off_policy import QNet, SACNet
 from torchbeast.core.actors.torsos import FixupTorso
 from torchbeast.core.algos import DDQN, DQN, IMPALA, LASER, PPO, SAC, TD3
 from torchbeast.core.algos.base import Algorithm, recorded
-from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig
+from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, StepConfig
 from torchbeast.core.algos.registry import defaults_of
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
@@ -102,6 +105,28 @@ def test_a_misspelt_name_is_refused_at_once_with_the_names_that_there_are(
         create(**{wrong: 1})
 
 
+@pytest.mark.parametrize("algo", [DQN, IMPALA, LASER, PPO, SAC, TD3])
+def test_help_lists_every_hyperparameter_with_its_type_and_default(algo: Any) -> None:
+    parameters = inspect.signature(algo.create_factory).parameters
+    found = {name: parameter.default for name, parameter in parameters.items()}
+    own = recorded(algo.Config()) | recorded(StepConfig())
+    others = {other: own[name] for other, name in OTHER_NAMES.items() if name in own}
+    assert found == own | others
+    assert parameters["lr"].annotation == "float"
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values())
+    assert f"lr: 'float' = {algo.Config().optimiser.learning_rate}" in pydoc.plain(
+        pydoc.render_doc(algo.create_factory)
+    )
+
+
+def test_help_lists_every_setting_of_a_storage_with_its_type_and_default() -> None:
+    shown = str(inspect.signature(HindsightExperienceReplayBuffer.create_factory))
+    assert "size: 'int | None' = None" in shown and "hindsight_share: 'float' = 0.8" in shown
+    made = OnPolicyVTraceBuffer.create_factory()
+    parameters = inspect.signature(type(made).create_factory).parameters
+    assert {name: found.default for name, found in parameters.items()} == vars(made)
+
+
 def test_values_are_checked_at_once() -> None:
     with pytest.raises(ValueError, match="clip_param must be greater than 0"):
         PPO.create_factory(clip_param=0)
@@ -115,6 +140,12 @@ def test_values_are_checked_at_once() -> None:
         HindsightExperienceReplayBuffer.create_factory(n_step=3)
     with pytest.raises(ValueError, match="vec_env_size must be at least 1"):
         VecEnv.create_factory(env_fn=make_cartpole, vec_env_size=0)
+
+
+def test_a_setting_of_your_own_may_have_another_name_of_one_that_you_lack() -> None:
+    config = dataclasses.make_dataclass("Own", [("tau", "float", 0.5)], frozen=True, kw_only=True)
+    own = type("Mine", (Algorithm,), {"Config": config, "losses": None})
+    assert own.create_factory(tau=0.25).config.tau == 0.25  # type: ignore[attr-defined]
 
 
 def test_a_name_and_its_other_name_are_not_given_both() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.algos.config import OTHER_NAMES, StepConfig
-from torchbeast.core.base.checks import one_of, refuse_other_types, refuse_unknown, require
+from torchbeast.core.base.checks import one_of, require, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
@@ -171,16 +171,31 @@ class Algorithm(ABC, Generic[BatchT]):
         self.optimisers = {}
         self.counters = Counters()
 
+    @signed(lambda algo: _hyperparameters(algo))
     @classmethod
     def create_factory(cls, **hyperparameters: Any) -> AlgoFactory:
-        """Returns what makes this algorithm with these hyperparameters, wherever it learns.
+        """Returns a factory that makes this algorithm with these hyperparameters on any machine.
 
-        They are the fields of its Config and of StepConfig, with their defaults; `lr`, `gamma`,
-        `entropy_coef`, `value_loss_coef`, `max_grad_norm`, `eps`, `tau` and `initial_alpha` are
-        other names of some. Raises TypeError for an unknown name, and ValueError for a value out of
-        range.
+        Args:
+            **hyperparameters: Fields of the algorithm's Config and of StepConfig, as the signature
+                lists them. `lr`, `gamma`, `entropy_coef`, `value_loss_coef`, `max_grad_norm`,
+                `eps`, `tau` and `initial_alpha` are other names of some.
+
+        Returns:
+            The `algo_factory` of a Scheme.
+
+        Raises:
+            TypeError: For an unknown name, a value of another type, or a name given twice.
+            ValueError: For a value out of range.
+
+        Example:
+            PPO.create_factory(lr=1e-3, num_epochs=10, max_grad_norm=0.5)
         """
-        return algo_factory(cls, hyperparameters)
+        of_step, of_algo = _settings(StepConfig()), _settings(cls.Config())
+        named = _by_flag(cls.__name__, hyperparameters, {**of_algo, **of_step})
+        step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
+        made = AlgoFactory(algo=cls, config=cls.Config(), step=step, given=frozenset(named))
+        return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
 
     @classmethod
     def check_actor(cls, actor: Actor, config: Any) -> None:
@@ -365,29 +380,23 @@ class AlgoFactory:
         return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
 
 
-def algo_factory(algo: type[Algorithm[Any]], hyperparameters: Mapping[str, Any]) -> AlgoFactory:
-    """Returns the factory of an algorithm with these hyperparameters; see create_factory."""
-    of_step, of_algo = _settings(StepConfig()), _settings(algo.Config())
-    known = {name: setting.type for name, setting in {**of_algo, **of_step}.items()}
-    others = {other: name for other, name in OTHER_NAMES.items() if name in known}
-    types = {**{other: known[name] for other, name in others.items()}, **known}
-    refuse_unknown(f"{algo.__name__}.create_factory", hyperparameters, types)
-    refuse_other_types(hyperparameters, types)
-    named = _by_flag(algo.__name__, hyperparameters, others)
-    step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
-    made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
-    return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
+def _hyperparameters(algo: type[Algorithm[Any]]) -> dict[str, tuple[Any, Any]]:
+    """Returns the annotation and the default of every hyperparameter by its names."""
+    settings = {**_settings(getattr(algo, "Config", StepConfig)()), **_settings(StepConfig())}
+    others = {name: settings[flag] for name, flag in OTHER_NAMES.items() if flag in settings}
+    names = {**settings, **others, **settings}  # a setting's own name comes first
+    return {name: (setting.type, setting.value) for name, setting in names.items()}
 
 
 def _by_flag(
-    owner: str, hyperparameters: Mapping[str, Any], others: Mapping[str, str]
+    owner: str, hyperparameters: Mapping[str, Any], flags: Collection[str]
 ) -> dict[str, Any]:
     """Returns the hyperparameters by the names of flags; raises TypeError for one given twice."""
     named: dict[str, Any] = {}
     for name, value in hyperparameters.items():
-        flag = others.get(name, name)
+        flag = name if name in flags else OTHER_NAMES[name]
         if flag in named:
-            both = [given for given in hyperparameters if others.get(given, given) == flag]
+            both = [given for given in hyperparameters if OTHER_NAMES.get(given, given) == flag]
             raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same: give one")
         named[flag] = value
     return named

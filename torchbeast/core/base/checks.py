@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from types import MethodType
+from typing import Any, ParamSpec, TypeVar, cast
 
 
 def require(holds: bool, sentence: str) -> None:
@@ -50,6 +51,7 @@ def one_of(choices: Sequence[str], **values: str) -> None:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -99,13 +101,19 @@ def _refuse_other_number(name: str, value: Any, kind: str) -> None:
         raise TypeError(f"{name} must be {called}, got {value!r}{hint}")
 
 
-def names_checked(function: Callable[P, R]) -> Callable[P, R]:
+def names_checked(
+    function: Callable[P, R], signature: inspect.Signature | None = None
+) -> Callable[P, R]:
     """Makes a method refuse unknown keyword arguments as `refuse_unknown` does, and values as
     `refuse_other_types` does.
+
+    Args:
+        function: The method; its first parameter is the object or the class.
+        signature: The parameters to check, and to show in `help()`. Default: the method's own.
     """
-    parameters = inspect.signature(function).parameters
-    accepted = list(parameters)[1:]
-    annotations = {name: parameters[name].annotation for name in accepted}
+    signature = signature or inspect.signature(function)
+    accepted = list(signature.parameters)[1:]
+    annotations = {name: signature.parameters[name].annotation for name in accepted}
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -114,7 +122,29 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
         refuse_other_types({**dict(zip(accepted, args[1:], strict=False)), **kwargs}, annotations)
         return function(*args, **kwargs)
 
+    setattr(checked, "__signature__", signature)  # noqa: B010
     return checked
+
+
+def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable[[F], F]:
+    """Gives a class method `**settings` a signature of its own in each class, with `names_checked`.
+
+    Args:
+        settings: Returns the annotation and the default of each setting of a class, by name.
+    """
+
+    class Signed(classmethod):  # type: ignore[type-arg]
+        def __get__(self, instance: object, owner: type | None = None) -> Any:
+            own = inspect.signature(self.__func__)
+            first, rest = own.parameters.values()
+            others = [
+                rest.replace(name=name, kind=rest.KEYWORD_ONLY, annotation=kind, default=default)
+                for name, (kind, default) in settings(owner).items()
+            ]
+            signature = own.replace(parameters=[first, *others])
+            return MethodType(names_checked(self.__func__, signature), owner)
+
+    return cast(Callable[[F], F], lambda method: Signed(method.__func__))
 
 
 def counted(count: int, noun: str) -> str:

@@ -10,28 +10,21 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbeast.core.algos.registry import replay_of
-from torchbeast.core.base.checks import (
-    above,
-    at_least,
-    between,
-    refuse_other_types,
-    refuse_unknown,
-    require,
-)
+from torchbeast.core.base.checks import above, at_least, between, require, signed
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torchbeast.core.algos.base import AlgoFactory, Algorithm
 
 
-AnyStorage = TypeVar("AnyStorage", bound="Storage")
-
-
+@dataclass(frozen=True, kw_only=True)
 class Storage(ABC):
     """The storage of a scheme."""
 
@@ -42,18 +35,29 @@ class Storage(ABC):
     usual: ClassVar[Mapping[str, Any]] = {}
     """Values of fields that are not given; others are None."""
 
+    @signed(lambda storage: storage._settings())
     @classmethod
-    def create_factory(cls: type[AnyStorage], **settings: Any) -> AnyStorage:
-        """Returns the storage; settings: its fields, by default as in `usual`, or None.
+    def create_factory(cls, **settings: Any) -> Self:
+        """Returns the `storage_factory` of a Scheme.
 
-        Raises TypeError for an unknown name or another type, and ValueError for a value out of
-        range.
+        Args:
+            **settings: Fields of the storage, as the signature lists them. None: the algorithm's
+                own setting, which the programs use too.
+
+        Raises:
+            TypeError: For an unknown name, or a value of another type.
+            ValueError: For a value out of range.
+
+        Example:
+            OnPolicyGAEBuffer.create_factory(size=128, gae_lambda=0.95)
         """
-        types = {field.name: field.type for field in dataclasses.fields(cast(Any, cls))}
-        refuse_unknown(f"{cls.__name__}.create_factory", settings, types)
-        given = {name: value for name, value in settings.items() if value is not None}
-        refuse_other_types(given, types)
-        return cls(**{**dict.fromkeys(types), **cls.usual, **given})
+        return cls(**{name: default for name, (_, default) in cls._settings().items()} | settings)
+
+    @classmethod
+    def _settings(cls) -> dict[str, tuple[Any, Any]]:
+        """Returns the annotation and the default of every field."""
+        fields = dataclasses.fields(cls)
+        return {field.name: (field.type, cls.usual.get(field.name)) for field in fields}
 
     @abstractmethod
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
