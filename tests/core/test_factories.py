@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchbeast import EnvSpec, make_env
 from torchbeast.core.actors import (
     OffPolicyActorCritic,
     OnPolicyActorCritic,
@@ -36,6 +37,7 @@ from torchbeast.core.storages import (
     OnPolicyVTraceBuffer,
     ReplayBuffer,
 )
+from torchbeast.evaluation.play import Episodes
 
 FRAMES, VECTOR = ArraySpec((4, 84, 84), "uint8"), ArraySpec((3,), "float32")
 
@@ -151,6 +153,26 @@ def test_a_setting_of_your_own_may_have_another_name_of_one_that_you_lack() -> N
 def test_a_name_and_its_other_name_are_not_given_both() -> None:
     with pytest.raises(TypeError, match="lr and learning_rate are the same|learning_rate and lr"):
         PPO.create_factory(lr=1e-3, learning_rate=1e-3)
+
+
+def test_reprs_are_a_short_line_with_what_was_given() -> None:
+    envs, action_space, obs_space = VecEnv.create_factory(env_fn=make_cartpole, vec_env_size=8)
+    actor = OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp", recurrent=True)
+    for found, shown in [
+        (envs, "VecEnv.create_factory(env_fn=make_cartpole, env_kwargs={}, vec_env_size=8)"),
+        (actor, "OnPolicyActorCritic.create_factory(..., 'mlp', recurrent=True)"),
+        (PPO.create_factory(lr=0.5, eps=1), "PPO.create_factory(learning_rate=0.5, epsilon=1)"),
+        (OnPolicyBuffer.create_factory(size=5), "OnPolicyBuffer(size=5, batch_size=None)"),
+        (envs(), "<SyncVecEnv: 8 of make_cartpole>"),
+        (ArraySpec((4,), "float32"), "ArraySpec(shape=(4,), dtype='float32')"),
+        (EnvSpec("Catch"), "EnvSpec(name='Catch')"),
+        (make_env("Catch", 2), "<Catch: 2 of Catch>"),
+        (
+            Episodes([1.0, 3.0], [10, 20], [0, 0]),
+            "<2 episodes: mean return 2.00 ± 1.41, mean length 15>",
+        ),
+    ]:
+        assert repr(found) == shown
 
 
 # --- algorithms

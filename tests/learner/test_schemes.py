@@ -210,6 +210,9 @@ def test_a_description_names_every_part() -> None:
     assert "actions in the learner's process" in central and "actions, of the newest" in central
     assert "1 process with 2" in scheme_of(col_remote_workers=1).describe()
     assert "in the learner's process" in scheme_of().describe()
+    shown = repr(scheme_of(col_remote_workers=1))
+    assert shown.startswith("<Scheme of collection: 1 process with 2 environments each, synchron")
+    assert "\n" not in shown and "; learner: " in shown
 
 
 # --- named architectures

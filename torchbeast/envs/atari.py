@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from torchbeast.core.base.checks import did_you_mean
+from torchbeast.core.envs.contract import env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec
@@ -101,6 +102,8 @@ class AtariEnv:
             self._game_start != started,
             info["final_obs"][truncated] if truncated.any() else None,
         )
+
+    __repr__ = env_repr
 
     def close(self) -> None:
         del self._env  # its destructor ends the threads

@@ -19,6 +19,7 @@ import numpy as np
 
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.base.specs import check_takes
+from torchbeast.core.envs.contract import env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec
@@ -81,6 +82,8 @@ class MinAtarEnv:
         for index in np.flatnonzero(ended):
             self._games[index].reset()
         return VecStep.of_games(self._observation(), reward.astype(np.float32), ended)
+
+    __repr__ = env_repr
 
     def close(self) -> None:
         pass

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require, short_repr
 from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
 from torchbeast.errors import UsageError
@@ -102,6 +102,7 @@ class EnvSpec(Spec):
     """An environment: a name that `envs.make` knows, arguments of its constructor, and options."""
 
     options: EnvOptions = field(default=DEFAULTS, kw_only=True)
+    __repr__ = short_repr
 
     @property
     def is_factory(self) -> bool:

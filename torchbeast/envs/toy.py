@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from torchbeast.core.envs.contract import env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete, MultiDiscrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError
@@ -30,6 +31,8 @@ class _Toy(ABC):
         self._generators = [np.random.default_rng(env_seed) for env_seed in self._seeds]
         self._begin(np.arange(self.num_envs))
         return self._observation()
+
+    __repr__ = env_repr
 
     def close(self) -> None:
         return

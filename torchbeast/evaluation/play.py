@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import secrets
 import statistics
 import sys
@@ -32,6 +33,7 @@ from torch import Tensor
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.ambient import one_thread
+from torchbeast.core.base.checks import counted
 from torchbeast.core.base.nest import Nest, flatten, map_leaves2
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import random_action
@@ -59,6 +61,16 @@ class Episodes(NamedTuple):
     returns: list[float]
     lengths: list[int]  # env steps
     endings: list[int]  # hashes of the last COMPARED_STEPS steps
+
+    def __repr__(self) -> str:
+        mean, length = (statistics.fmean(of or [math.nan]) for of in self[:2])
+        count = counted(len(self.returns), "episode")
+        return f"<{count}: mean return {mean:.2f} ± {self.spread:.2f}, mean length {length:.0f}>"
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the returns; 0 with a single episode."""
+        return statistics.stdev(self.returns) if len(self.returns) > 1 else 0.0
 
     @property
     def distinct(self) -> int:
@@ -181,12 +193,11 @@ def play(
 def report(episodes: Episodes) -> str:
     """Describes returns, lengths and the number of distinct episodes in words."""
     returns, lengths, _ = episodes
-    spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     each = ", ".join(f"{value:g}" for value in returns)
     return (
         f"Returns: {each}\n"
         f"Mean {statistics.fmean(returns):.2f}, median {statistics.median(returns):.2f}, "
-        f"standard deviation {spread:.2f} over {len(returns)} episodes.\n"
+        f"standard deviation {episodes.spread:.2f} over {len(returns)} episodes.\n"
         f"Lengths: mean {statistics.fmean(lengths):.0f} steps, "
         f"from {min(lengths):,} to {max(lengths):,}.\n"
         f"Distinct: {episodes.distinct} of {len(returns)} episodes, by return and last "

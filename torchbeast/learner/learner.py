@@ -213,7 +213,13 @@ class Learner:
         }
 
     def print_info(self) -> None:
-        """Prints a line about the run."""
+        """Prints a line about the run: steps, steps per second, episodes, mean return and loss."""
+        print(self._info(), flush=True)
+
+    def __repr__(self) -> str:
+        return f"<Learner: {self._info()}>"
+
+    def _info(self) -> str:
         found = self.get_metrics()
         share = 100 * self.steps / self.target_steps
         said = [
@@ -225,7 +231,7 @@ class Learner:
             said.append(f"mean return {found['mean_return']:.2f}")
         if not math.isnan(self._progress.loss):
             said.append(f"loss {self._progress.loss:.3g}")
-        print(", ".join(said), flush=True)
+        return ", ".join(said)
 
     def save_model(self, path: str | Path | None = None) -> Path:
         """Writes a checkpoint, from which a run can go on; returns its path.

@@ -47,7 +47,7 @@ from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts, UsageError
 from torchbeast.gradients.config import Communication, GradientConfig, UpdateExecution
 from torchbeast.on_ray.config import RayConfig
-from torchbeast.schemes.describe import text_of
+from torchbeast.schemes.describe import parts, text_of
 from torchbeast.servers.config import FleetConfig
 
 Inference = Literal["worker", "central"]
@@ -272,6 +272,10 @@ class Scheme:
             num_buffers=self.num_envs if self.is_synchronous else None,
             actor_cpus=self.col_cpus,
         )
+
+    def __repr__(self) -> str:
+        told = "; ".join(f"{part.title}: {', '.join(part.lines)}" for part in parts(self))
+        return f"<Scheme of {told}>"
 
     def describe(self) -> str:
         """Returns the parts of the scheme and the ways between them as text."""

@@ -286,6 +286,10 @@ class ActorFactory:
         self.restart(actor)
         return actor
 
+    def __repr__(self) -> str:
+        network, recurrent = self.spec.name, self.spec.use_lstm
+        return f"{self.owner}.create_factory(..., {network!r}, recurrent={recurrent})"
+
     def trained_by(self, family: str) -> ActorFactory:
         """Returns the factory of the network that algorithms of a family train."""
         return dataclasses.replace(self, family=family)

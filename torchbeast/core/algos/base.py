@@ -372,6 +372,11 @@ class AlgoFactory:
         """Makes the algorithm, with the actor moved to the device."""
         return self.algo(actor.to(device), self.config)
 
+    def __repr__(self) -> str:
+        values = recorded(self.config) | recorded(self.step)
+        told = [f"{name}={values[name]!r}" for name in values if name in self.given]
+        return f"{self.algo.__name__}.create_factory({', '.join(told)})"
+
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
         """Returns this factory with other values of these hyperparameters."""
         settings, config = _settings(self.config), self.config

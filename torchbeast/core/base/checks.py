@@ -7,6 +7,7 @@ passes. The module imports nothing else of TorchBeast, so that torchbeast.core.e
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -145,6 +146,16 @@ def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable
             return MethodType(names_checked(self.__func__, signature), owner)
 
     return cast(Callable[[F], F], lambda method: Signed(method.__func__))
+
+
+def short_repr(self: Any) -> str:
+    """Returns the `repr` of a dataclass with only the fields that differ from their defaults."""
+    told = []
+    for field in dataclasses.fields(self):
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if field.repr and (value := getattr(self, field.name)) != default:
+            told.append(f"{field.name}={value!r}")
+    return f"{type(self).__name__}({', '.join(told)})"
 
 
 def counted(count: int, noun: str) -> str:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
-from torchbeast.core.base.checks import did_you_mean
+from torchbeast.core.base.checks import did_you_mean, short_repr
 from torchbeast.errors import UsageError
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -130,6 +130,7 @@ class ActorSpec(Spec):
     # Whether it encodes observations by the value ranges of their space; False: by dtype and shape
     # alone, as networks of older checkpoints do.
     reads_values: bool = field(default=True, kw_only=True)
+    __repr__ = short_repr
 
 
 def find(name: str) -> Callable[..., Any]:

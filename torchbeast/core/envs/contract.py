@@ -195,6 +195,11 @@ def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[i
     return np.array(numbers, np.float32)
 
 
+def env_repr(env: Any) -> str:
+    """Returns the `repr` of a VecEnv, such as "<SyncVecEnv: 8 of CartPole-v1>"."""
+    return f"<{type(env).__name__}: {env.num_envs} of {env.env_id}>"
+
+
 def number_in(value: Any) -> float:
     """Returns a number, or the only entry of an array of numbers; NaN for anything else."""
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import FinalInfo, FiniteCheck
+from torchbeast.core.envs.contract import FinalInfo, FiniteCheck, env_repr
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     ArraySpec,
@@ -103,6 +103,8 @@ class GymVectorEnv:
             self._steps[ended] = 0
         self._check(seen, range(self.num_envs))
         return VecStep(seen, reward, terminated, truncated, ended, final)
+
+    __repr__ = env_repr
 
     def close(self) -> None:
         self._env.close()

@@ -83,6 +83,9 @@ class SelectedVecEnv:
         self._env, self._keys = env, tuple(keys)
         self.observation_space: ObservationSpace = select(env.observation_space, keys)
 
+    def __repr__(self) -> str:
+        return f"{self._env!r}, only {' '.join(self._keys)}"
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.base.checks import short_repr
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 
 # Dtypes of the wire format, by numpy's names.
@@ -42,6 +43,7 @@ class ArraySpec:
     high: float | None = None  # upper bound of every entry; inf: unbounded, None: unknown
     categories: tuple[int, ...] | None = None  # number of categories; None: quantities
     start: tuple[int, ...] = (0,)  # the smallest category
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))

@@ -34,6 +34,7 @@ from torchbeast.core.envs.contract import (
     check_environment,
     check_keywords,
     check_vec_env,
+    env_repr,
     is_gym_vector,
     number_in,
 )
@@ -185,6 +186,10 @@ class VecEnvFactory:
     def __post_init__(self) -> None:
         at_least(1, vec_env_size=self.vec_env_size)
 
+    def __repr__(self) -> str:
+        made = f"env_fn={_name_of(self.env_fn)}, env_kwargs={dict(self.env_kwargs)}"
+        return f"VecEnv.create_factory({made}, vec_env_size={self.vec_env_size})"
+
     @property
     def observation_space(self) -> ObservationSpace:
         """Space of one environment's observations as the policy sees them."""
@@ -284,6 +289,7 @@ class SyncVecEnv:
 
     frame_stack = 1
     final_info: FinalInfo
+    __repr__ = env_repr
 
     def __init__(
         self,
