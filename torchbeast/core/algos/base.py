@@ -35,16 +35,19 @@ from torchbeast.errors import UsageError
 
 @dataclass
 class Counters:
-    """Counts from the start of the run, across restarts."""
+    """Counts from the start of the run, across restarts.
+
+    Attributes:
+        env_steps: Collected environment steps; they determine the learning rate and the run's end.
+        learnt_steps: Steps used in updates; a step that is used twice counts twice.
+        optimiser_steps: Changes of the weights.
+        version: Updates, one per batch. Each publishes the weights under this number.
+    """
 
     env_steps: int = 0
-    """Collected steps; they determine the learning rate and the end of the run."""
     learnt_steps: int = 0
-    """Steps learnt from; a step that is used twice counts twice."""
     optimiser_steps: int = 0
-    """Changes of the weights."""
     version: int = 0
-    """Updates, one per batch; after each the weights are published under this number."""
 
     def state_dict(self) -> dict[str, int]:
         """Returns the counters under the names used by all checkpoints."""
@@ -93,76 +96,109 @@ class Optimizer(Protocol):
 
 
 class Losses(NamedTuple):
-    """The losses and metrics of a minibatch."""
+    """The losses and metrics of a minibatch.
+
+    Attributes:
+        terms: Weighted losses by name: scalars, whose sum is minimised.
+        metrics: Numbers that are logged but never minimised: scalars, each a mean over all valid
+            steps, or the `losses.mean` of some of them. A mean over no steps is not logged.
+        feedback: Results for the replay: `priorities` if the minibatch has `weights`, and
+            `final_state` if it `feeds_back`.
+
+    Example:
+        ```python
+        return Losses({"pg_loss": pg_loss, "value_loss": 0.5 * value_loss}, {"entropy": entropy})
+        ```
+    """
 
     terms: dict[str, Tensor]
-    """Weighted losses, scalars whose sum is minimised."""
     metrics: Mapping[str, Tensor | Mean] = MappingProxyType({})
-    """Figures that are logged but never minimised: scalars, each a mean over all valid steps, or
-    `losses.mean` over some of them. One without any steps is not logged."""
     feedback: Feedback = NO_FEEDBACK
-    """The replay of the minibatch needs `priorities` where the minibatch has `weights`, and
-    `final_state` where it `feeds_back`."""
 
 
 class Algorithm(ABC, Generic[BatchT]):
-    """Losses of models, and the optimisers that minimise them.
+    """Base class of reinforcement-learning algorithms: losses of models, and their optimisers.
 
-    All state that the next step depends on is in `models`, including buffers, or in `optimisers`:
-    both are saved in checkpoints.
+    Subclasses define `losses`, and the class attributes below where the default does not fit. All
+    state that the next step depends on is in `models`, including their buffers, or in `optimisers`:
+    checkpoints contain both.
+
+    Attributes:
+        Config: A frozen keyword-only dataclass with a default for every field. The fields become
+            the algorithm's flags, and the strings under them the help texts.
+        actor_type: The class of actor that the algorithm trains.
+        family: The family of built-in networks that `--model` chooses from: with "q", mlp means
+            q-mlp. Default: the actor-critics.
+        takes: The class of batch that the algorithm trains on, Rollout or Transitions.
+        learns_from_replay: Whether batches may contain replayed columns, whose actions were chosen
+            by much older policies. With a recurrent network, `losses` then returns the
+            `final_state` that `unroll` found.
+        needs: Names of the extra outputs of acting that batches must contain.
+        corrects_lag: Whether returns are corrected for actions of older policies, as V-trace does.
+        mode: The mode in which actions are chosen during training.
+        separable: Whether the columns of a batch are independent except for the sum or mean over
+            all steps. If the actor is separable too, several threads may compute slices of the
+            columns.
+        reduction: "sum" or "mean": how terms combine steps, so that losses of slices add up
+            exactly.
+        minimised_by: The name of the optimiser that minimises each term. Default: the only one. An
+            optimiser sees only the gradients of its terms with respect to its parameters.
+        actor: The network that acts.
+        models: Models by name. "actor" is the one that acts, and whose weights are published.
+        optimisers: Optimisers by name.
+        counters: Counts of the run before the present update, for schedules. OptimiserStep keeps
+            them.
+
+    Example:
+        ```python
+        class MyAlgorithm(Algorithm[Rollout]):
+            Config = MyConfig
+
+            def __init__(self, actor, config):
+                super().__init__(actor, config)
+                self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
+
+            def losses(self, minibatch):
+                return Losses({"loss": ...})
+        ```
     """
 
     Config: ClassVar[type]
-    """A frozen keyword-only dataclass with a default for every field. The fields are the
-    algorithm's flags, their docstrings the help texts."""
 
     actor_type: ClassVar[type[Actor]] = ActorCritic
-    """The class of actor that it trains."""
 
     family: ClassVar[str] = ""
-    """The family of built-in networks that --model chooses from: "q" makes mlp q-mlp. By default
-    the actor-critics."""
 
     takes: ClassVar[type] = Rollout
-    """The class of batch that it learns from."""
 
     learns_from_replay: ClassVar[bool] = False
-    """Whether its batches may contain replayed columns, chosen by policies of long ago. With a
-    recurrent network `losses` then returns the `final_state` that `unroll` found."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Names of the extras of acting that its batches must contain."""
 
     corrects_lag: ClassVar[bool] = False
-    """Whether its returns are corrected for actions of older policies, as V-trace does."""
 
     mode: ClassVar[Mode] = "sample"
-    """The mode in which actions are chosen during training."""
 
     separable: ClassVar[bool] = False
-    """Whether the columns of a batch are independent, except for the sum or mean over all steps.
-    The learner may then compute slices of some columns, in several threads, if the actor is
-    separable too."""
 
     reduction: ClassVar[Reduction] = "sum"
-    """How terms combine steps, so that the losses of slices can be added up exactly."""
 
     minimised_by: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The name of the optimiser that minimises each term; by default the only optimiser. An
-    optimiser sees only the gradients of its own terms with respect to its own parameters."""
 
     actor: Actor
     models: dict[str, nn.Module]
-    """Models by name; "actor" is the one that acts, whose weights are published."""
     optimisers: dict[str, Optimizer]
-    """Optimisers by name."""
     counters: Counters
-    """Counts of the run before the present update, for schedules; OptimiserStep keeps them."""
 
     def __init__(self, actor: Actor, config: Any) -> None:
-        """Makes an algorithm without optimisers; config: an instance of Config.
+        """Makes an algorithm without optimisers.
 
-        Raises the errors of `check_actor`.
+        Args:
+            actor: The network to train.
+            config: The hyperparameters, an instance of `Config`.
+
+        Raises:
+            UsageError: If the algorithm cannot train this actor; see `check_actor`.
         """
         self.check_actor(actor, config)
         self.actor = actor
@@ -177,9 +213,9 @@ class Algorithm(ABC, Generic[BatchT]):
         """Returns a factory that makes this algorithm with these hyperparameters on any machine.
 
         Args:
-            **hyperparameters: Fields of the algorithm's Config and of StepConfig, as the signature
-                lists them. `lr`, `gamma`, `entropy_coef`, `value_loss_coef`, `max_grad_norm`,
-                `eps`, `tau` and `initial_alpha` are other names of some.
+            **hyperparameters: Fields of the algorithm's Config and of StepConfig; the signature
+                lists them with their defaults. Names such as `lr`, `gamma` and `tau` are other
+                names for some of them.
 
         Returns:
             The `algo_factory` of a Scheme.
@@ -189,7 +225,9 @@ class Algorithm(ABC, Generic[BatchT]):
             ValueError: For a value out of range.
 
         Example:
+            ```python
             PPO.create_factory(lr=1e-3, num_epochs=10, max_grad_norm=0.5)
+            ```
         """
         of_step, of_algo = _settings(StepConfig()), _settings(cls.Config())
         named = _by_flag(cls.__name__, hyperparameters, {**of_algo, **of_step})
@@ -199,10 +237,15 @@ class Algorithm(ABC, Generic[BatchT]):
 
     @classmethod
     def check_actor(cls, actor: Actor, config: Any) -> None:
-        """Raises UsageError when the actor is not an `actor_type`.
+        """Checks that the algorithm can train an actor. Subclasses may add checks.
 
-        Algorithms may add checks: the message of a UsageError is reported at the start of the run,
-        without a traceback.
+        Args:
+            actor: The network to train.
+            config: The hyperparameters, an instance of `Config`.
+
+        Raises:
+            UsageError: If it cannot. The programs print the message when the run starts, without a
+                traceback.
         """
         if not isinstance(actor, cls.actor_type):
             raise UsageError(
@@ -211,43 +254,44 @@ class Algorithm(ABC, Generic[BatchT]):
             )
 
     def observe(self, batch: BatchT) -> None:
-        """Counts the batch in running statistics, here in those of the actor.
+        """Adds the batch to running statistics, by default to the actor's.
 
-        Called once per batch, before `prepare`, without a gradient graph. Several learners join the
-        statistics of every RunningNorm of their models.
+        It is called once per batch, before `prepare`, without a gradient graph. With several
+        learners, the statistics of every RunningNorm of their models are joined.
         """
         new = batch.new_observations()
         if all(leaf.shape[1] for leaf in flatten(new)):  # a mask may leave none
             self.actor.observe(new)
 
     def prepare(self, batch: BatchT) -> BatchT:
-        """Returns the batch to learn from, for example with advantages.
+        """Returns the batch to train on, for example with advantages added to its extras.
 
-        Called once per batch, without a gradient graph.
+        It is called once per batch, without a gradient graph.
         """
         return batch
 
     def metrics(self, batch: BatchT) -> Mapping[str, Tensor | Mean]:
-        """Returns metrics of a whole batch that is prepared, beside those of `losses`.
+        """Returns metrics of a whole prepared batch, in addition to the metrics that `losses` returns.
 
-        Called before the first optimiser step, without a gradient graph.
+        It is called before the first optimiser step, without a gradient graph.
         """
         return {}
 
     def minibatches(self, batch: BatchT) -> Iterable[BatchT]:
-        """Returns the minibatches, one for each optimiser step; at least one.
+        """Returns the minibatches, one for each optimiser step and at least one.
 
-        The default is the whole batch, once. Each of an iterator is made after the step before it.
-        Learners that take their steps together must get equally many.
+        The default is the whole batch, once. An iterator makes each minibatch after the optimiser
+        step before it. Learners that update together need the same number of minibatches.
         """
         return [batch]
 
     def stops_after(self, figures: Mapping[str, float]) -> bool:
-        """Returns whether the rest of the minibatches is left out, after one with these figures:
-        terms, metrics and gradient norms, computed before its optimiser step.
+        """Returns whether to skip the remaining minibatches of a batch.
 
-        Learners that take their steps together all get the figures of all of them: decide by these
-        alone, so that all decide alike.
+        Args:
+            figures: Terms, metrics and gradient norms of the present minibatch, computed before its
+                optimiser step. Learners that update together get the same figures: decide by these
+                alone, so that all of them decide alike.
         """
         return False
 
@@ -255,11 +299,14 @@ class Algorithm(ABC, Generic[BatchT]):
     def losses(self, minibatch: BatchT) -> Losses:
         """Returns the terms to minimise, and metrics.
 
-        If `separable`, it is called with slices of a minibatch, by several threads at once.
+        If the algorithm is `separable`, several threads call this method with slices of a minibatch
+        at the same time.
         """
 
     def after_step(self) -> None:
-        """Runs after every optimiser step, without a graph: target networks, temperatures."""
+        """Updates target networks, temperatures and the like after every optimiser step, without a
+        graph.
+        """
 
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
@@ -361,12 +408,19 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class AlgoFactory:
-    """Makes an algorithm for an actor; see Algorithm.create_factory."""
+    """Makes an algorithm for an actor; see Algorithm.create_factory.
+
+    Attributes:
+        algo: The class of the algorithm.
+        config: Its hyperparameters, an instance of `algo.Config`.
+        step: The limits of an optimiser step.
+        given: Names of the hyperparameters that the caller gave.
+    """
 
     algo: type[Algorithm[Any]]
-    config: Any  # of type algo.Config
+    config: Any
     step: StepConfig
-    given: frozenset[str]  # names of the hyperparameters that are not defaults
+    given: frozenset[str]
 
     def __call__(self, device: torch.device | str, actor: Actor) -> Algorithm[Any]:
         """Makes the algorithm, with the actor moved to the device."""

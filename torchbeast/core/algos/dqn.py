@@ -26,7 +26,19 @@ from torchbeast.core.storages.transition import Transitions
 
 
 class DQN(OffPolicy):
-    """Learns the values of actions."""
+    """Deep Q-network (Mnih et al. 2015) with double Q-learning, n-step returns and priorities.
+
+    It acts epsilon-greedily in Discrete action spaces, and trains on single steps from a replay.
+
+    Args:
+        actor: A QNetwork, for example the built-in q-mlp.
+        config: The hyperparameters.
+
+    Example:
+        ```python
+        DQN.create_factory(lr=1e-4, exploration_steps=50_000, target_period=1_000)
+        ```
+    """
 
     Config = DQNConfig
     family = "q"
@@ -49,7 +61,9 @@ class DQN(OffPolicy):
         return batch
 
     def losses(self, minibatch: Transitions) -> Losses:
-        """Returns value_loss, and the mean of the values and of their errors' sizes."""
+        """Returns value_loss, and as metrics the mean value, the mean absolute TD error, and
+        epsilon.
+        """
         with torch.no_grad():
             targets = self.targets(minibatch, self._next_values(minibatch.next_observation))
         q_values = self.actor(minibatch.observation).float()

@@ -26,7 +26,20 @@ from torchbeast.core.storages.rollout import Rollout
 
 
 class IMPALA(OnPolicy):
-    """Learns from rollouts of any recent policy."""
+    """IMPALA (Espeholt et al. 2018): an actor-critic whose returns V-trace corrects for policy lag.
+
+    It trains on rollouts of any recent policy, in every action space, with feed-forward and
+    recurrent networks.
+
+    Args:
+        actor: An ActorCritic.
+        config: The hyperparameters.
+
+    Example:
+        ```python
+        IMPALA.create_factory(lr=5e-4, entropy_coef=0.01)
+        ```
+    """
 
     Config = IMPALAConfig
     needs = ("policy_logits",)
@@ -34,7 +47,9 @@ class IMPALA(OnPolicy):
     separable = True
 
     def losses(self, minibatch: Rollout) -> Losses:
-        """Returns pg_loss, baseline_loss and entropy_loss, with costs, and the mean entropy."""
+        """Returns pg_loss, baseline_loss and entropy_loss, each with its weight, and the mean
+        entropy.
+        """
         config, distribution = self.config, self.actor.distribution
         policy_logits, values, final_values, state = unroll(self.actor, minibatch)
         logits, values = policy_logits[:-1].float(), values.float()
@@ -66,9 +81,14 @@ class IMPALA(OnPolicy):
     def learnt_from(
         self, minibatch: Rollout, logits: Tensor, behavior_logits: Tensor
     ) -> tuple[Tensor | None, dict[str, Mean]]:
-        """Returns the mask [T, B] of the states to learn policy and value from, None for all, and
-        metrics of the choice.
+        """Returns the states to train policy and value on, and metrics of this choice.
 
-        logits, behavior_logits: [T, B, num_params] of the policies that learn and that acted.
+        Args:
+            minibatch: Rollouts of T steps in B columns.
+            logits: [T, B, num_params] of the policy that is trained.
+            behavior_logits: [T, B, num_params] of the policies that acted.
+
+        Returns:
+            A bool mask [T, B], or None for all states; and the metrics by name.
         """
         return minibatch.mask, {}

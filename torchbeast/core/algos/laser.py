@@ -37,13 +37,19 @@ def implied_policy_kl(
              = log Z + sum_a pi(a) relu(log pi(a) - log mu(a) - log rho_bar)
 
     since log pi - log min(rho_bar mu, pi) is 0 where rho_bar mu is larger. The minimum does not
-    factorise over the choices of a joint action, so that all joint actions are needed.
+    factorise over the choices of a joint action, so all joint actions are needed.
 
-    target_log_probs, behavior_log_probs: [..., A] log pi and log mu of all actions, normalised
-        (see ActionDistribution.all_log_probs); -inf: the policy never does that.
-    rho_bar: V-trace's limit of the importance weights, above 0.
+    Args:
+        target_log_probs: [..., A] log pi of all actions, normalised; see
+            ActionDistribution.all_log_probs. -inf: the policy never takes that action.
+        behavior_log_probs: [..., A] log mu of all actions, likewise normalised.
+        rho_bar: V-trace's limit of the importance weights, above 0.
 
-    inf where pi does what mu never does. Raises ValueError when shapes differ.
+    Returns:
+        beta; inf where pi takes an action that mu never takes.
+
+    Raises:
+        ValueError: If the shapes differ.
     """
     if target_log_probs.shape != behavior_log_probs.shape:
         raise ValueError(
@@ -59,7 +65,19 @@ def implied_policy_kl(
 
 
 class LASER(IMPALA):
-    """Learns from rollouts of recent and of replayed policies."""
+    """LASER (Schmitt et al. 2019): IMPALA that also trains on replayed rollouts, in a trust region.
+
+    It needs action spaces whose joint actions can be enumerated, unless replay_kl_threshold is inf.
+
+    Args:
+        actor: An ActorCritic.
+        config: The hyperparameters.
+
+    Example:
+        ```python
+        LASER.create_factory(lr=5e-4, replay_kl_threshold=0.1)
+        ```
+    """
 
     Config = LASERConfig
     learns_from_replay = True
@@ -67,7 +85,15 @@ class LASER(IMPALA):
 
     @classmethod
     def check_actor(cls, actor: Actor, config: LASERConfig) -> None:
-        """Adds a UsageError where the trust region cannot be computed."""
+        """Checks in addition that the trust region can be computed.
+
+        Args:
+            actor: The network to train.
+            config: The hyperparameters.
+
+        Raises:
+            UsageError: If there is a trust region, and the actions cannot be enumerated.
+        """
         super().check_actor(actor, config)
         if math.isinf(config.replay_kl_threshold):
             return
@@ -83,8 +109,17 @@ class LASER(IMPALA):
     def learnt_from(
         self, minibatch: Rollout, logits: Tensor, behavior_logits: Tensor
     ) -> tuple[Tensor | None, dict[str, Mean]]:
-        """Chooses the online states and the relevant replayed ones. Metrics: the share of replayed
-        states that are relevant, and the mean KL(policy || implied policy) where it is finite.
+        """Chooses the online states and the relevant replayed states.
+
+        Args:
+            minibatch: Rollouts of T steps in B columns.
+            logits: [T, B, num_params] of the policy that is trained.
+            behavior_logits: [T, B, num_params] of the policies that acted.
+
+        Returns:
+            A bool mask [T, B], or None for all states; and two metrics: the share of replayed
+            states that are relevant, and the mean KL(policy || implied policy) in nats where it is
+            finite.
         """
         replayed, distribution = minibatch.replayed_mask, self.actor.distribution
         if replayed is None or not distribution.is_enumerable:

@@ -24,7 +24,12 @@ from torchbeast.core.storages.transition import Transitions
 
 
 class OffPolicy(Algorithm[Transitions]):
-    """The common base of the built-in off-policy algorithms."""
+    """Base class of DQN, SAC and TD3: n-step targets from single steps of a replay.
+
+    Args:
+        actor: An OffPolicyActor.
+        config: The hyperparameters.
+    """
 
     takes = Transitions
     mode = "explore"
@@ -34,7 +39,12 @@ class OffPolicy(Algorithm[Transitions]):
     config: OffPolicyConfig
 
     def targets(self, batch: Transitions, next_values: Tensor) -> Tensor:
-        """Returns y [B]; next_values: V [B] of the next observations."""
+        """Returns the n-step targets y [B].
+
+        Args:
+            batch: The transitions.
+            next_values: [B] V of the next observations.
+        """
         config = self.config
         rewards = batch.reward.unsqueeze(-1)
         if batch.later_rewards is not None:
@@ -47,15 +57,24 @@ class OffPolicy(Algorithm[Transitions]):
 
 
 class Target(nn.Module):
-    """A copy of a network that follows it slowly (Lillicrap et al. 2015, arXiv 1509.02971).
+    """Target network: a copy of a network that follows it by Polyak averaging (Lillicrap et al.
+    2015, arXiv 1509.02971).
 
-    steps: int64 [], how often `follow` was called.
+    Attributes:
+        network: The copy, which is never trained itself.
+        steps: int64 [], the number of calls of `follow`.
     """
 
     steps: Tensor
 
     def __init__(self, network: nn.Module, rate: float, period: int) -> None:
-        """rate: share of the way to the network that it goes in every period-th `follow`."""
+        """Copies a network.
+
+        Args:
+            network: The network to follow.
+            rate: Polyak coefficient tau: copy = (1 - tau) * copy + tau * network.
+            period: Calls of `follow` between two such updates.
+        """
         super().__init__()
         self.network = copy.deepcopy(network).requires_grad_(False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -63,7 +82,7 @@ class Target(nn.Module):
 
     @torch.no_grad()
     def follow(self, network: nn.Module) -> None:
-        """Goes towards the network, if it is time; running statistics are copied."""
+        """Moves the copy towards the network, if it is time; running statistics are copied."""
         self.steps += 1
         if int(self.steps) % self._period:
             return
@@ -80,10 +99,12 @@ def mean_loss(losses: Tensor, batch: Transitions) -> Tensor:
 
 @torch.no_grad()
 def priorities(batch: Transitions, errors: Tensor) -> Feedback:
-    """Returns the absolute errors of values as the transitions' new priorities, if the replay
-    samples by priority (Schaul et al. 2016, arXiv 1511.05952, section 3.3).
+    """Returns the absolute TD errors as new priorities of the transitions, if the replay samples by
+    priority (Schaul et al. 2016, arXiv 1511.05952, section 3.3).
 
-    errors: [B], or [N, B] of N critics, whose absolute errors are averaged.
+    Args:
+        batch: The transitions.
+        errors: [B], or [N, B] of N critics, whose absolute errors are averaged.
     """
     if batch.weights is None:
         return NO_FEEDBACK

@@ -101,7 +101,15 @@ def _where(condition: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 class OnPolicy(Algorithm[Rollout]):
-    """The common base of the built-in algorithms that learn from rollouts."""
+    """Base class of algorithms that train on rollouts: an optimiser, and rewards with their
+    discounts.
+
+    Subclasses define `losses`. The Config is IMPALA's, or extends it.
+
+    Args:
+        actor: An ActorCritic.
+        config: The hyperparameters.
+    """
 
     Config = IMPALAConfig
     actor: ActorCritic
@@ -117,7 +125,7 @@ class OnPolicy(Algorithm[Rollout]):
             self.models["returns"] = self._returns
 
     def observe(self, batch: Rollout) -> None:
-        """Counts the batch in the running statistics of observations and of returns."""
+        """Adds the batch to the running statistics of observations and of returns."""
         super().observe(batch)
         if self._returns is not None:
             self._returns.add(batch)
@@ -125,13 +133,20 @@ class OnPolicy(Algorithm[Rollout]):
     def rewards_and_discounts(
         self, rollout: Rollout, final_values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns rewards and discounts [T, B] as `returns` and `vtrace` expect them.
+        """Returns rewards and discounts as the functions of `returns` and `vtrace` expect them.
 
-        final_values: [T, B] values of final observations where truncated, else 0.
+        The recursions only ever see r + gamma * V and stop where the discount is 0, so adding the
+        value of a final observation to the reward is exact.
 
-        The discount is 0 where an episode ended, and the reward of a truncated one includes the
-        discounted value of its final observation. This is exact: the recursion only ever sees
-        r + gamma * V, and stops where the discount is 0.
+        Args:
+            rollout: Rollouts of T steps in B columns.
+            final_values: [T, B] values of final observations where an episode was truncated,
+                else 0.
+
+        Returns:
+            Rewards [T, B], scaled and clipped, and with the discounted value of the final
+            observation where an episode was truncated; and discounts [T, B], 0 where an episode
+            ended.
         """
         config, rewards = self.config, rollout.reward[1:]
         if self._returns is not None:

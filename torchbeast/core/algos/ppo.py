@@ -33,7 +33,20 @@ from torchbeast.errors import UsageError
 
 
 class PPO(OnPolicy):
-    """Learns from rollouts of the newest policy, several times."""
+    """Proximal policy optimisation (Schulman et al. 2017): clipped ratios, GAE, several epochs.
+
+    It trains on rollouts of the newest policy, in every action space, with feed-forward and
+    recurrent networks. One epoch of one minibatch is A2C.
+
+    Args:
+        actor: An ActorCritic.
+        config: The hyperparameters.
+
+    Example:
+        ```python
+        PPO.create_factory(lr=1e-3, num_epochs=10, num_mini_batch=4, clip_param=0.2)
+        ```
+    """
 
     Config = PPOConfig
     needs = ("policy_logits",)
@@ -108,8 +121,8 @@ class PPO(OnPolicy):
         yield from (take(which) for which in order.tensor_split(parts))
 
     def losses(self, minibatch: Rollout) -> Losses:
-        """Returns pg_loss, baseline_loss and entropy_loss, with costs, the mean entropy, and how
-        far the policy is from the one that acted.
+        """Returns pg_loss, baseline_loss and entropy_loss, each with its weight, the mean entropy,
+        and the distance of the policy from the one that acted.
         """
         config, distribution = self.config, self.actor.distribution
         policy_logits, values = policies_and_values(self.actor, minibatch)

@@ -39,7 +39,20 @@ from torchbeast.errors import UsageError
 
 
 class SAC(OffPolicy):
-    """Learns a policy of high value and entropy, and two critics."""
+    """Soft actor-critic (Haarnoja et al. 2018) with twin critics and an automatic temperature.
+
+    It trains on single steps from a replay, in Box action spaces, or in Discrete ones
+    (Christodoulou 2019).
+
+    Args:
+        actor: A StochasticActorCritic, for example the built-in sac-mlp.
+        config: The hyperparameters.
+
+    Example:
+        ```python
+        SAC.create_factory(lr=3e-4, tau=0.005, gamma=0.99)
+        ```
+    """
 
     Config = SACConfig
     family = "sac"
@@ -71,7 +84,15 @@ class SAC(OffPolicy):
 
     @classmethod
     def check_actor(cls, actor: Actor, config: SACConfig) -> None:
-        """Raises UsageError for another network, and for actions that SAC cannot take."""
+        """Checks in addition that SAC supports the action space.
+
+        Args:
+            actor: The network to train.
+            config: The hyperparameters.
+
+        Raises:
+            UsageError: For another kind of network, or actions that SAC does not support.
+        """
         super().check_actor(actor, config)
         _policies_over(actor)
 

@@ -26,7 +26,19 @@ from torchbeast.core.storages.transition import Transitions
 
 
 class TD3(OffPolicy):
-    """Learns a deterministic policy and two critics."""
+    """Twin delayed DDPG (Fujimoto et al. 2018): a deterministic policy and two critics.
+
+    It trains on single steps from a replay, in Box action spaces.
+
+    Args:
+        actor: A DeterministicActorCritic, for example the built-in td3-mlp.
+        config: The hyperparameters.
+
+    Example:
+        ```python
+        TD3.create_factory(lr=3e-4, exploration_noise=0.1, policy_period=2)
+        ```
+    """
 
     Config = TD3Config
     family = "td3"

@@ -23,24 +23,51 @@ from torchbeast.core.storages.rollout import Rollout
 
 
 class Unrolled(NamedTuple):
-    """A model's outputs on a rollout of T + 1 rows."""
+    """A model's outputs on a rollout of T + 1 rows.
 
-    policy_logits: Tensor  # [T+1, B, num_params]
-    baseline: Tensor  # [T+1, B]
-    final_values: Tensor  # [T, B] of the final observation where row t+1 was truncated, else 0
-    final_state: Nest[Tensor] | None = None  # after rows 0..T-1, where the rollout `feeds_back`
+    Attributes:
+        policy_logits: float [T+1, B, num_params], the params of the policy's distribution.
+        baseline: float [T+1, B], the values.
+        final_values: float [T, B], the value of the final observation where row t+1 was truncated,
+            else 0.
+        final_state: Leaves [layers, B, hidden], the recurrent state after rows 0..T-1, if the
+            rollout `feeds_back`.
+    """
+
+    policy_logits: Tensor
+    baseline: Tensor
+    final_values: Tensor
+    final_state: Nest[Tensor] | None = None
 
 
 def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
-    """Returns the model's policies and values for all rows, starting from initial_agent_state."""
+    """Returns a model's policies and values for all rows of a rollout.
+
+    A recurrent model starts from the rollout's initial_agent_state.
+
+    Args:
+        model: The actor-critic.
+        rollout: Rollouts of T steps in B columns.
+
+    Example:
+        ```python
+        policy_logits, values, final_values, _ = unroll(self.actor, minibatch)
+        ```
+    """
     if flatten(rollout.initial_agent_state):
         return _unroll_in_segments(model, rollout)
     return _unroll_at_once(model, rollout)
 
 
 def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Returns policy logits [T, B, num_params] and values [T, B] of rows 0..T-1, after which the
-    actions of the T steps were chosen.
+    """Returns a model's policies and values before each of the T actions, without the last row.
+
+    Args:
+        model: The actor-critic.
+        rollout: Rollouts of T steps in B columns.
+
+    Returns:
+        Policy logits [T, B, num_params] and values [T, B] of rows 0..T-1.
     """
     rows = _inputs(rollout, 0, rollout.unroll_length)
     output = model(rows, rollout.initial_agent_state)
