@@ -50,8 +50,8 @@ class VecEnvCompliance:
         assert env.env_id and env.frame_stack >= 1
 
     def test_the_action_space_survives_json(self, env: VecEnv) -> None:
-        data = spaces.action_space_to_json(env.action_space)
-        assert spaces.action_space_from_json(data) == env.action_space
+        data = spaces.space_to_json(env.action_space)
+        assert spaces.space_from_json(data) == env.action_space
 
     def test_observations_match_the_observation_space(self, env: VecEnv) -> None:
         _check_rows(env.observation_space, env.reset(0), NUM_ENVS)

@@ -20,13 +20,13 @@ from torchbeast.core.envs.spaces import (
     Discrete,
     MultiBinary,
     MultiDiscrete,
-    action_space_from_json,
-    action_space_to_json,
     from_gymnasium,
     observation_space_from_json,
     observation_space_of,
     observation_space_to_json,
     observation_spec,
+    space_from_json,
+    space_to_json,
     spec_of,
 )
 
@@ -98,15 +98,15 @@ def test_a_gymnasium_space_becomes_ours(theirs: Any, ours: ActionSpace, data: An
 
 @pytest.mark.parametrize(("theirs", "ours", "data"), ACTION_SPACES)
 def test_json_is_as_documented_and_reads_back(theirs: Any, ours: ActionSpace, data: Any) -> None:
-    written = json.loads(json.dumps(action_space_to_json(ours), allow_nan=False))
+    written = json.loads(json.dumps(space_to_json(ours), allow_nan=False))
     assert written == data
-    assert action_space_from_json(written) == ours
+    assert space_from_json(written) == ours
 
 
 def test_dicts_are_in_sorted_order() -> None:
     space = from_gymnasium(gym_spaces.Dict(b=gym_spaces.Discrete(2), a=gym_spaces.Discrete(1)))
     assert list(space) == ["a", "b"]
-    assert list(action_space_to_json({"b": Discrete(2), "a": Discrete(1)})["spaces"]) == ["a", "b"]
+    assert list(space_to_json({"b": Discrete(2), "a": Discrete(1)})["spaces"]) == ["a", "b"]
 
 
 def test_a_subclass_of_a_gymnasium_space_is_converted_like_its_base() -> None:
@@ -154,14 +154,14 @@ def test_an_unsupported_space_is_refused(space: Any) -> None:
         {"type": "Box", "low": [0], "high": [1, 2], "shape": [2], "dtype": "object"},
     ],
 )
-def test_json_that_is_no_action_space_is_a_value_error(data: Any) -> None:
+def test_json_that_is_no_space_is_a_value_error(data: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
-        action_space_from_json(data)
+        space_from_json(data)
 
 
-def test_an_object_that_is_no_action_space_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"not an action space: \[1\]"):
-        action_space_to_json([1])
+def test_an_object_that_is_no_space_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"neither a space of actions nor of observations: \[1\]"):
+        space_to_json([1])
 
 
 def test_an_observation_space_is_read_leaf_by_leaf() -> None:
@@ -218,6 +218,14 @@ def test_observation_spaces_read_back_from_the_json_that_is_documented() -> None
     assert observation_space_to_json(space) == data
     bare = map_leaves(lambda spec: ArraySpec(spec.shape, spec.dtype), space)
     assert observation_space_from_json(data, bare) == space
+
+
+@pytest.mark.parametrize(("space", "_"), VALUES, ids=lambda value: str(value)[:40])
+def test_an_observation_space_reads_back_from_json_with_dtypes_and_shapes(
+    space: Any, _: dict[str, Any]
+) -> None:
+    ours = {"a": observation_spec(space), "b": (ArraySpec((), "uint8"),)}
+    assert space_from_json(json.loads(json.dumps(space_to_json(ours), allow_nan=False))) == ours
 
 
 class Unknown(gym_spaces.Space):  # type: ignore[type-arg]

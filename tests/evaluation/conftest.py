@@ -9,6 +9,7 @@ import pytest
 
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.evaluation import agent as agent_module
 from torchbeast.evaluation import play as play_module
 
 
@@ -22,4 +23,5 @@ def env_in_this_process(spec: EnvSpec, num_envs: int, *, render: bool = False, *
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(play_module, "EnvProcess", env_in_this_process)
+    for module in (agent_module, play_module):
+        monkeypatch.setattr(module, "EnvProcess", env_in_this_process)

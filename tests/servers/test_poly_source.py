@@ -30,7 +30,7 @@ from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
-from torchbeast.core.envs.spaces import action_space_to_json
+from torchbeast.core.envs.spaces import space_to_json
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
@@ -377,5 +377,5 @@ def described(setup: Setup, num_envs: int) -> dict[str, Any]:
         "num_streams": setup.num_groups,
         "frame_stack": frame_stack,
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), observation),
-        "action_space": action_space_to_json(action),
+        "action_space": space_to_json(action),
     }

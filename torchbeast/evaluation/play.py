@@ -42,7 +42,7 @@ from torchbeast.envs.atari import is_atari
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
-from torchbeast.evaluation.config import EvaluationConfig
+from torchbeast.evaluation.config import NEWEST, EvaluationConfig
 from torchbeast.fleets.child_process import show_output
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import UNKNOWN
@@ -236,17 +236,12 @@ class EpisodePlayer:
         self._config = config
         self._seed = secrets.randbits(31) if seed is None else seed
         self._trained_on = checkpoints.env_spec(saved).name
-        check_named(saved["flags"], asked)
-        spec = _played(asked, checkpoints.env_spec(saved))
+        spec = env_of(saved, asked)
         num_envs = 1 if film else min(config.num_episodes, MAX_PARALLEL)
-        if spec.name in ("", UNKNOWN):
-            raise UsageError(
-                "the checkpoint does not name the environment it was trained on: give --env"
-            )
         self.env = EnvProcess(spec, num_envs, render=film, check_goes_on=check_goes_on)
         self._is_other = self._trained_on not in ("", spec.name)
         try:
-            self._agent = _agent(saved, self.env, path)
+            self._agent = restored(saved, spaces_of(self.env), path)
         except BaseException as error:
             self.close()
             misfits = isinstance(error, UsageError) and not isinstance(error, SpecError)
@@ -309,24 +304,52 @@ def random_start(env: VecEnv, config: EvaluationConfig) -> int:
     return _ATARI_RANDOM_START if is_atari(env.env_id) else 0
 
 
-def _played(asked: EnvSpec, trained_on: EnvSpec) -> EnvSpec:
+def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
     """Returns the environment asked for, with the name and options of training as defaults.
 
-    Keyword arguments of the training environment are not used for another one.
+    Keyword arguments of the training environment are not used for another one. Raises UsageError
+    where nothing names an environment, or as `check_named`.
     """
+    check_named(saved["flags"], asked)
+    trained_on = checkpoints.env_spec(saved)
     options = asked.options.or_else(trained_on.options)
-    if asked.name not in ("", trained_on.name):
-        return dataclasses.replace(asked, options=options)
-    kwargs = asked.kwargs or trained_on.kwargs
-    return dataclasses.replace(trained_on, kwargs=kwargs, options=options)
+    spec = dataclasses.replace(asked, options=options)
+    if asked.name in ("", trained_on.name):
+        kwargs = asked.kwargs or trained_on.kwargs
+        spec = dataclasses.replace(trained_on, kwargs=kwargs, options=options)
+    if spec.name in ("", UNKNOWN):
+        raise UsageError(
+            "the checkpoint does not name the environment it was trained on: give --env"
+        )
+    return spec
 
 
-def _agent(saved: Mapping[str, Any], env: VecEnv, path: Path) -> Agent:
-    spaces = env.observation_space, env.action_space, env.frame_stack
+def spaces_of(env: VecEnv) -> checkpoints.Spaces:
+    """Returns the spaces that the agent for an environment is made of."""
+    return env.observation_space, env.action_space, env.frame_stack
+
+
+def restored(saved: Mapping[str, Any], spaces: checkpoints.Spaces, path: Path) -> Agent:
+    """Makes the agent for these spaces with the weights of a checkpoint.
+
+    Raises UsageError if they do not fit, and as `make_agent`.
+    """
     agent = make_agent(checkpoints.actor_spec(saved), *spaces)
     checkpoints.load_model(agent.model, saved, path)
     agent.model.eval()
     return agent
+
+
+def newest_of(run: Path) -> checkpoints.FoundCheckpoint:
+    """Reads a checkpoint or, if it is damaged, the one before, with a warning.
+
+    run: a run's folder, or a checkpoint's path. Raises as `checkpoint.load_newest`.
+    """
+    newest = run / NEWEST if run.is_dir() else run
+    found = checkpoints.load_newest(newest, NEEDED)
+    if said := checkpoints.sentence(found, newest):
+        print(f"Warning: {said}.", file=sys.stderr, flush=True)
+    return found
 
 
 def test(
@@ -343,11 +366,7 @@ def test(
     asked: the environment; its name and options default to those of training.
     film: also write a video into the folder.
     """
-    newest = folder / config.checkpoint
-    found = checkpoints.load_newest(newest, NEEDED)
-    saved, path = found.checkpoint, found.path
-    if said := checkpoints.sentence(found, newest):
-        print(f"Warning: {said}.", file=sys.stderr, flush=True)
+    saved, path, _ = newest_of(folder / config.checkpoint)
     show_output()
     step = saved.get("stats", {}).get("step")
     learnt = "" if step is None else f"step {int(step):,}, "

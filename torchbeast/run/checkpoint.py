@@ -10,6 +10,8 @@ format                                    FORMAT of the program that wrote it
 model                                     name of the network, never auto
 reward_input                              how rewards are transformed for the network's input
 reads_values                              whether it encodes leaves by their space's value ranges
+observation_space  action_space           of one environment, before frames are stacked
+frame_stack                               number of frames in a stack
 rng                                       torch's random generators
 callbacks                                 states of a Learner's callbacks, by name
 
@@ -42,7 +44,14 @@ from typing import Any, BinaryIO, NamedTuple, get_args
 import numpy as np
 import torch
 
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.specs import ActorSpec, RewardClipping
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ObservationSpace,
+    space_from_json,
+    space_to_json,
+)
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.core.update.saving import ALGORITHM, check_fits
 from torchbeast.envs.spec import EnvSpec
@@ -128,6 +137,31 @@ def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
     name, kwargs = flags.get("env") or "", flags.get("env_kwargs", {})
     with as_usage_error():
         return EnvSpec.from_json({"name": name, "kwargs": kwargs, "options": flags})
+
+
+Spaces = tuple[ObservationSpace, ActionSpace, int]
+"""Spaces of one environment, without stacks of frames, and the number of frames in a stack."""
+
+
+def record_of_spaces(agent: Agent) -> dict[str, Any]:
+    """Returns the entries of a checkpoint that say which spaces the agent was made for."""
+    return {
+        "observation_space": space_to_json(agent.sent_space),
+        "action_space": space_to_json(agent.action_space),
+        "frame_stack": agent.frame_stack,
+    }
+
+
+def spaces(checkpoint: Mapping[str, Any]) -> Spaces | None:
+    """Returns the spaces of the run's environment; None for files that do not record them.
+
+    Raises UsageError if the record makes no sense.
+    """
+    if "observation_space" not in checkpoint:
+        return None
+    with as_usage_error():
+        observation = space_from_json(checkpoint["observation_space"])
+        return observation, space_from_json(checkpoint["action_space"]), checkpoint["frame_stack"]
 
 
 def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:

@@ -306,6 +306,7 @@ class LearnerRun:
             "model": agent.spec.name,
             "reward_input": agent.spec.reward_input,
             "reads_values": agent.spec.reads_values,
+            **checkpoints.record_of_spaces(agent),
         }
         config = self.settings.checkpoints
         return Saving(

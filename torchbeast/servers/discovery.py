@@ -17,8 +17,8 @@ import libtorchbeast
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
-    action_space_from_json,
     observation_space_from_json,
+    space_from_json,
 )
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
@@ -259,7 +259,7 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
 
 def _action_space(description: dict[str, Any]) -> ActionSpace | None:
     said = description["action_space"]
-    return None if said is None else action_space_from_json(said)
+    return None if said is None else space_from_json(said)
 
 
 def _observation_space(description: dict[str, Any]) -> Any:

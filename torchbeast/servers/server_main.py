@@ -21,7 +21,7 @@ import numpy as np
 
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import final_info_of, numbers_of_games
-from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
+from torchbeast.core.envs.spaces import observation_space_to_json, space_to_json
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_main import (
     Report,
@@ -223,7 +223,7 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
         "num_servers": arguments["num_servers"],
         "frame_stack": env.frame_stack,
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
-        "action_space": action_space_to_json(env.action_space),
+        "action_space": space_to_json(env.action_space),
         "observation_space": observation_space_to_json(env.observation_space),
         "options": options | ({"env_kwargs": spec.kwargs} if spec.kwargs else {}),
         "info_keywords": list(spec.options.info_keywords),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
 from torchbeast.core.base.ambient import own_settings
-from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.envs.contract import FinalInfo, final_info_of
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.spaces import ArrayNest
@@ -59,17 +59,12 @@ class EnvLoop:
         self._episode_return = np.zeros(env.num_envs)
         self.row = self._first_row(env.reset(seed))
         with own_settings():
-            self.acted = _nothing_yet(actor, env.num_envs)
+            self.acted = nothing_yet(actor, env.num_envs)
 
     def act(self, mode: Mode) -> None:
         """Chooses the next action and advances the recurrent state past the current row."""
         row = self.row
-        inputs = ModelInputs(
-            map_leaves(_one_step, row.observation),
-            _one_step(row.reward),
-            _one_step(row.done),
-            self.acted.action,
-        )
+        inputs = inputs_of(row.observation, row.reward, row.done, self.acted.action)
         self.acted = self._actor.act(inputs, self.acted.state, mode)
 
     def step(self) -> None:
@@ -117,7 +112,16 @@ class EnvLoop:
         self._episode_return += step.reward
 
 
-def _nothing_yet(actor: Actor, num_envs: int) -> Acted:
+def inputs_of(
+    observation: ArrayNest, reward: np.ndarray, done: np.ndarray, last_action: Nest[Tensor]
+) -> ModelInputs:
+    """Returns the inputs of one step: arrays [E, ...], frames stacked, and actions [1, E, ...]."""
+    rows = map_leaves(_one_step, observation), _one_step(reward), _one_step(done)
+    return ModelInputs(*rows, last_action)
+
+
+def nothing_yet(actor: Actor, num_envs: int) -> Acted:
+    """Returns an action of zeros and the initial state, from which the first action is chosen."""
     extras = {
         name: torch.zeros((1, num_envs, *spec.shape), dtype=getattr(torch, spec.dtype))
         for name, spec in actor.extra_specs.items()

@@ -198,6 +198,8 @@ class Agent(NamedTuple):
     observation_bytes: int = 0  # of one environment, with frames stacked
     observation_space: ObservationSpace = ()  # as the policy sees it, with frames stacked
     frame_stack: int = 1  # number of frames in a stack
+    sent_space: ObservationSpace = ()  # as the environment sends it, before frames are stacked
+    action_space: ActionSpace = ()
 
 
 def make_agent(
@@ -234,7 +236,8 @@ def make_agent(
         raise UsageError(
             f"the model {name}{given} does not work with this environment: {error}"
         ) from error
-    return Agent(model, resolved, num_bytes(seen), seen, frame_stack)
+    made_for = (num_bytes(seen), seen, frame_stack, observation_space, action_space)
+    return Agent(model, resolved, *made_for)
 
 
 def default_model(observation_space: ObservationSpace, for_images: str) -> str:

@@ -52,9 +52,9 @@ class ArraySpec:
         object.__setattr__(self, "high", _bound("high", self.high))
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
+        object.__setattr__(self, "start", self._per_entry("start", self.start))
         if self.categories is not None:
             object.__setattr__(self, "categories", self._per_entry("categories", self.categories))
-            object.__setattr__(self, "start", self._per_entry("start", self.start))
             self._check_categories(self.categories)
 
     def _per_entry(self, name: str, given: Sequence[int]) -> tuple[int, ...]:
@@ -171,15 +171,15 @@ def num_bytes(specs: Any) -> int:
 # --- JSON, in which a server describes its spaces to the learner.
 
 
-def action_space_to_json(space: ActionSpace) -> dict[str, Any]:
-    """Returns the action space as JSON values, such as {"type": "Discrete", "n": 6, "start": 0}.
+def space_to_json(space: ActionSpace | ObservationSpace) -> dict[str, Any]:
+    """Returns a space as JSON values, such as {"type": "Discrete", "n": 6, "start": 0}.
 
-    Raises ValueError when it is no action space.
+    Raises ValueError when it is neither an action space nor an observation space.
     """
     if isinstance(space, (tuple, dict)):
-        return _nest_to_json(space, action_space_to_json)
-    if not isinstance(space, ActionLeaf):
-        raise ValueError(f"not an action space: {space!r}")
+        return _nest_to_json(space, space_to_json)
+    if not isinstance(space, ActionLeaf | ArraySpec):
+        raise ValueError(f"neither a space of actions nor of observations: {space!r}")
     return {"type": type(space).__name__, **_values_to_json(dataclasses.asdict(space))}
 
 
@@ -198,18 +198,18 @@ def _values_to_json(values: Any) -> Any:
     return str(values) if values in (math.inf, -math.inf) else values
 
 
-def action_space_from_json(data: dict[str, Any]) -> ActionSpace:
-    """Parses the result of `action_space_to_json`; raises ValueError for anything else."""
+def space_from_json(data: dict[str, Any]) -> Any:
+    """Parses the result of `space_to_json`; raises ValueError for anything else."""
     try:
         return _space_from_json(data)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not the description of an action space: {data!r}") from error
+        raise ValueError(f"not the description of a space: {data!r}") from error
 
 
-_LEAVES = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, MultiBinary, Box)}
+_LEAVES = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, MultiBinary, Box, ArraySpec)}
 
 
-def _space_from_json(data: dict[str, Any]) -> ActionSpace:
+def _space_from_json(data: dict[str, Any]) -> Any:
     match data:
         case {"type": "Tuple", "spaces": parts}:
             return tuple(_space_from_json(entry) for entry in parts)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent after training: loads a checkpoint and chooses actions, without the environment.
+
+agent = torchbeast.load_agent("logs/my_run")
+observation, _ = env.reset()
+action = agent.act(observation)
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.contract import Acted, Mode
+from torchbeast.core.actors.env_loop import inputs_of, nothing_yet
+from torchbeast.core.actors.off_policy import OffPolicyActor
+from torchbeast.core.actors.registry import Agent
+from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.checks import require
+from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.base.specs import Precision
+from torchbeast.core.envs.frame_stack import FrameStacker
+from torchbeast.core.envs.selection import names, select
+from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, places
+from torchbeast.core.envs.vec_env import action_rows
+from torchbeast.envs.env_process import EnvProcess
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import expanded
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, env_of, newest_of, restored, spaces_of
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
+
+
+def load_agent(
+    run: str | Path, env: EnvSpec | str = ENV_OF_THE_RUN, precision: Precision = "float32"
+) -> TrainedAgent:
+    """Loads the agent of a run, to choose actions with it in your own program.
+
+    The environment is not made, except for a checkpoint of an earlier version, which does not
+    record its spaces: a child process then makes the environment and reads them.
+
+    Args:
+        run: The run's folder, for its newest checkpoint, or the path of a checkpoint.
+        env: The environment of the run, where a child process has to make it. You only need to
+            name it if it is your own factory and has keyword arguments.
+        precision: Precision of the network's features, as in `--precision`.
+
+    Returns:
+        The agent, ready for its first `act`.
+
+    Raises:
+        UsageError: There is no checkpoint, or it does not fit its network or environment.
+        RunError: The file, the network's code or the environment fails.
+
+    Example:
+        >>> agent = torchbeast.load_agent("~/logs/torchbeast/latest")
+        >>> action = agent.act(observation)
+    """
+    found = newest_of(expanded(run))
+    spaces = checkpoints.spaces(found.checkpoint)
+    if spaces is None:
+        with closing(env_process(found, env, 1)) as made:
+            spaces = spaces_of(made)
+    return agent_for(spaces, found, precision)
+
+
+def env_process(found: FoundCheckpoint, env: EnvSpec | str, num_envs: int) -> EnvProcess:
+    """Makes environments of the run in a child process; env: see `load_agent`."""
+    asked = EnvSpec(env) if isinstance(env, str) else env
+    return EnvProcess(env_of(found.checkpoint, asked), num_envs)
+
+
+def agent_for(spaces: Spaces, found: FoundCheckpoint, precision: Precision) -> TrainedAgent:
+    """Makes the agent of a checkpoint for an environment with these spaces."""
+    agent = restored(found.checkpoint, spaces, found.path)
+    weights = agent.model.feature_weights()
+    agent.model.compute_dtype = dtype_for(precision, torch.device("cpu"), weights)
+    return TrainedAgent(agent)
+
+
+class TrainedAgent:
+    """Chooses the actions that the agent of a run would choose, for one environment or several.
+
+    Between the steps it keeps the recurrent state, the last action and the stack of frames of each
+    environment. One thread uses it.
+
+    Example:
+        >>> agent.reset()
+        >>> reward, done = 0.0, False
+        >>> while not done:
+        ...     action = agent.act(observation, reward)
+        ...     observation, reward, terminated, truncated, _ = env.step(action)
+        ...     done = terminated or truncated
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self._space, self._keys = agent.sent_space, names(agent.sent_space)
+        self.reset()
+
+    def __repr__(self) -> str:
+        model = self.agent.spec.name
+        return f"TrainedAgent({model}, {self._space} -> {self.agent.action_space})"
+
+    def reset(self) -> None:
+        """Clears what it remembers: the next `act` starts a new episode in every environment."""
+        self._stacker = FrameStacker(self.agent.frame_stack)
+        self.acted: Acted | None = None
+
+    def act(
+        self,
+        observation: Any,
+        reward: float | np.ndarray | None = None,
+        done: bool | np.ndarray = False,
+        *,
+        sampled: bool = False,
+    ) -> Any:
+        """Chooses the next action, for one environment or for E environments together.
+
+        Args:
+            observation: What the environment gave: one observation, or a batch whose arrays have
+                E as their first dimension. Entries of a dict that the network does not know are
+                ignored.
+            reward: The reward of the last step, a number or [E]. Actor-critics read it, so they
+                need it at every step except the first one after `reset`.
+            done: Whether the observation is the first of a new episode, a bool or [E]. The agent
+                then clears what it remembers of that environment. It need not be given after
+                `reset`.
+            sampled: Sample the action from the policy with torch's global generator, as in
+                training. By default the most likely action is taken.
+
+        Returns:
+            The action as the environment's action space has it, clipped to the bounds of a Box;
+            for a batch, arrays [E, ...].
+
+        Raises:
+            ValueError: The observation does not fit the space that the agent was trained with, the
+                number of environments changes without a `reset`, or the reward is missing.
+            RunError: An action mask allows no action.
+        """
+        rows, num_envs, is_batch = self._rows(observation)
+        begins = np.full(num_envs, self.acted is None) | np.asarray(done, bool)
+        if self.acted is None:
+            stacks = self._stacker.reset(rows)
+            with own_settings():
+                acted = nothing_yet(self.agent.model, num_envs)
+        else:
+            acted = self.acted
+            self._check(acted, num_envs, reward)
+            stacks = self._stacker.push(rows, begins)
+        rewards = np.full(num_envs, 0.0 if reward is None else reward, np.float32)
+        inputs = inputs_of(stacks, rewards, begins, acted.action)
+        mode: Mode = "sample" if sampled else "greedy"
+        self.acted = self.agent.model.act(inputs, acted.state, mode)
+        actions = self._in_bounds(self.acted.action)
+        return actions if is_batch else map_leaves(lambda leaf: leaf[0], actions)
+
+    def _rows(self, observation: Any) -> tuple[ArrayNest, int, bool]:
+        """Returns leaves [E, ...] in the dtypes of the space, E, and whether it is a batch."""
+        seen, space = select(observation, self._keys), self._space
+        spec, leaf, _ = next(places(space, seen, "observation"))
+        is_batch = np.ndim(leaf) > len(spec.shape)
+        num_envs = len(leaf) if is_batch else 1
+        if is_batch:
+            space = map_leaves(lambda spec: ArraySpec((num_envs, *spec.shape), spec.dtype), space)
+        leaves = list(matching_leaves(space, seen, "observation"))
+        rows = leaves if is_batch else [leaf[None] for leaf in leaves]
+        return pack_as(space, rows), num_envs, is_batch
+
+    def _check(self, acted: Acted, num_envs: int, reward: Any) -> None:
+        """Raises ValueError where the agent acted for others before, or lacks the reward."""
+        before = flatten(acted.action)[0].shape[1]
+        require(
+            num_envs == before,
+            f"the agent acts for {before} environments, got observations of {num_envs}: call "
+            "reset() first",
+        )
+        require(
+            reward is not None or isinstance(self.agent.model, OffPolicyActor),
+            "the network reads the reward of the last step, got none: call "
+            "act(observation, reward), or reset() where an episode begins",
+        )
+
+    def _in_bounds(self, action: Any) -> Any:
+        """Returns actions [1, E, ...] as the environment takes them, [E, ...]."""
+
+        def clipped(space: Any, leaf: Tensor) -> np.ndarray:
+            return action_rows(space, leaf[0].numpy().copy(), leaf.shape[1])
+
+        return map_leaves2(clipped, self.agent.action_space, action)
