@@ -271,7 +271,7 @@ class Algorithm(ABC, Generic[BatchT]):
         return batch
 
     def metrics(self, batch: BatchT) -> Mapping[str, Tensor | Mean]:
-        """Returns metrics of a whole prepared batch, in addition to the metrics that `losses` returns.
+        """Returns metrics of a whole prepared batch, besides those that `losses` returns.
 
         It is called before the first optimiser step, without a gradient graph.
         """
