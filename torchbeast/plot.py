@@ -7,7 +7,7 @@ python -m torchbeast.plot docs/results/catch/*.csv
 
 Runs that differ only in their seed share a colour: a thin line for each run, which ends with a dot,
 and a thick line for their mean. The mean ends with the first run, because a mean over the remaining
-runs would jump there. There is no band: nothing is drawn where no run has been.
+runs would jump there. A band is not drawn, because it could show returns that no run ever had.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 
 _SMOOTHED = 20  # updates in the moving average
-_SMOOTHED_KEPT = 5  # rows in the moving average of a kept curve, whose rows are means already
-_GRID = 500  # points of a line
+_SMOOTHED_KEPT = 5  # rows in the moving average of a kept curve; a row is a mean over updates
+_GRID = 500  # points in a line
 _LABEL_PARTS = 3
 # Colours that colour-blind readers can tell apart (Okabe and Ito 2008), the pale yellow last.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000", "#F0E442"]
@@ -172,9 +172,9 @@ def labels(groups: list[RunGroup]) -> list[str]:
 
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:
-    """Returns the flags that differ, of those that all groups have.
+    """Returns the names of settings that all groups have and in which they differ.
 
-    It skips flags that only one program has, because the label names the program.
+    Flags of only one program are skipped, because the label names the program.
     """
     common = [name for name in settings[0] if all(name in other for other in settings)]
     differing = [name for name in common if any(s[name] != settings[0][name] for s in settings)]
