@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tutorials and the pages for people in trouble show is what happens.
+"""What the tutorials and the pages for newcomers show is what happens.
 
 The Python blocks of a page run in order and share their names, as in a notebook. A block that
 begins with a file's name, `# my_env.py`, is that file, and a diff changes the file before it. A
