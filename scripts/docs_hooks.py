@@ -339,7 +339,7 @@ def _module_page(name: str) -> str:
     for each, found in vars(module).items():
         if not each.startswith("_") and getattr(found, "__module__", None) == name:
             check_documented(f"{name}.{each}", found)
-    return f"::: {name}\n    options: {{heading_level: 1}}\n"
+    return f"::: {name}\n    options: {{heading: {name}, heading_level: 1}}\n"
 
 
 def _package_page(package: str, homes: dict[int, str]) -> str:
@@ -359,18 +359,18 @@ def _package_page(package: str, homes: dict[int, str]) -> str:
             lines += [
                 "",
                 f"::: {package}.{name}",
-                *_class_methods(f"{package}.{name}", public[name]),
+                *_class_methods(public[name]),
             ]
     return "\n".join(lines) + "\n"
 
 
-def _class_methods(name: str, found: Any) -> Iterator[str]:
+def _class_methods(found: Any) -> Iterator[str]:
     """Yields the class methods that a Protocol has from its metaclass, such as create_factory."""
     meta = type(found)
     if isinstance(found, type) and meta.__module__.startswith("torchbeast."):
         for each in (each for each in vars(meta) if not each.startswith("_")):
             yield from ("", f"::: {meta.__module__}.{meta.__qualname__}.{each}")
-            yield f"    options: {{heading: {name}.{each}, heading_level: 3}}"
+            yield f"    options: {{heading: {found.__name__}.{each}, heading_level: 3}}"
 
 
 def check_documented(name: str, found: Any) -> None:
