@@ -123,27 +123,14 @@ def programs() -> dict[str, type]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from bench.flags import BenchFlags
 
-    from torchbeast import keys, plot, status
-    from torchbeast.cli import flags, learner_flags
-    from torchbeast.sweep.config import SweepFlags
-
-    found = {
-        "monobeast": learner_flags.MonoBeastFlags,
-        "polybeast": flags.PolyBeastFlags,
-        "polybeast_learner": flags.PolyBeastLearnerFlags,
-        "polybeast_env": flags.PolyBeastEnvFlags,
-        "raybeast": flags.RayBeastFlags,
-        "sweep": SweepFlags,
-        "plot": plot.PlotFlags,
-        "bench": BenchFlags,
-        "status": status.StatusFlags,
-        "keys": keys.KeysFlags,
-    }
-    sources = [*(ROOT / "torchbeast").glob("*.py")]
-    runnable = {path.stem for path in sources if '__name__ == "__main__"' in path.read_text()}
-    if forgotten := runnable - set(found):
-        _log.warning("add the flags of %s to programs()", ", ".join(forgotten))
-    return found
+    sources = (ROOT / "torchbeast").glob("*.py")
+    names = [path.stem for path in sources if '__name__ == "__main__"' in path.read_text("utf-8")]
+    found: dict[str, type] = {"bench": BenchFlags}  # which its program imports late
+    for name in {*names, "sweep"} - {*found}:
+        module = importlib.import_module(f"torchbeast.{name}{'.__main__' * (name == 'sweep')}")
+        flags = name.replace("_", "") + "flags"  # of polybeast_env PolyBeastEnvFlags
+        (found[name],) = (kind for each, kind in vars(module).items() if each.lower() == flags)
+    return dict(sorted(found.items()))
 
 
 def command_line() -> str:
@@ -163,8 +150,9 @@ def command_line() -> str:
     found = programs()
     lines += [f"| [`{name}`](#{name}) | {_cell(_first(flags))} |" for name, flags in found.items()]
     for program, flags in found.items():
-        about = (_cell(each) for each in (inspect.getdoc(flags) or "").split("\n\n"))
-        lines += ["", f"## {program}", "", f"`python -m torchbeast.{program}`", "", *about]
+        about = [_cell(each) for each in (inspect.getdoc(flags) or "").split("\n\n")]
+        lines += ["", f"## {program}", "", f"`python -m torchbeast.{program}`"]
+        lines += ["", "\n\n".join(about)]
         own = dict(groups(flags))
         if issubclass(flags, LearnerFlags):
             unused = [_title(name) for name in every if name not in own]
@@ -173,16 +161,18 @@ def command_line() -> str:
             shared = {"algorithm": own.get("algorithm"), **every}
             own = {name: group for name, group in own.items() if group is not shared.get(name)}
         for name, group in own.items():
-            lines += ["", f"### {_title(name)} {{ #{program}-{name} }}", *_described(group)]
+            heading = ["", f"### {_title(name)} {{ #{program}-{name} }}", *_purpose(group)]
+            lines += [*([] if group is flags else heading), *_table(group)]
     lines += ["", "## Flags of every learner program", "", _OF_LEARNERS]
     for name, group in every.items():
-        lines += ["", f"### {_title(name)} {{ #{name} }}", *_described(group)]
+        lines += ["", f"### {_title(name)} {{ #{name} }}", *_purpose(group), *_table(group)]
     lines += ["", "## Settings of the algorithms", "", _OF_ALGORITHMS]
     for algo in registry.ALGOS:
         usual = " ".join(
             f"`--{name} {value}`" for name, value in registry.defaults_of(algo).items()
         )
-        lines += ["", f"### --algo {algo}", *_described(registry.config_of(algo))]
+        config = registry.config_of(algo)
+        lines += ["", f"### --algo {algo}", *_purpose(config), *_table(config)]
         lines += ["", f"It changes these defaults: {usual}."] if usual else []
     return "\n".join(lines) + "\n"
 
@@ -216,10 +206,12 @@ def _bare(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
-def _described(group: type) -> Iterator[str]:
-    """Yields what a group of flags is for, and the table of the flags."""
-    yield from ("", _cell(inspect.getdoc(group) or ""), "")
-    yield from ("| flag | value | default | meaning |", "| --- | --- | --- | --- |")
+def _purpose(group: type) -> Iterator[str]:
+    yield from ("", _cell(inspect.getdoc(group) or ""))
+
+
+def _table(group: type) -> Iterator[str]:
+    yield from ("", "| flag | value | default | meaning |", "| --- | --- | --- | --- |")
     yield from _rows(group)
 
 
