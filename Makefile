@@ -69,7 +69,7 @@ lint: $(VENV)/installed-for-tests
 	$(BIN)/mypy --config-file tests/mypy.ini
 
 # Builds the documentation site in build/site: open its index.html. A broken link or a public name without a docstring
-# is an error. `.venv/bin/python -m mkdocs serve` shows pages while you write them.
+# is an error. `.venv/bin/python -m mkdocs serve` shows pages while you write them, and the search, which needs a server.
 docs: $(VENV)/installed-for-docs
 	$(BIN)/python -m mkdocs build --strict
 

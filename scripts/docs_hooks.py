@@ -341,7 +341,7 @@ def _package_page(package: str, homes: dict[int, str]) -> str:
     for name in sorted(public, key=lambda name: name != public[name].__name__):  # aliases last
         homes.setdefault(id(public[name]), f"{package}.{name}")
     names = sorted(public, key=str.lower)
-    lines = [f"# {package}", "", f"{_cell(_first(module))}.", "", "| name | |", "| --- | --- |"]
+    lines = [f"# {package}", "", f"{_cell(_first(module))}.", "", "| name | what it is |", "| --- | --- |"]
     for name in names:
         home = homes[id(public[name])]
         lines += [f"| [`{name}`][{home}] | {_cell(_first(public[name]))} |"]
