@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import itertools
 import re
+import string
 from collections.abc import Iterator
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import make_env
 from torchbeast.core.envs import VecEnv
+from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.schemes import Scheme
-from torchbeast.schemes.describe import Part, parts, ways
 from torchbeast.schemes.presets import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "explanation" / "schemes.md"
 COMBINATIONS = DOCS / "reference" / "combinations.md"
+PICTURES = PAGE.parent / "schemes"
+LARGE = ("impala", "seed", "ape-x", "dppo", "dd-ppo", "rapid")
+"""Architectures that have a picture of their own."""
 STORAGES = {"OnPolicyVTraceBuffer": impala_of, "ReplayBuffer": off_policy_of}
 AXES = {
     "storage_factory": STORAGES,
@@ -79,67 +82,79 @@ def with_table(page: str) -> str:
 
 
 def pictures() -> Iterator[tuple[Path, str]]:
-    """Yields the file and the SVG image of every named architecture, with 8 environments."""
-    envs, _, _ = VecEnv.create_factory(
-        env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=8
-    )
+    """Yields the file and the SVG image of every picture."""
+    envs, _, _ = VecEnv.create_factory(env_fn=make_env, env_kwargs={"env": "CartPole-v1"})
+    yield PICTURES / "overview.svg", _image(*_overview(envs))
+    for name in LARGE:
+        drawing, width, height = _drawing(Scheme.preset(name, envs))
+        centred = f'<g transform="translate({(700 - width) // 2})">{drawing}</g>'
+        yield PICTURES / f"{name}.svg", _image(centred, height)
+
+
+def _image(body: str, height: int) -> str:
+    """Returns an SVG image with a legend."""
+    template = string.Template(Path(__file__).with_name("scheme.svg").read_text())
+    return template.substitute(body=body, bottom=height, height=height + 56)
+
+
+def _overview(envs: VecEnvFactory) -> tuple[str, int]:
+    """Returns small drawings of all architectures, with a row for each kind, and the height."""
+    rows: dict[str, dict[tuple[str, int, int], list[str]]] = {"one process": {}, "workers": {}}
     for name in PRESETS:
-        yield PAGE.parent / "schemes" / f"{name}.svg", svg_of(Scheme.preset(name, envs))
+        scheme = Scheme.preset(name, envs)
+        kind = ["one process", *(title for title, *_ in _columns(scheme))][-2]
+        rows.setdefault(kind, {}).setdefault(_drawing(scheme), []).append(name)
+    cells = []
+    for y, (kind, drawings) in zip(itertools.count(16, 130), rows.items()):
+        cells.append(_text(350, y, kind))
+        left = 352 - 87 * len(drawings)
+        for x, ((body, width, _), names) in zip(itertools.count(left, 174), drawings.items()):
+            scale = 165 / max(415, width)
+            cells.append(f'<g class="small" transform="translate({x} {y}) scale({scale:.3f})">')
+            cells.append(f"{body}</g>{_text(x + int(scale * width / 2), y + 92, ', '.join(names))}")
+    return "\n".join(cells), 130 * len(rows)
 
 
-_WIDTH, _HEIGHT, _GAP, _LINE = 250, 110, 130, 18
+def _columns(scheme: Scheme) -> Iterator[tuple[str, int, list[str], str]]:
+    """Yields columns of processes: title, number, contents, and arrows to the next column."""
+    workers, learners = scheme.col_remote_workers, scheme.grad_remote_workers
+    central, joint = scheme.inference == "central", scheme.update_execution == "decentralised"
+    contents = {"environments": not workers, "copy": central, "replay": scheme.replay.is_used}
+    inside = [symbol for symbol, is_there in contents.items() if is_there]
+    if workers:
+        arrows = "observations" if central else f"rollouts-{scheme.col_communication}"
+        symbols = ["environments"] if central else ["environments", "copy"]
+        yield "workers", workers * max(1, learners), symbols, arrows
+    if learners:
+        arrows = "weights" if joint else f"gradients-{scheme.grad_communication}"
+        yield "gradient workers", learners, [*inside, "trained" if joint else "copy"], arrows
+        inside = []
+    yield "learner's process", 1, [*inside, "copy" if joint else "trained"], "none"
 
 
-def svg_of(scheme: Scheme) -> str:
-    """Returns an SVG image: the parts side by side, and the ways between them."""
-    boxes = parts(scheme)
-    width = len(boxes) * _WIDTH + (len(boxes) - 1) * _GAP + 40
-    height = _HEIGHT + 120
-    forward, back = ways(scheme)
-    body = [_box(part, 20 + index * (_WIDTH + _GAP)) for index, part in enumerate(boxes)]
-    body += _arrows(len(boxes), width, forward, back)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" font-family="sans-serif" font-size="13">\n'
-        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z"/></marker></defs>\n'
-        f'<rect width="{width}" height="{height}" fill="white"/>\n' + "\n".join(body) + "\n</svg>\n"
-    )
+def _drawing(scheme: Scheme) -> tuple[str, int, int]:
+    """Returns the columns of a scheme side by side, their width and their height."""
+    columns = list(_columns(scheme))
+    lanes = max(count for _, count, _, _ in columns)
+    drawn = []
+    for x, (title, count, symbols, arrows) in zip(itertools.count(0, 265), columns):
+        drawn.append(_text(x + 75, 16, title))
+        height = lanes * 72 // count - 28
+        for number in range(count):
+            y = 28 + (height + 28) * number
+            box = f'<rect class="line" x="{x}" y="{y}" width="150" height="{height}" rx="8"/>'
+            drawn += [box, *(_use(symbol, x, y + height // 2) for symbol in symbols)]
+            # Processes that add up their gradients have equal weights; the first one sends them.
+            drawn.append(_use("exchange" if arrows == "weights" and number else arrows, x, y))
+    return "\n".join(drawn), 265 * len(columns) - 115, 28 + 72 * lanes
 
 
-def _box(part: Part, left: int) -> str:
-    lines = [
-        f'<text x="{left + 12}" y="{66 + _LINE * index}">{escape(line)}</text>'
-        for index, line in enumerate(part.lines)
-    ]
-    return "\n".join(
-        [
-            f'<rect x="{left}" y="20" width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#eef3fa" '
-            'stroke="#456"/>',
-            f'<text x="{left + 12}" y="44" font-weight="bold">{part.title}</text>',
-            *lines,
-        ]
-    )
+def _use(name: str, x: int, y: int) -> str:
+    return f'<use href="#{name}" x="{x}" y="{y}"/>'
 
 
-def _arrows(count: int, width: int, forward: str, back: str) -> Iterator[str]:
-    """Yields an arrow between neighbours, and one from the last part back to the first."""
-    y = 20 + _HEIGHT // 2
-    for index in range(count - 1):
-        left = 20 + (index + 1) * _WIDTH + index * _GAP
-        yield _line(f"M{left + 4},{y} H{left + _GAP - 4}")
-    yield _label(width // 2, _HEIGHT + 48, f"{forward} →")
-    bottom, right, left = _HEIGHT + 80, width - 20 - _WIDTH // 2, 20 + _WIDTH // 2
-    yield _line(f"M{right},{_HEIGHT + 20} V{bottom} H{left} V{_HEIGHT + 26}")
-    yield _label(width // 2, bottom + 20, f"← {back}")
-
-
-def _label(x: int, y: int, text: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="middle">{escape(text)}</text>'
-
-
-def _line(path: str) -> str:
-    return f'<path d="{path}" fill="none" stroke="#456" stroke-width="1.5" marker-end="url(#tip)"/>'
+def _text(x: int, y: int, text: str) -> str:
+    return f'<text x="{x}" y="{y}">{text}</text>'
 
 
 if __name__ == "__main__":

@@ -19,12 +19,15 @@ class Part(NamedTuple):
     lines: list[str]
 
 
-def parts(scheme: Scheme) -> list[Part]:
-    """Returns collection, storage and learner, in the order in which data passes them."""
-    return [_collection(scheme), _storage(scheme), _learner(scheme)]
+def text_of(scheme: Scheme) -> str:
+    """Returns a paragraph for each part, in the order in which data passes them."""
+    parts = [_collection(scheme), _storage(scheme), _learner(scheme)]
+    said = [f"{part.title}\n" + "\n".join(f"  {line}" for line in part.lines) for part in parts]
+    forward, back = _ways(scheme)
+    return "\n".join([*said, "forward", f"  {forward} for each update", "back", f"  {back}"])
 
 
-def ways(scheme: Scheme) -> tuple[str, str]:
+def _ways(scheme: Scheme) -> tuple[str, str]:
     """Returns what goes forward, to the learner, and what goes back."""
     rollouts = scheme.rollouts
     forward = f"{rollouts.batch_size} rollouts of {rollouts.unroll_length} steps"
@@ -37,15 +40,6 @@ def ways(scheme: Scheme) -> tuple[str, str]:
     if scheme.inference == "central":
         return forward, "actions, of the newest weights: nobody waits for an update"
     return forward, "the newest weights, at every step: nobody waits"
-
-
-def text_of(scheme: Scheme) -> str:
-    """Returns a paragraph for each part."""
-    forward, back = ways(scheme)
-    said = [
-        f"{part.title}\n" + "\n".join(f"  {line}" for line in part.lines) for part in parts(scheme)
-    ]
-    return "\n".join([*said, "forward", f"  {forward} for each update", "back", f"  {back}"])
 
 
 def _collection(scheme: Scheme) -> Part:
