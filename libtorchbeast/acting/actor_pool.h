@@ -25,17 +25,17 @@ namespace torchbeast {
 
 struct ActorPoolOptions {
   std::int64_t unroll_length = 80;   // T, in agent steps
-  std::vector<Endpoint> endpoints;   // one stream for each entry; hosts may join besides
-  std::int64_t rollout_columns = 0;  // environments per item; 0: all of a stream's
-  std::uint64_t seed = 0;            // every stream derives its own from it
+  std::vector<Endpoint> endpoints;   // one stream for each entry; hosts may join too
+  std::int64_t rollout_columns = 0;  // environments per item; 0: all environments of a stream
+  std::uint64_t seed = 0;            // every stream derives its own seed from it
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);  // of one step
-  // The run ends once fewer streams are connected for reconnect_timeout, or left unretired. 0: half
-  // of the pool's streams, at least one.
+  // The run ends when fewer streams are connected for reconnect_timeout, or when retired streams
+  // leave fewer. 0: half of the pool's streams, but at least one.
   std::int64_t min_streams = 0;
   RetryOptions retries = {};
 };
 
-// A stream that is lost and not connected again yet.
+// A stream that is lost and has not reconnected yet.
 struct AwayStream {
   std::string address;
   Clock::duration away;  // since it was lost
@@ -50,27 +50,28 @@ struct AwayStream {
 //                                          DynamicBatcher::compute
 //
 // Streams of hosts may join and leave at any time. Each stream has a number that no other stream of
-// the pool ever had: its environments are numbered from kMaxEnvsPerStream times that, and its seeds
-// derive from it. When a stream leaves, its unfinished rollout is dropped, and nobody waits for it.
+// the pool has ever had. The stream's environments are numbered from kMaxEnvsPerStream times this
+// number, and its seeds derive from it. When a stream leaves, its unfinished rollout is dropped,
+// and the pool does not wait for it.
 //
-// At the start, each server must become reachable within connect_timeout; a connection lost before
-// its first step is retried within that time. Later, a lost stream reconnects with growing pauses;
-// its unfinished rollout is dropped and its environments start new episodes. The server must then
-// serve the same as before: anything else ends the run. The numbers of its rollouts continue with
-// one left out: no two rollouts of an environment share a number, and two with successive numbers
-// have no gap between them. A stream whose environments raise, or take longer than step_timeout,
-// gets new ones in the same way.
+// At the start, each server must become reachable within connect_timeout; a connection that is lost
+// before its first step is retried within that time. Later, a lost stream reconnects after growing
+// pauses; its unfinished rollout is dropped and its environments start new episodes. The server
+// must then serve the same environments as before, or the run ends. When a stream reconnects, one
+// rollout number is skipped: no two rollouts of an environment share a number, and there is no gap
+// between two rollouts with consecutive numbers. A stream whose environments raise an exception, or
+// take longer than step_timeout, gets new environments in the same way.
 //
-// A stream that never completed a rollout ends the run by a failure. Any other is retired when its
-// environments fail too often, or its connections end again and again before their first rollout:
-// it is not tried any more. The run ends when too few streams are connected for too long, or left;
-// see min_streams.
+// A stream is retired, and not tried again, if its environments fail too often, or if its
+// connections end again and again before their first rollout. But if it has never completed a
+// rollout, the run ends instead, even after a single failure of its environments. The run also ends
+// if too few streams are connected for too long, or left unretired; see min_streams.
 //
 // Thread safety: one thread calls run(), once; any thread may call the other methods.
-// Closing: closing the queue or the batcher ends run(). The first failure that another connection
-// cannot fix closes both, and run() throws it; the message names the server's address. Either way
-// streams have 250 ms to end cleanly. Then their calls are cancelled, and so are the computations
-// that the batcher has handed out and nobody has answered.
+// Closing: closing the queue or the batcher ends run(). The first failure that a new connection
+// cannot fix closes both, and run() throws it with a message that names the server's address. In
+// either case streams have 250 ms to end cleanly. Then their calls are cancelled, and so are the
+// computations that the batcher has handed out and that have not been answered.
 class ActorPool {
  public:
   using Report = std::function<void(const std::string&)>;
@@ -78,18 +79,18 @@ class ActorPool {
   ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
             std::shared_ptr<DynamicBatcher> inference_batcher, ArrayNest initial_agent_state);
 
-  // Blocks until queue or batcher are closed. `poll` is called about ten times a second in this
-  // thread, and `report` with a message about each failure of environments that does not end the
-  // run; an exception from them ends the run and is rethrown. Throws ConnectionError, TimeoutError,
-  // std::invalid_argument, EnvironmentFailure or AsyncError.
+  // Blocks until queue or batcher are closed. This thread calls `poll` about ten times a second,
+  // and `report` with a message for each failure of environments that does not end the run. If one
+  // of them throws an exception, the run ends and rethrows it. Throws ConnectionError,
+  // TimeoutError, std::invalid_argument, EnvironmentFailure or AsyncError.
   void run(
       const std::function<void()>& poll = [] {}, const Report& report = [](const std::string&) {});
 
   // Ends run() by closing queue and batcher, without waiting. May be called at any time.
   void stop() EXCLUDES(mutex_);
 
-  // Plays the stream of a host that has joined, in the calling thread, until it ends: then it
-  // leaves the pool. Returns why it ended, "" once the pool stops. Closing: as run().
+  // Plays the stream of a host that has joined, in the calling thread, until it ends; then the
+  // stream leaves the pool. Returns why it ended, or "" if the pool stops. Closing: as for run().
   std::string play_joined(EnvStream* connection) EXCLUDES(mutex_);
 
   // Environment steps in rollouts that were enqueued.
@@ -100,22 +101,23 @@ class ActorPool {
   std::int64_t live_streams() const { return live_; }
   // The number of times that a stream was lost.
   std::int64_t lost_streams() const { return lost_; }
-  // The number of times that a stream's environments failed and it got new ones.
+  // The number of times that a stream's environments failed and the stream got new ones.
   std::int64_t restarted_streams() const { return restarted_; }
   // Streams that are retired.
   std::int64_t retired_streams() const EXCLUDES(mutex_);
-  // The number of streams, retired ones included.
+  // The number of streams, including retired ones.
   std::int64_t num_streams() const EXCLUDES(mutex_);
-  // Streams that are lost at this moment.
+  // Streams that are lost at present.
   std::vector<AwayStream> away_streams() const EXCLUDES(mutex_);
-  // Too few connected streams, for which run() ends unless enough connect in time; those on their
-  // way for the first time count as connected. None once the pool has stopped.
+  // Describes how too few streams are connected; run() ends unless enough of them connect in time.
+  // Streams that are connecting for the first time count as connected. Returns nullopt if there are
+  // enough, and once the pool has stopped.
   std::optional<Shortage> shortage() EXCLUDES(mutex_);
-  // The time of all streams together since run() began, by stage.
+  // The total time of all streams since run() began, by stage.
   StageTimes times() const EXCLUDES(mutex_);
 
  private:
-  // What the thread of a stream uses.
+  // Data that the thread of a stream uses.
   struct Stream {
     const std::int64_t number;
     const Endpoint endpoint;
@@ -123,7 +125,7 @@ class ActorPool {
     std::atomic<Clock::rep> away_since = 0;  // 0: not lost
   };
 
-  // A stream of the pool; one of a host that has joined is forgotten once it has left.
+  // A stream of the pool. A stream of a host is removed once it has left.
   struct Member {
     std::unique_ptr<Stream> stream;
     std::thread thread = {};          // started and joined by run()
@@ -131,7 +133,7 @@ class ActorPool {
     std::string why_away = {};        // see AwayStream::why
     bool is_retired = false;
     bool has_started = false;
-    bool has_ended = false;  // its thread does nothing more
+    bool has_ended = false;  // its thread has nothing left to do
     bool has_left = false;   // with its host
   };
 
@@ -180,7 +182,8 @@ class ActorPool {
   void check_enough_streams() EXCLUDES(mutex_);
   void cancel_until_ended() EXCLUDES(mutex_);
 
-  // How many streams the pool has, and how many of them are not retired, or neither that nor away.
+  // The number of streams of the pool; of those that are not retired; and of those that are neither
+  // retired nor away.
   struct Strength {
     std::int64_t all = 0, unretired = 0, present = 0;
   };
@@ -209,7 +212,7 @@ class ActorPool {
   std::map<std::int64_t, Member> members_ GUARDED_BY(mutex_);  // by number
   std::size_t running_ GUARDED_BY(mutex_) = 0;                 // threads that have not ended
   std::vector<std::string> reports_ GUARDED_BY(mutex_);
-  std::string last_end_ GUARDED_BY(mutex_);   // of a connection: its error
+  std::string last_end_ GUARDED_BY(mutex_);   // the error that ended the most recent connection
   StageTimes past_times_ GUARDED_BY(mutex_);  // of streams that are gone
 };
 

@@ -11,8 +11,9 @@
 
 namespace torchbeast {
 
-// Pauses that double from `first` to `longest`. Each is shortened at random, by half at most, so
-// that streams which were lost together do not come back together.
+// Exponential backoff: pauses that double from `first` to `longest`. Each pause is shortened at
+// random by up to half, so that streams that were lost together do not reconnect at the same
+// moment.
 //
 // Thread safety: one thread.
 class Backoff {
@@ -28,7 +29,7 @@ class Backoff {
     return Duration(shortened(random_));
   }
 
-  // Begins again with `first`.
+  // Starts over with `first`.
   void restart() { next_ = first_; }
 
  private:

@@ -15,10 +15,10 @@ namespace torchbeast {
 // The actor's output for one step.
 struct AgentStep {
   ArrayNest outputs;                // the (action, ...) tuple, leaves [1, E, ...]
-  std::int64_t policy_version = 0;  // of the weights that computed it
+  std::int64_t policy_version = 0;  // version of the weights that computed the outputs
 };
 
-// The maximum size of a rollout of all environments of a stream, with its final observations.
+// The maximum size of a rollout of all environments of a stream, including its final observations.
 inline constexpr double kMaxRolloutBytes = 8.0 * (1 << 30);
 
 struct RolloutWriterOptions {
@@ -27,7 +27,7 @@ struct RolloutWriterOptions {
   std::int64_t columns;                 // c: environments in one item; divides E
   std::int64_t first_env = 0;           // the number of the stream's first environment
   std::int64_t first_rollout = 0;       // the number of the first rollout
-  double max_bytes = kMaxRolloutBytes;  // of a rollout of all E
+  double max_bytes = kMaxRolloutBytes;  // for a rollout of all E environments
 };
 
 // Builds rollouts of T + 1 rows for E environments, as E / c items of c columns each.
@@ -35,17 +35,18 @@ struct RolloutWriterOptions {
 //   row 0           row 1 ... row T            complete()
 //   [ start() ] -> [ append() x T ] -> E / c QueueItems; row T is row 0 of the next rollout
 //
-// Row t holds the environments' output after an action, and the agent output that contained that
-// action. Items own their memory: an item returned by complete() is never written to again.
+// Row t holds the environments' output after an action, and the agent output that contained this
+// action. Items own their memory: after complete() has returned an item, the writer never writes to
+// it again.
 // Thread safety: one thread at a time.
 class RolloutWriter {
  public:
   explicit RolloutWriter(RolloutWriterOptions options);
 
-  // Begins the first rollout. Row 0's agent output is zeros in the structure of `agent`, because no
-  // action led to the first observation. agent_state is the recurrent state before row 0, leaves
-  // [layers, E, ...]. Throws std::invalid_argument for agent leaves other than [1, E, ...], and for
-  // rollouts larger than max_bytes, before it allocates them.
+  // Begins the first rollout. No action led to the first observation, so row 0's agent output is
+  // zeros, in the structure of `agent`. agent_state is the recurrent state before row 0, with
+  // leaves [layers, E, ...]. Throws std::invalid_argument if a leaf of the agent output is not [1,
+  // E, ...]; also if a rollout is larger than max_bytes, before it allocates it.
   void start(const StreamStep& step, const AgentStep& agent, ArrayNest agent_state);
 
   // Adds a row. Returns true once the rollout has its T + 1 rows. Throws std::invalid_argument if
@@ -71,12 +72,12 @@ class RolloutWriter {
 
   const RolloutWriterOptions options_;
   std::vector<Chunk> chunks_;
-  std::optional<ArrayNest> last_row_;   // the structure of rows; between rollouts, row T
+  std::optional<ArrayNest> last_row_;   // the structure of rows; between two rollouts: row T
   std::optional<ArrayNest> no_finals_;  // leaves [1, 0, ...]
   ArrayNest agent_state_;
   std::int64_t next_row_ = 0;
-  double bytes_ = 0;      // of the current rollout, with its final observations so far
-  std::int64_t rollout_;  // the number of the current one
+  double bytes_ = 0;      // of the current rollout, including its final observations so far
+  std::int64_t rollout_;  // the number of the current rollout
 };
 
 }  // namespace torchbeast

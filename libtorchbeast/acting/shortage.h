@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long too few streams have been connected.
+// Measures how long too few streams have been connected.
 
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace torchbeast {
 
-// Fewer streams are connected than are needed.
+// A shortage: fewer streams are connected than are needed.
 struct Shortage {
   std::int64_t connected, needed;
-  Clock::duration left;  // until it has lasted as long as it may; 0: it has
+  Clock::duration left;  // until it has lasted for the limit; 0 once it has
 };
 
-// Says since when too few streams are connected, whichever they are.
+// Measures how long too few streams have been connected, no matter which streams.
 //
 //   connected  2   1   1   2   1   1     2 are needed
 //                  |       |   |
-//            begins    ends    begins anew
+//            begins    ends    begins again
 //
 // Thread safety: one thread at a time.
 class ShortageWatch {
@@ -29,8 +29,8 @@ class ShortageWatch {
   // limit: how long a shortage may last.
   explicit ShortageWatch(Clock::duration limit) : limit_(limit) {}
 
-  // Notes how many are connected, and needed, at a time no earlier than the last. Returns the
-  // shortage, if that is one.
+  // Records the number of streams that are connected and needed at a time that is not before the
+  // previous one. Returns the shortage, if there is one.
   std::optional<Shortage> note(std::int64_t connected, std::int64_t needed, Clock::time_point now) {
     if (connected >= needed) {
       since_.reset();

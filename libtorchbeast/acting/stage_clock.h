@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures what streams spend their time on.
+// Measures how streams spend their time.
 
 #pragma once
 
@@ -9,7 +9,7 @@ namespace torchbeast {
 
 enum class Stage { kNone, kEnvironment, kInference, kQueueing };
 
-// The time that one or more streams spent in each stage.
+// The time that one or several streams spent in each stage.
 struct StageTimes {
   Clock::duration environment{};  // stepping, and waiting for a lost server
   Clock::duration inference{};    // waiting for actions
@@ -23,10 +23,10 @@ struct StageTimes {
   }
 };
 
-// Measures the time of one stream, which is in exactly one stage at any moment.
+// Measures the time of one stream, which is in exactly one stage at any time.
 //
-// Thread safety: the stream's thread calls enter(), any thread times(). Each clock has its own
-// lock, so streams never wait for each other.
+// Thread safety: the stream's thread calls enter(); any thread may call times(). Each clock has its
+// own lock, so streams never wait for each other.
 class StageClock {
  public:
   // Ends the current stage and begins another.
@@ -38,7 +38,7 @@ class StageClock {
     since_ = now;
   }
 
-  // Returns the times so far. They include the current stage, so a wait shows while it lasts.
+  // Returns the times so far. They include the current stage, so a wait is visible before it ends.
   StageTimes times() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     StageTimes times = spent_;

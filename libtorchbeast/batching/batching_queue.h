@@ -18,8 +18,8 @@
 namespace torchbeast {
 
 struct BatchingQueueOptions {
-  std::int64_t minimum_batch_size = 1;                    // items a consumer waits for
-  std::int64_t maximum_batch_size = 1024;                 // most items in one batch
+  std::int64_t minimum_batch_size = 1;                    // items that a consumer waits for
+  std::int64_t maximum_batch_size = 1024;                 // maximum number of items in one batch
   std::optional<std::chrono::milliseconds> timeout = {};  // none: always wait for the minimum
   std::optional<std::int64_t> maximum_queue_size = {};    // items; none: unbounded
   // How long to hold a batch back for each item that Regular producers are likely to add soon.
@@ -32,13 +32,13 @@ struct BatchingQueueOptions {
 //   blocks at maximum_queue_size             blocks below minimum_batch_size, at most `timeout`
 //                                            if there is an item
 //
-// Producers may register as Regular. A batch with fewer items than half the registered producers is
-// then held back for a moment, which grows with the number of missing items and never exceeds
-// `timeout`. A single producer is never waited for.
+// Producers may register as Regular. If a batch has fewer items than half the number of registered
+// producers, it is held back for a moment, which grows with the number of missing items and never
+// exceeds `timeout`. With a single producer, batches are never held back.
 //
 // Thread safety: every method may be called from any number of threads.
-// Closing: close() wakes every waiter. From then on enqueue() throws ClosedBatchingQueue and
-// dequeue_many() returns nothing, except to consumers that were already waiting: they share the
+// Closing: close() wakes every waiting thread. From then on enqueue() throws ClosedBatchingQueue.
+// dequeue_many() returns nothing, except to consumers that were already waiting, which share the
 // items enqueued before the close. Items without a waiting consumer are dropped.
 template <typename T>
 class BatchingQueue {
@@ -46,14 +46,14 @@ class BatchingQueue {
   explicit BatchingQueue(BatchingQueueOptions options) : options_(options) { check(options); }
 
   // Adds an item; blocks while the queue is full. Throws ClosedBatchingQueue if the queue is
-  // closed, or becomes closed while it waits.
+  // closed, or is closed during the wait.
   void enqueue(T item) EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);
       wait_for_room();
       if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
       items_.push_back(std::move(item));
-      if (gathering_) {  // that consumer wakes the others for what it leaves
+      if (gathering_) {  // that consumer wakes the others for the items that it leaves
         if (missing() <= 0) gathered_.notify_one();
         return;
       }
@@ -74,7 +74,7 @@ class BatchingQueue {
     BatchingQueue* queue_;
   };
 
-  // Removes the oldest items, at most maximum_batch_size; nullopt if closed.
+  // Removes the oldest items, at most maximum_batch_size; returns nullopt if the queue is closed.
   std::optional<std::vector<T>> dequeue_many() EXCLUDES(mutex_) {
     std::optional<std::vector<T>> batch;
     bool more = false, closed = false;
@@ -107,7 +107,7 @@ class BatchingQueue {
     MutexLock lock(mutex_);
     return consumers_waiting_;
   }
-  // Whether a consumer that has enough items is holding its batch back for more.
+  // Whether a consumer that already has enough items holds its batch back for more.
   bool is_gathering() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return gathering_;
@@ -123,8 +123,8 @@ class BatchingQueue {
     if (!try_close()) throw std::runtime_error("Queue was closed already");
   }
 
-  // Closes the queue. Returns false if it was closed already. Allocates nothing: it is called when
-  // a thread has run out of memory.
+  // Closes the queue. Returns false if it was closed already. Does not allocate memory, because it
+  // is also called when a thread has run out of memory.
   bool try_close() EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);
@@ -141,8 +141,8 @@ class BatchingQueue {
   const BatchingQueueOptions& options() const { return options_; }
 
  private:
-  // With a minimum above one, wakes every consumer: the items may be too few for the first to wake
-  // but enough for one whose timeout has passed.
+  // If the minimum is above one, wakes every consumer: there may be too few items for the first
+  // consumer to wake, but enough for one whose timeout has passed.
   void notify_consumers() {
     options_.minimum_batch_size > 1 ? not_empty_.notify_all() : not_empty_.notify_one();
   }
@@ -197,8 +197,9 @@ class BatchingQueue {
 
   std::int64_t missing() const REQUIRES(mutex_) { return worth_waiting_for() - count(); }
 
-  // Half of the registered producers: while one half's batch is computed, the other half prepares
-  // its next items. In one batch with all of them, producers and consumer would take turns.
+  // Half of the registered producers: while the consumer computes one half's batch, the other half
+  // prepares its next items. If one batch contained all producers, producers and consumer would
+  // take turns.
   std::int64_t worth_waiting_for() const REQUIRES(mutex_) {
     return std::min((regulars_ + 1) / 2, options_.maximum_batch_size);
   }
@@ -213,8 +214,9 @@ class BatchingQueue {
     gathering_ = false;
   }
 
-  // Drops the items of a closed queue that no waiting consumer will take. Each is destroyed after
-  // unlocking, because destructors may use the queue; a second deque would need memory.
+  // Drops the items of a closed queue that no waiting consumer will take. Each item is destroyed
+  // after unlocking, because destructors may use the queue. One by one, because a second deque
+  // would need memory.
   void drop_leftovers() EXCLUDES(mutex_) {
     while (const std::optional<T> leftover = take_leftover()) continue;
   }
@@ -239,7 +241,7 @@ class BatchingQueue {
   mutable Mutex mutex_;
   CondVar not_full_;   // there is room, or closed
   CondVar not_empty_;  // there is an item, or closed
-  CondVar gathered_;   // no item is missing any more, or closed
+  CondVar gathered_;   // no item is missing, or closed
   std::deque<T> items_ GUARDED_BY(mutex_);
   std::int64_t regulars_ GUARDED_BY(mutex_) = 0;
   bool gathering_ GUARDED_BY(mutex_) = false;  // one consumer at a time

@@ -26,13 +26,13 @@ struct DynamicBatcherOptions {
 // The outputs for a batch, or for one caller.
 struct Answer {
   ArrayNest outputs;
-  std::int64_t version = 0;  // of the weights that computed them
+  std::int64_t version = 0;  // version of the weights that computed them
 };
 
 // The place where one caller waits for its slice of a batch's outputs.
 //
-// Thread safety: one thread calls wait(); any thread may call fulfil() or abandon(), and the first
-// of these calls counts.
+// Thread safety: one thread calls wait(). Any thread may call fulfil() or abandon(); the first of
+// these calls counts.
 class PendingReply {
  public:
   // Returns the caller's slice. Throws AsyncError if the batch was dropped, ClosedBatchingQueue if
@@ -87,7 +87,8 @@ class PendingReply {
   std::int64_t length_ GUARDED_BY(mutex_) = 0;
 };
 
-// One caller's inputs on their way into a batch. Dropped unanswered, its caller gets an exception.
+// One caller's inputs on their way into a batch. If it is dropped without an answer, its caller
+// gets an exception.
 class Computation {
  public:
   Computation(ArrayNest inputs, std::int64_t length, std::shared_ptr<PendingReply> reply,
@@ -118,8 +119,8 @@ class Computation {
 // The joined inputs of several callers, to be answered once with set_outputs().
 //
 // Thread safety: one thread at a time.
-// Destruction: without an answer, every caller gets AsyncError, or ClosedBatchingQueue if the
-// batcher is closed.
+// Destruction: if the batch was not answered, every caller gets AsyncError, or ClosedBatchingQueue
+// if the batcher is closed.
 class Batch {
  public:
   Batch(std::vector<Computation> computations, std::size_t batch_dim, bool check_outputs)
@@ -132,8 +133,8 @@ class Batch {
       size_ += computation.length();
     }
     inputs_ = join(std::span<const ArrayNest* const>(nests), batch_dim_);
-    // The receiver of the batch may write to the inputs. Joining several callers' inputs has copied
-    // them; a single caller's are still its own.
+    // The receiver of the batch may write to the inputs. Joining the inputs of several callers has
+    // copied them, but the inputs of a single caller still belong to the caller.
     if (nests.size() == 1)
       inputs_ = nest::map([](const Array& leaf) { return leaf.clone(); }, inputs_);
   }
@@ -141,8 +142,9 @@ class Batch {
   const ArrayNest& get_inputs() const { return inputs_; }
   std::int64_t size() const { return size_; }
 
-  // Gives every caller its slice. Throws std::invalid_argument for outputs of a wrong shape, after
-  // which the batch can still be answered; std::runtime_error if it was answered already.
+  // Gives every caller its slice. Throws std::invalid_argument if an output has the wrong shape;
+  // the batch can still be answered then. Throws std::runtime_error if the batch was answered
+  // already.
   void set_outputs(ArrayNest outputs, std::int64_t version) {
     if (answered_) throw std::runtime_error("set_outputs called twice");
     if (check_outputs_) check(outputs);
@@ -190,19 +192,19 @@ class Batch {
 //   compute() /   <- slice of the outputs  <-         \              set_outputs()
 //
 // Thread safety: every method may be called from any number of threads. Joining runs in the thread
-// that calls next(), slicing in each caller's own.
+// that calls next(), slicing in the caller's thread.
 // Closing: close() ends next() and every compute() whose inputs are not in a batch yet. A batch
-// handed out earlier may still be answered; if it is dropped, its callers get ClosedBatchingQueue.
-// cancel() ends their compute() at once.
+// that was handed out earlier can still be answered; if it is dropped, its callers get
+// ClosedBatchingQueue. cancel() ends their compute() immediately.
 class DynamicBatcher {
  public:
   explicit DynamicBatcher(DynamicBatcherOptions options)
       : options_(options), queue_(options.queue), same_as_first_(options.batch_dim) {}
 
-  // Blocks until the batch that the inputs become part of is answered. Throws std::invalid_argument
-  // for inputs that cannot be joined with the first ones, ClosedBatchingQueue if the batcher is
-  // closed, AsyncError if the batch was dropped, TimeoutError after compute_timeout. The inputs
-  // must not be written to meanwhile.
+  // Blocks until the batch that contains the inputs is answered. Throws std::invalid_argument if
+  // the inputs cannot be joined with the first ones, ClosedBatchingQueue if the batcher is closed,
+  // AsyncError if the batch was dropped, and TimeoutError after compute_timeout. Nobody may write
+  // to the inputs meanwhile.
   Answer compute(ArrayNest inputs) {
     const std::int64_t length = check_inputs(inputs);
     auto reply = std::make_shared<PendingReply>();
@@ -211,8 +213,8 @@ class DynamicBatcher {
     return reply->wait(options_.compute_timeout, options_.batch_dim);
   }
 
-  // Registers, for a scope, a thread that calls compute() repeatedly: batches are held back a
-  // moment for it, see BatchingQueue::Regular.
+  // Registers, for a scope, a thread that calls compute() repeatedly, so that batches are held back
+  // for it for a moment; see BatchingQueue::Regular.
   class Caller {
    public:
     explicit Caller(DynamicBatcher* batcher) : regular_(&batcher->queue_) {}
@@ -221,7 +223,7 @@ class DynamicBatcher {
     BatchingQueue<Computation>::Regular regular_;
   };
 
-  // Blocks until there is a batch; null if closed.
+  // Blocks until there is a batch; returns null if the batcher is closed.
   std::unique_ptr<Batch> next() {
     auto computations = queue_.dequeue_many();
     if (!computations) return nullptr;

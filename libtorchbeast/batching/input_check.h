@@ -34,16 +34,16 @@ inline void check_batchable(const ArrayNest& nest, std::size_t batch_dim) {
   if (nest::empty(nest)) throw std::invalid_argument("Cannot enqueue empty vector of tensors");
 }
 
-// Remembers the first nest and refuses any that could not be joined with it.
+// Remembers the first nest and rejects any nest that could not be joined with it.
 //
-// The caller of a bad nest gets the error, and the other callers' batch is unaffected.
+// Only the caller of a bad nest gets the error; the other callers' batch is not affected.
 // Thread safety: check() may be called from any number of threads.
 class SameAsFirst {
  public:
   explicit SameAsFirst(std::size_t batch_dim) : batch_dim_(batch_dim) {}
 
-  // Throws nest::NestError for another structure, std::invalid_argument for another dtype or shape;
-  // the message states both sides.
+  // Throws nest::NestError if the structure differs, and std::invalid_argument if a dtype or shape
+  // differs; the message shows both sides.
   void check(const ArrayNest& nest) EXCLUDES(mutex_) {
     const std::shared_ptr<const ArrayNest> first = remember(nest);
     nest::for_each2_with_path([&](const nest::Path& path, const Array& expected,
@@ -58,7 +58,7 @@ class SameAsFirst {
     return first_;
   }
 
-  // Keeps dtype and shape only, so that the first item's memory is not held as long as the queue.
+  // Keeps dtype and shape only, so that the queue does not keep the first item's memory alive.
   ArrayNest without_bytes(const ArrayNest& nest) const {
     return nest::map(
         [&](const Array& array) {

@@ -16,7 +16,8 @@
 
 namespace torchbeast {
 
-// A rollout in the original TorchBeast's structure, and further data that this has no place for.
+// A rollout in the original TorchBeast's structure, and info, which this structure has no place
+// for.
 struct QueueItem {
   ArrayNest data;
   ArrayNest info;  // an empty vector if there is none
@@ -24,8 +25,8 @@ struct QueueItem {
 
 struct RolloutQueueOptions {
   std::size_t batch_dim = 1;       // the dimension along which items are joined
-  std::int64_t spare_columns = 0;  // entries of batch_dim that follow the items' own
-  bool check_inputs = true;        // refuse items without a leaf or a batch dimension
+  std::int64_t spare_columns = 0;  // uninitialised entries of batch_dim after the items
+  bool check_inputs = true;        // reject items without a leaf or a batch dimension
   BatchingQueueOptions queue = {};
 };
 
@@ -33,24 +34,25 @@ struct RolloutQueueOptions {
 //
 //   enqueue(item) -> check -> [ item item ... ] -> join -> dequeue() -> [ item item ... | spare ]
 //
-// Spare columns let a consumer add data of its own to a batch without copying it: every leaf has
-// them, of `info` too. They are uninitialised, and nobody else reads or writes them.
+// Spare columns let a consumer add its own data to a batch without copying the batch. Every leaf
+// has them, including the leaves of `info`. They are uninitialised, and only the consumer reads or
+// writes them.
 //
 // Thread safety: every method may be called from any number of threads. Joining runs in the
 // consumer's thread, without a lock.
 // Closing: as for BatchingQueue.
 class RolloutQueue {
  public:
-  // Throws std::invalid_argument for contradictory sizes.
+  // Throws std::invalid_argument if sizes contradict each other.
   explicit RolloutQueue(RolloutQueueOptions options)
       : options_(checked(options)),
         queue_(options.queue),
         data_check_(options.batch_dim),
         info_check_(options.batch_dim) {}
 
-  // Adds an item; blocks while the queue is full. Throws std::invalid_argument for an item that
-  // cannot be joined with the others, or else ClosedBatchingQueue if closed. The queue shares the
-  // arrays: the caller must not write to them afterwards.
+  // Adds an item; blocks while the queue is full. Throws std::invalid_argument if the item cannot
+  // be joined with the others; otherwise ClosedBatchingQueue if the queue is closed. The queue
+  // shares the arrays, so the caller must not write to them afterwards.
   void enqueue(QueueItem item) {
     if (options_.check_inputs) {
       check_batchable(item.data, options_.batch_dim);
@@ -61,7 +63,7 @@ class RolloutQueue {
     queue_.enqueue(std::move(item));
   }
 
-  // Removes the next batch; nullopt if closed.
+  // Removes the next batch; returns nullopt if the queue is closed.
   std::optional<QueueItem> dequeue() {
     auto items = queue_.dequeue_many();
     if (!items) return std::nullopt;
@@ -75,7 +77,8 @@ class RolloutQueue {
   const RolloutQueueOptions& options() const { return options_; }
 
  private:
-  // Sizes in bytes stay within 64 bits: what memory cannot hold is std::bad_alloc.
+  // With this limit, sizes in bytes stay within 64 bits; a batch that does not fit into memory
+  // throws std::bad_alloc.
   static constexpr std::int64_t kMaxSpareColumns = std::numeric_limits<std::int32_t>::max();
 
   static const RolloutQueueOptions& checked(const RolloutQueueOptions& options) {

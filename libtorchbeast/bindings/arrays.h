@@ -15,13 +15,13 @@ struct pybind11::detail::type_caster<torchbeast::Shape>
 
 namespace torchbeast::bindings {
 
-// Copies leaves, because the core never holds Python's memory: the caller may reuse its own. Leaves
-// must be numpy.ndarray (any layout) or torch.Tensor on the CPU, else TypeError; object arrays,
-// foreign byte orders and unknown dtypes are a ValueError.
+// Copies the leaves, because the core never keeps Python's memory: the caller may reuse it. Leaves
+// must be numpy.ndarray (in any layout) or torch.Tensor on the CPU, otherwise the error is a
+// TypeError. Object arrays, foreign byte orders and unknown dtypes are a ValueError.
 ArrayNest from_python(const pybind11::handle& nest);
 Array array_from_python(const pybind11::handle& leaf);
 
-// Converts what environments return: like from_python(), but Python numbers and numpy scalars
+// Converts what environments return. Like from_python(), but Python numbers and numpy scalars
 // become arrays without dimensions.
 ArrayNest from_environment(const pybind11::handle& nest);
 

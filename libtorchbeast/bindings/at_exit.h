@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ends everything that runs in the core before Python finalises.
 //
-// A thread that takes the GIL during finalisation is ended at once, in the middle of C++ frames
-// that cannot be unwound: the process aborts or hangs. Everything that threads may wait in is
-// therefore closed by Python's atexit functions, while threads can still get the GIL.
+// If a thread takes the GIL while Python finalises, Python ends it immediately, in the middle of
+// C++ frames that cannot be unwound: the process aborts or hangs. Therefore Python's atexit
+// functions close everything that threads may wait in, while threads can still get the GIL.
 //
-// The child of a fork has none of its parent's threads and may find any lock taken. It forgets what
-// it inherited: its exit closes nothing of its parent's and waits for no thread.
+// The child of a fork does not have its parent's threads, and may find any lock taken. So it
+// forgets what it inherited: its exit does not close anything that belongs to its parent, and does
+// not wait for any thread.
 
 #pragma once
 
@@ -44,11 +45,11 @@ std::shared_ptr<T> closed_at_exit(std::unique_ptr<T> object, Close close) {
           }};
 }
 
-// Closes everything that is registered, then waits, for a few seconds at most, until no thread is
-// inside the core. Call it without the GIL.
+// Closes everything that is registered, then waits up to a few seconds until no thread is inside
+// the core. Call it without the GIL.
 void close_everything();
 
-// Drops everything that was registered. Call it in the child of a fork.
+// Drops everything that is registered. Call it in the child of a fork.
 void forget_everything();
 
 }  // namespace torchbeast::bindings

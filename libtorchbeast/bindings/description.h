@@ -13,11 +13,11 @@ namespace torchbeast::bindings {
 
 namespace py = pybind11;
 
-// Converts a dict such as describe() returns; throws std::invalid_argument for one that is none.
+// Converts a dict like the result of describe(); throws std::invalid_argument if it is not one.
 EnvDescription read_description(const py::dict& dict);
 
-// Converts the description that the peer `origin` sent; throws std::invalid_argument, naming it,
-// for a text that is no JSON.
+// Converts the description that the peer `origin` sent; throws std::invalid_argument, naming the
+// peer, if a text is not valid JSON.
 py::dict to_python(const std::string& origin, const EnvDescription& description);
 
 }  // namespace torchbeast::bindings

@@ -37,10 +37,10 @@ inline void raise_pending_signals() {
 // Makes a call that may wait for the GIL, in a thread that may outlive the interpreter because its
 // environment hangs.
 //
-// Before 3.14, Python ends a thread that requests the GIL of a finalised interpreter by unwinding
-// its stack. Destructors would then use Python without the GIL, and gRPC's frames would abort the
-// process. The thread is therefore parked as soon as it leaves Python's frames; the process is
-// ending anyway.
+// Before 3.14, if a thread requests the GIL of a finalised interpreter, Python ends the thread by
+// unwinding its stack. Destructors would then use Python without the GIL, and gRPC's frames would
+// abort the process. So the thread is parked as soon as it leaves Python's frames, which is
+// harmless because the process is ending anyway.
 template <typename Call>
 auto parked_at_exit(const Call& call) {
 #ifdef __GLIBCXX__
@@ -65,7 +65,7 @@ class Gil {
   std::optional<py::gil_scoped_acquire> acquire_;
 };
 
-// Calls callable(*args, **kwargs) of an environment, which may hang in it.
+// Calls callable(*args, **kwargs) of an environment. The call may hang.
 inline py::object called(const py::object& callable, const py::tuple& args,
                          const py::dict& kwargs = py::dict()) {
   PyObject* result =
@@ -76,10 +76,10 @@ inline py::object called(const py::object& callable, const py::tuple& args,
 
 // Keeps the Python thread state of a thread started by C++, for a scope within that thread.
 //
-// Otherwise each gil_scoped_acquire makes and destroys a thread state, and with it everything that
-// Python keeps per thread: threading.local, context variables, numpy's error state.
-// Must be made and destroyed by the same thread, which takes the GIL for both. Counts as inside the
-// core: the process's exit waits for it for a few seconds.
+// Without it, each gil_scoped_acquire makes and destroys a thread state, and with it everything
+// that Python keeps per thread: threading.local, context variables, numpy's error state. The same
+// thread must make and destroy it, and takes the GIL for both. The thread counts as inside the
+// core: at its exit, the process waits for it for a few seconds.
 class PythonThread {
  public:
   PythonThread() : before_(parked_at_exit(PyGILState_Ensure)) {

@@ -19,11 +19,11 @@ inline std::size_t checked_batch_dim(std::int64_t batch_dim) {
   throw std::invalid_argument("batch_dim must be >= 0, got " + std::to_string(batch_dim));
 }
 
-// A year is as good as forever, and sums of such times do not overflow.
+// The longest duration. A year is long enough, and sums of such durations do not overflow.
 inline constexpr double kLongestSeconds = 365.0 * 24 * 3600;
 
 // Converts an argument to a duration. Throws std::invalid_argument, naming the argument, if it is
-// negative or NaN; the message states it in units of which a second has `units`.
+// negative or NaN; the message shows it in a unit of which a second has `units`.
 inline std::chrono::milliseconds from_seconds(const char* name, double seconds, double units = 1) {
   if (!(seconds >= 0)) {
     std::ostringstream message;

@@ -19,10 +19,10 @@ namespace torchbeast::bindings {
 //   from step) or legacy Gym's (reset() -> obs, step -> (obs, reward, done, *anything)), recognised
 //   by what it returns. When an episode ends, the same step resets the environment.
 //
-// num_keywords: of the info, K; more than 0 only with a vector environment.
+// num_keywords: the number K of info keywords; only a vector environment may have any.
 //
-// Takes the GIL itself. An exception of the Python code becomes EnvironmentFailure with the
-// traceback, and so does a return value that violates the contract.
+// Takes the GIL itself. If the Python code raises an exception, or returns a value that violates
+// the contract, throws EnvironmentFailure with the traceback.
 std::unique_ptr<Env> make_python_env(const SharedObject& env_class, std::size_t num_keywords);
 
 }  // namespace torchbeast::bindings

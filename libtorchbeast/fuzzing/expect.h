@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fuzzers demand of the core.
+// What the fuzzers expect of the core.
 
 #pragma once
 
@@ -9,14 +9,14 @@
 
 namespace torchbeast::fuzzing {
 
-// Ends the process, which libFuzzer reports with the input, unless `holds`.
+// Ends the process unless `holds`; libFuzzer then reports the input.
 inline void expect(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "not so: %s\n", what);
   std::abort();
 }
 
-// Runs `body`; returns false if it refuses the input. Any other exception ends the process.
+// Runs `body`; returns false if it rejects the input. Any other exception ends the process.
 template <typename Body>
 bool accepts(const Body& body) {
   try {

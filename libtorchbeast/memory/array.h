@@ -38,19 +38,20 @@ inline std::int64_t num_elements(std::span<const std::int64_t> shape) {
 
 // A dense array in C order.
 //
-// Copying an Array shares its bytes, as copying a shared_ptr does; clone() copies them.
-// Thread safety: that of a shared_ptr. A writer of data() must be the only user of the bytes.
+// Copying an Array shares its bytes, like copying a shared_ptr; clone() copies them.
+// Thread safety: as for a shared_ptr. A thread that writes to data() must be the only user of the
+// bytes.
 class Array {
  public:
   Array() : Array(DType::kUInt8, {0}) {}
 
-  // Makes an uninitialised array. Throws std::invalid_argument for a negative dimension.
+  // Makes an uninitialised array. Throws std::invalid_argument if a dimension is negative.
   Array(DType dtype, Shape shape)
       : dtype_(dtype), shape_(std::move(shape)), num_bytes_(checked_num_bytes(dtype_, shape_)) {
     data_ = BufferPool::instance().allocate(num_bytes_);
   }
 
-  // Makes an array that describes others by dtype and shape: data() is null.
+  // Makes an array that only describes other arrays by dtype and shape: data() is null.
   static Array spec(DType dtype, Shape shape) {
     Array array;
     array.dtype_ = dtype;
@@ -83,7 +84,7 @@ class Array {
   const std::byte* data() const { return data_.get(); }
   const std::shared_ptr<std::byte>& owner() const { return data_; }
 
-  // Returns the elements as T. Throws std::logic_error if the dtype is another.
+  // Returns the elements as T. Throws std::logic_error if the array has another dtype.
   template <typename T>
   T* as() {
     check_dtype(kDTypeOf<T>);
@@ -95,7 +96,7 @@ class Array {
     return reinterpret_cast<const T*>(data_.get());
   }
 
-  // Returns a view with another shape of equally many elements; shares the bytes.
+  // Returns a view with another shape and the same number of elements; shares the bytes.
   Array reshaped(Shape shape) const {
     if (torchbeast::num_elements(shape) != num_elements()) {
       throw std::invalid_argument("cannot view shape " + to_string(shape_) + " as " +

@@ -28,7 +28,8 @@ inline DimSplit split_at(const Array& array, std::size_t dim) {
               info(array.dtype()).item_size};
 }
 
-// Returns whether two arrays can be joined along dim: same dtype, same shape elsewhere.
+// Returns whether two arrays can be joined along dim: they have the same dtype, and the same shape
+// in all other dimensions.
 inline bool joinable(const Array& a, const Array& b, std::size_t dim) {
   if (a.dtype() != b.dtype() || a.ndim() != b.ndim()) return false;
   for (std::size_t d = 0; d < a.ndim(); ++d) {
@@ -37,8 +38,8 @@ inline bool joinable(const Array& a, const Array& b, std::size_t dim) {
   return true;
 }
 
-// Concatenates arrays along dim; `spare` more entries of dim follow, uninitialised. A single array
-// without spare entries is returned as it is, without a copy.
+// Concatenates arrays along dim, followed by `spare` uninitialised entries of dim. If there is a
+// single array and no spare entries, returns the array itself, without a copy.
 inline Array join(std::span<const Array* const> parts, std::size_t dim, std::int64_t spare = 0) {
   if (parts.size() == 1 && spare == 0) return *parts[0];
   Shape shape = parts[0]->shape();

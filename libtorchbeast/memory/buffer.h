@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recycled memory for arrays.
 //
-// Fresh pages from the operating system cost more than the copy that fills them, and at any time
-// batches come in few sizes. A large buffer therefore returns to a free list when its last owner
-// releases it, and the next array of about that size reuses it.
+// New pages from the operating system cost more than the copy that fills them, and at any time
+// batches have few different sizes. So when its last owner releases a large buffer, the buffer
+// returns to a free list, and the next array of about that size reuses it.
 
 #pragma once
 
@@ -20,15 +20,16 @@
 
 namespace torchbeast {
 
-// Free lists by size class. Sizes are rounded up by at most an eighth, so there are few classes and
+// Free lists by size class. Sizes are rounded up by at most 12.5%, so there are few classes, and
 // batches of nearly equal size share one.
 //
 // Thread safety: every method may be called from any thread.
-// Ownership: a buffer belongs to the holders of its shared_ptr; the pool holds idle buffers only.
-// It keeps a returning buffer while idle ones have at most max_idle_bytes more than those in use:
-// of two batches used in turn, one is idle, however large they are. Beyond that, buffers of sizes
-// not requested within `stale_after` are freed to make room; if there are none, the returning
-// buffer is freed. instance() is never destroyed, because Python may release arrays at exit.
+// Ownership: a buffer belongs to the holders of its shared_ptr; the pool owns only idle buffers. It
+// keeps a returning buffer as long as the idle buffers have at most max_idle_bytes more than the
+// buffers in use: if two batches are used in turn, one of them is idle, however large they are.
+// Beyond that, the pool frees buffers whose size was not requested within `stale_after`; if there
+// are none, it frees the returning buffer. instance() is never destroyed, because Python may
+// release arrays at exit.
 class BufferPool {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -40,7 +41,7 @@ class BufferPool {
                       Clock::duration stale_after = kStaleAfter)
       : max_idle_bytes_(max_idle_bytes), stale_after_(stale_after) {}
 
-  // Requires that no buffer of this pool is held any more. instance() is never destroyed.
+  // Nobody may still hold a buffer of this pool. instance() is never destroyed.
   ~BufferPool() {
     for (auto& [size, idle] : idle_) {
       for (std::byte* buffer : idle.buffers) std::free(buffer);
@@ -69,8 +70,8 @@ class BufferPool {
     return idle_bytes_;
   }
 
-  // Stops recycling and locking: for the child of a fork(), where a thread that no longer exists
-  // may hold the lock.
+  // Stops recycling and locking. For the child of a fork(), in which the lock may be held by a
+  // thread that no longer exists.
   void retire() { retired_ = true; }
 
  private:
@@ -82,7 +83,7 @@ class BufferPool {
     return {bytes, static_cast<std::byte*>(aligned)};
   }
 
-  // Allocates bytes and reference count together where the standard library can (g++ 12).
+  // Allocates bytes and reference count together, if the standard library can (g++ 12).
   static std::shared_ptr<std::byte[]> uninitialised(std::size_t num_bytes) {
 #ifdef __cpp_lib_smart_ptr_for_overwrite
     return std::make_shared_for_overwrite<std::byte[]>(num_bytes);
@@ -91,7 +92,7 @@ class BufferPool {
 #endif
   }
 
-  // Returns the class's size: the four highest bits are kept, the rest is rounded up.
+  // Returns the size of the class: the four highest bits are kept, and the rest is rounded up.
   static std::size_t rounded(std::size_t num_bytes) {
     std::size_t step = kMinPooledBytes / 8;
     while (num_bytes / step >= 16) step *= 2;
@@ -137,7 +138,8 @@ class BufferPool {
     return true;
   }
 
-  // Moves a buffer of the least recently requested class to *stale; false if none is.
+  // Moves a buffer of the least recently requested class to *stale. Returns false if no class is
+  // stale.
   bool drop_stale(std::vector<std::byte*>* stale) REQUIRES(mutex_) {
     auto oldest = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types of arrays, in memory and on the wire: the only list of them.
+// The element types of arrays, in memory and on the wire. This is the only list of them.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace torchbeast {
 
-// The values are numpy's type numbers, which are also the wire's.
+// The values are numpy's type numbers, which are also used on the wire.
 enum class DType : std::int32_t {
   kBool = 0,
   kInt8 = 1,

@@ -2,8 +2,8 @@
 // Counts the fields of a peer's message before it is parsed. Every file that sends or receives
 // messages of the protocol includes this before the generated service: "proto/service.h" does.
 //
-// An empty field takes two bytes in a message and becomes an object of a hundred, so a message
-// within the limit of 256 MiB could take 26 GiB before anything of it could be checked.
+// An empty field takes 2 bytes in a message, and becomes an object of about 100 bytes. So without
+// this check a message within the limit of 256 MiB could take 26 GiB before it could be validated.
 
 #pragma once
 
@@ -18,16 +18,16 @@
 
 namespace torchbeast::codec {
 
-// The maximum number of fields in a message. An array in a dict has seven, and one for each
-// dimension: 50,000 such arrays are far from any observation.
+// The maximum number of fields in a message. An array in a dict has seven fields, and one for each
+// dimension; no realistic observation has 50,000 such arrays.
 inline constexpr int kMaxFields = 8 << 16;
 
-// Returns whether a message of the type has at most `limit` fields, numbers of packed fields
-// included. Malformed bytes are counted up to the error.
+// Returns whether a message of this type has at most `limit` fields; each number of a packed field
+// counts as one. In malformed bytes, fields are counted up to the error.
 bool has_few_fields(grpc::ByteBuffer* message, const google::protobuf::Descriptor* type,
                     int limit = kMaxFields);
 
-// Serializes as gRPC does; rejects messages with too many fields as malformed.
+// Serializes like gRPC, but rejects messages with too many fields as malformed.
 template <typename Message>
 struct CheckedParsing {
   static grpc::Status Serialize(const google::protobuf::MessageLite& message,

@@ -7,9 +7,9 @@
 
 namespace torchbeast {
 
-// Returns what a peer sent as text that can be shown: in UTF-8, as Python needs it, and without
-// control characters, which a terminal would obey, except for line ends and tabs. Question marks
-// replace the rest.
+// Returns what a peer sent as text that is safe to show: valid UTF-8, which Python needs, and
+// without control characters, which a terminal would obey, except for line ends and tabs. Question
+// marks replace the rest.
 std::string readable(std::string_view sent);
 
 }  // namespace torchbeast

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what a server does, for whoever asks for its status.
+// Counts what a server does, for status requests.
 
 #pragma once
 
@@ -12,19 +12,19 @@
 
 namespace torchbeast {
 
-// How busy a server is. Thread safety: all members may be used by any thread.
+// How busy a server is. Thread safety: any thread may use all members.
 struct Activity {
   const Clock::time_point since = Clock::now();
   std::atomic<std::int64_t> open_streams = 0;
   std::atomic<std::int64_t> steps = 0;  // of environments
 };
 
-// A server has as many open streams as it may.
+// A server already has the maximum number of open streams.
 class TooManyStreams : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Counts a stream as open for a scope. Throws TooManyStreams if that makes more than `limit`.
+// Counts a stream as open, for a scope. Throws TooManyStreams if there are then more than `limit`.
 class OpenStream {
  public:
   OpenStream(Activity* activity, std::int64_t limit) : activity_(activity) {

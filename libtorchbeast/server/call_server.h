@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serves calls of any method, each in a thread of its own that waits for its own socket.
+// Serves calls of any method. Each call has its own thread, which waits for the socket of the call.
 
 #pragma once
 
@@ -33,11 +33,12 @@ class Call {
   const std::string& method() const { return context_.method(); }
   grpc::ServerContext* context() { return &context_; }
 
-  // Cancels the call if it waits for the client longer than this from now.
+  // Cancels the call if it waits for the client longer than this, counted from now.
   void cancel_after(std::chrono::milliseconds time);
   void cancel_never();
 
-  // Reads the client's next message. Returns false if none follows or if it cannot be parsed.
+  // Reads the client's next message. Returns false if there are no more messages or if the message
+  // cannot be parsed.
   template <typename Message>
   bool read(Message* message) {
     begin_read();
@@ -46,11 +47,11 @@ class Call {
     return grpc::SerializationTraits<Message>::Deserialize(&received_, message).ok();
   }
 
-  // Waits for the client's next message, for `time` at most. Returns whether the client has neither
-  // sent one nor ended the call; read() then returns what comes.
+  // Waits up to `time` for the client's next message. Returns true if the client has neither sent
+  // one nor ended the call; otherwise read() returns what has come.
   bool is_silent(std::chrono::milliseconds time);
 
-  // Whether a message is awaited: read() was interrupted.
+  // Whether a read has begun and was interrupted, so that the message is still to come.
   bool is_reading() const { return reading_.is_open; }
 
   // Sends a message. Returns false once the call is over.
@@ -65,31 +66,31 @@ class Call {
     return is_done(writing_);
   }
 
-  // Ends the wait in read() or write(), and the next ones, until resume(). The call stays open.
+  // Ends the wait in read() or write(), and all later waits until resume(). The call stays open.
   void interrupt() { is_interrupted_ = true; }
   void resume() { is_interrupted_ = false; }
 
  private:
   friend class CallServer;
 
-  // What gRPC has been asked to do; its address is gRPC's tag.
+  // An operation that gRPC has been asked to do. Its address is gRPC's tag.
   struct Operation {
     bool is_open = false;
     bool succeeded = false;
   };
   enum class Event { kOperation, kTimeout, kEnd };
 
-  // Waits for an operation to complete, until the call's deadline and `until`. None does once the
-  // call has ended.
+  // Waits for an operation to complete, until the call's deadline and `until`. Once the call has
+  // ended, no operation completes.
   Event next(gpr_timespec until);
   void begin_read();
   // Waits for the operation. Returns whether it succeeded.
   bool is_done(const Operation& operation);
-  // Begins to send the status, with which the call ends.
+  // Begins to send the status that ends the call.
   void begin_end(const grpc::Status& status);
-  // Waits until gRPC is through with the call.
+  // Waits until gRPC has finished the call.
   void wait_for_end();
-  // Returns whether gRPC is through with the call, without a wait.
+  // Returns whether gRPC has finished the call, without waiting.
   bool has_ended();
   void cancel();
 
@@ -99,16 +100,16 @@ class Call {
   grpc::ByteBuffer received_;
   Operation reading_, writing_, ending_;
   std::atomic<bool> is_interrupted_ = false;
-  gpr_timespec deadline_ = gpr_inf_future(GPR_CLOCK_MONOTONIC);  // then it is cancelled
-  const std::string* place_ = nullptr;                           // the group that it counts towards
+  gpr_timespec deadline_ = gpr_inf_future(GPR_CLOCK_MONOTONIC);  // when the call is cancelled
+  const std::string* place_ = nullptr;  // the group that the call counts towards
 };
 
 // How a method is served.
 struct Method {
-  // The calls of a group that may be open at once. The limits of two groups are independent.
+  // The maximum number of open calls in a group. The limits of two groups are independent.
   std::string group;
   std::int64_t max_calls;
-  // Returns the status that ends the call; an exception ends it with UNKNOWN.
+  // Handles a call and returns the status that ends it; an exception ends the call with UNKNOWN.
   std::function<grpc::Status(Call*)> handler;
 };
 
@@ -125,24 +126,25 @@ inline constexpr std::int64_t kOtherCalls = 32;
 //
 // gRPC receives data in the threads that wait for it. With poll(), a call's thread waits for the
 // connection of its call, and the acceptor waits for all connections. If the acceptor receives a
-// call's message, it has to wake the call's thread, so a step takes twice as many thread switches.
-// While calls are open, the acceptor therefore pauses for 50 ms between short waits. New
-// connections, new calls, and pings that arrive while a handler is busy may take that much longer.
+// call's message, it has to wake the call's thread, which doubles the number of thread switches in
+// a step. Therefore, while calls are open, the acceptor pauses for 50 ms between short waits. New
+// connections, new calls, and pings that arrive while a handler is busy may take up to 50 ms
+// longer.
 //
 // Thread safety: one thread makes, stops and destroys it. Handlers run in many threads at once.
-// Closing: stop() ends all calls and waits for their handlers, as does the destructor.
+// Closing: stop() and the destructor end all calls and wait for their handlers.
 class CallServer {
  public:
-  // Serves from now on. Calls without the endpoint's token end with UNAUTHENTICATED, those beyond a
-  // limit with RESOURCE_EXHAUSTED; health checks need no token. Throws ConnectionError as
-  // start_server() does, or if no thread can be started.
+  // Serves from now on. Calls without the endpoint's token end with UNAUTHENTICATED, and calls
+  // beyond a limit with RESOURCE_EXHAUSTED; health checks do not need a token. Throws
+  // ConnectionError like start_server(), or if no thread can be started.
   CallServer(const Endpoint& endpoint, Methods methods);
   ~CallServer() { stop(std::chrono::milliseconds(0)); }
   CallServer(const CallServer&) = delete;
   CallServer& operator=(const CallServer&) = delete;
 
-  // Refuses new calls, cancels those still open after `grace`, and waits for all handlers. The
-  // second call does nothing.
+  // Refuses new calls, cancels calls that are still open after `grace`, and waits for all handlers.
+  // A second call does nothing.
   void stop(std::chrono::milliseconds grace) EXCLUDES(mutex_);
 
  private:
@@ -161,8 +163,8 @@ class CallServer {
   grpc::AsyncGenericService calls_;
   std::unique_ptr<grpc::ServerCompletionQueue> arrivals_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Call> next_;                 // of the acceptor: what the next call becomes
-  std::deque<std::unique_ptr<Call>> refused_;  // of the acceptor: their refusals are being sent
+  std::unique_ptr<Call> next_;                 // used by the acceptor: becomes the next call
+  std::deque<std::unique_ptr<Call>> refused_;  // used by the acceptor: being refused
   Mutex mutex_;
   CondVar changed_;
   std::int64_t open_ GUARDED_BY(mutex_) = 0;                        // calls with a thread

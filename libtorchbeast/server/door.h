@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The learner's end of hosts that dial in: their streams come, wait to be taken, and are played.
+// The learner's end of the streams of hosts that dial in: accepts streams, lets the learner take
+// them, and plays them.
 
 #pragma once
 
@@ -25,7 +26,7 @@ class CallServer;
 
 struct DoorOptions {
   std::int64_t max_streams = kMaxStreams;
-  // How many streams may be open that have not described themselves, and for how long.
+  // How many streams may be open that have not described themselves yet, and for how long.
   std::int64_t max_undescribed = 64;
   std::chrono::milliseconds description_timeout = std::chrono::seconds(10);
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);  // of one step
@@ -48,8 +49,8 @@ struct EndedStream {
 struct JoinedHost {
   std::string name;
   std::int64_t streams = 0;
-  std::int64_t envs = 0;        // of all of them
-  Clock::duration joined = {};  // since the first of them was taken
+  std::int64_t envs = 0;        // in all of its streams
+  Clock::duration joined = {};  // since its first stream was taken
 };
 
 // Listens for hosts, see RPCLearner in rpcenv.proto.
@@ -58,36 +59,37 @@ struct JoinedHost {
 //                                       -> refuse()
 //
 // Thread safety: any thread may call any method.
-// Closing: close() wakes next() and ends all streams, and the destructor does. A stream that is
-// being played ends with its Play; until then close() waits.
+// Closing: close() and the destructor wake next() and end all streams. A stream that is being
+// played ends when its Play returns; close() waits for it.
 class Door {
  public:
-  // Plays a stream in the calling thread until it ends. Returns why it ended, "" if the run does.
-  // Must not throw.
+  // Plays a stream in the calling thread until it ends. Returns why it ended, or "" if the run
+  // ends. Must not throw.
   using Play = std::function<std::string(EnvStream*)>;
 
-  // Listens from now on. Throws ConnectionError as start_server().
+  // Listens from now on. Throws ConnectionError like start_server().
   Door(const Endpoint& endpoint, DoorOptions options);
   ~Door();
   Door(const Door&) = delete;
   Door& operator=(const Door&) = delete;
 
-  // Returns the next stream that waits, each once. None after `timeout`, and once the door closes.
+  // Returns the next waiting stream; returns each stream once. Returns nothing after `timeout`, and
+  // once the door closes.
   std::optional<WaitingStream> next(std::chrono::milliseconds timeout) EXCLUDES(mutex_);
-  // Whether a stream still waits.
+  // Whether a stream is still waiting.
   bool waits(std::int64_t id) const EXCLUDES(mutex_);
-  // Lets a stream be played, or refuses it with the reason. A no-op for one that has left.
+  // Lets a stream be played, or refuses it with the reason. Does nothing if the stream has left.
   void take(std::int64_t id, Play play) EXCLUDES(mutex_);
   void refuse(std::int64_t id, const std::string& reason) EXCLUDES(mutex_);
   // Returns the streams that have ended since the last call.
   std::vector<EndedStream> ended() EXCLUDES(mutex_);
-  // The hosts whose streams are played now, by name.
+  // The hosts whose streams are being played, by name.
   std::vector<JoinedHost> hosts() const EXCLUDES(mutex_);
 
-  // Ends the door without waiting: streams that come or wait are told whether the run has ended, or
-  // the host may dial again. Only the first call counts.
+  // Closes the door without waiting. Streams that come or wait are told whether the run has ended,
+  // or whether the host may dial again. Only the first call counts.
   void begin_close(bool run_has_ended) EXCLUDES(mutex_);
-  // Ends the door and waits for all streams.
+  // Closes the door and waits for all streams.
   void close(bool run_has_ended) EXCLUDES(mutex_);
 
  private:

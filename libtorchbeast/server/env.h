@@ -17,16 +17,17 @@ namespace torchbeast {
 
 // The result of stepping E environments. Leaves and arrays are [E, ...].
 struct EnvStep {
-  ArrayNest observation;  // where an episode ended: the first of the next
+  ArrayNest observation;  // if an episode ended: the first observation of the next one
   Array reward;           // float32 [E]
   Array terminated;       // bool [E]
   Array truncated;        // bool [E]; never together with terminated
   Array episode_end;      // bool [E]; the whole game is over, not just a life
-  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], the K truncated ones
+  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], of the K truncated ones
   std::optional<Array> info = {};  // see VectorStep.info in rpcenv.proto; none: no game ended
 };
 
-// E environments stepped together; one whose episode ended restarts in the same step.
+// E environments that are stepped together. If an episode ends, its environment restarts in the
+// same step.
 //
 // Thread safety: only the stream's thread makes, uses and destroys it.
 // Errors: an exception ends the stream; EnvironmentFailure contains the environment's traceback.

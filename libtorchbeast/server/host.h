@@ -14,24 +14,24 @@
 
 namespace torchbeast {
 
-// Dials a learner and lets it play environments, which are made once the learner takes the stream.
+// Dials a learner and lets it play environments. They are made when the learner takes the stream.
 //
 //   learner <-> thread in play(): Env::reset, Env::step
 //
-// Thread safety: one thread calls play(), as often as it likes; any thread may call stop().
-// Closing: stop() ends play(), and every later one at once. Only an environment in the middle of a
-// step is waited for.
+// Thread safety: one thread calls play(), any number of times; any thread may call stop().
+// Closing: stop() ends play(), and ends every later play() immediately. It waits only for an
+// environment that is in the middle of a step.
 class Host {
  public:
-  // name: of this machine, for the learner's user.
+  // name: the name of this machine, which the learner shows to its user.
   Host(EnvFactory factory, Endpoint learner, EnvDescription description, std::string name);
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
 
-  // Plays one stream until it ends; waits for a learner up to `timeout`. on_taken is called when
-  // the learner takes the stream. Returns if the run has ended, or after stop(). Throws LostStream
-  // where the host may dial again; Unauthenticated and std::invalid_argument where that is of no
-  // use; EnvironmentFailure, which the learner has been told.
+  // Plays one stream until it ends; waits up to `timeout` for a learner. Calls on_taken when the
+  // learner takes the stream. Returns if the run has ended, or after stop(). Throws LostStream if
+  // the host may dial again; Unauthenticated or std::invalid_argument if dialling again would not
+  // help; and EnvironmentFailure, after the learner has been told about it.
   void play(std::chrono::milliseconds timeout, const std::function<void()>& on_taken = [] {});
 
   void stop() EXCLUDES(mutex_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plays the environments of one stream, and watches over the end of those that failed.
+// Plays the environments of one stream, and reports environments that failed and do not close.
 
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace torchbeast {
 
-// Counts the steps and the return of each environment's current episode.
+// Counts the steps and adds up the return of each environment's current episode.
 class EpisodeCounters {
  public:
   explicit EpisodeCounters(std::int64_t num_envs)
       : steps_(static_cast<std::size_t>(num_envs)), returns_(static_cast<std::size_t>(num_envs)) {}
 
-  // Includes a step in the counters.
+  // Adds a step to the counters.
   void add(const EnvStep& step);
   // Resets the counters of environments whose episode ended.
   void restart(const EnvStep& step);
@@ -29,7 +29,7 @@ class EpisodeCounters {
 
  private:
   std::vector<std::int32_t> steps_;
-  std::vector<double> returns_;  // a long sum of floats stops growing
+  std::vector<double> returns_;  // double, because a long sum of floats stops growing
 };
 
 // Resets the environments and returns their first observations as a step.
@@ -42,9 +42,9 @@ void check_action(const ArrayNest& action, const Shape& prefix);
 class VectorPeer {
  public:
   virtual ~VectorPeer() = default;
-  // The message in which the next step is sent; its memory is used again.
+  // The message for the next step; its memory is reused.
   virtual rpcenv::VectorStep* step() = 0;
-  // Sends step() and waits for the next action. Returns false once there is none.
+  // Sends step() and waits for the next action. Returns false if there are no more actions.
   virtual bool exchange(rpcenv::VectorAction* action) = 0;
   // Counts steps of environments.
   virtual void count(std::int64_t steps) = 0;
@@ -53,9 +53,9 @@ class VectorPeer {
 // Plays a stream until the peer ends it.
 void stream_vector(Env& env, std::uint64_t seed, VectorPeer* peer);
 
-// Calls use(env) with an environment of its own. Watches over the end of one that has failed: the
-// failure is sent only after the environment is destroyed, which may hang for the same reason. It
-// is printed on stderr if that takes longer than `close_grace`.
+// Calls use(env) with an environment that is made for it. If the environment fails, the failure is
+// sent only after the environment is destroyed, and the destruction may hang for the same reason as
+// the environment. If it takes longer than `close_grace`, the failure is printed on stderr.
 void with_environment(const EnvFactory& factory, std::chrono::milliseconds close_grace,
                       const std::function<void(Env&)>& use);
 

@@ -21,12 +21,12 @@ namespace torchbeast {
 // TimeoutError if no server answers in time, std::invalid_argument for an invalid answer.
 EnvDescription describe_server(const Endpoint& endpoint, std::chrono::milliseconds timeout);
 
-// Makes the context of one call; whoever provides it may keep the context to cancel the call.
+// Makes the context of one call. The function may keep the context in order to cancel the call.
 using NewContext = std::function<std::shared_ptr<grpc::ClientContext>()>;
 
-// Describes the server at `address` over a connected channel. timeout: of each call.
-// marks_failures: the server is known to mark failures of its environments, so that all else is
-// gRPC's. Throws LostStream too.
+// Returns the description of the server at `address` over a connected channel. timeout: for each
+// call. marks_failures: whether the server is known to mark failures of its environments; all other
+// failures are then gRPC's. Can also throw LostStream.
 EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
                                const std::string& address, std::chrono::milliseconds timeout,
                                const NewContext& new_context, bool marks_failures = false);

@@ -18,24 +18,25 @@
 
 namespace torchbeast {
 
-// A connection to one environment server, in either protocol, or with a host that has joined.
+// A connection to one environment server, in either protocol, or to a host that has joined.
 //
 //   connect(seed) -> first step -> step(action) -> step -> step(action) -> step ...   close()
 //   begin(seed)
 //
-// Everything the other end sends is checked against its description before it is used.
+// Everything that the other end sends is checked against its description before it is used.
 //
 // Thread safety: one thread uses the stream; any thread may call cancel() and cancel_if_overdue().
-// Closing: close() ends the stream cleanly; cancel() ends whatever blocks, with StreamCancelled.
-// Every wait is limited, provided that some thread calls cancel_if_overdue() regularly, except that
-// close() waits for the server's status until cancel().
+// Closing: close() ends the stream cleanly; cancel() ends every blocking call with StreamCancelled.
+// Every wait has a limit, provided that some thread calls cancel_if_overdue() regularly. The one
+// exception is close(), which waits for the server's status until cancel().
 class EnvStream {
  public:
-  // described: by the server of the stream's earlier connection; none: any server is accepted.
+  // described: the description of the server of the stream's earlier connection; if there is none,
+  // any server is accepted.
   EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout,
             std::optional<EnvDescription> described = {});
-  // Of a host that has joined, and has described itself. Whatever it does wrong, except that an
-  // environment fails or takes too long, is LostStream.
+  // The stream of a host that has joined and has described itself. Everything that the host does
+  // wrong is LostStream, except that an environment fails or takes too long.
   EnvStream(const std::string& host, std::chrono::milliseconds step_timeout,
             EnvDescription description, std::unique_ptr<Wire> wire);
   ~EnvStream();
@@ -43,17 +44,17 @@ class EnvStream {
   EnvStream& operator=(const EnvStream&) = delete;
 
   // Connects and waits for the first step. Throws LostStream if no server answers within `timeout`,
-  // and std::invalid_argument, before an environment is made, if it serves something else than the
-  // stream's earlier connection; otherwise like step().
+  // and std::invalid_argument, before an environment is made, if the server does not serve the same
+  // as the stream's earlier connection. Otherwise throws like step().
   StreamStep connect(std::uint64_t seed, std::chrono::milliseconds timeout);
 
-  // Takes the stream of a host that has joined, and waits for its first step; throws like step().
+  // Takes the stream of a host that has joined, and waits for its first step. Throws like step().
   StreamStep begin(std::uint64_t seed);
 
-  // Sends an action, leaves [1, E, ...], and waits for the resulting step. Throws LostStream,
-  // Unresponsive after step_timeout, EnvironmentFailure with the environment's traceback if the
-  // server says that the environment failed, and std::invalid_argument for an invalid step or bytes
-  // that are no message, all with the address.
+  // Sends an action, leaves [1, E, ...], and waits for the resulting step. Throws LostStream;
+  // Unresponsive after step_timeout; EnvironmentFailure with the environment's traceback if the
+  // server says that the environment failed; std::invalid_argument if the step is invalid or the
+  // bytes are not a message. All messages contain the address.
   StreamStep step(const ArrayNest& action);
 
   // The server's address, or the host's name.
@@ -65,9 +66,10 @@ class EnvStream {
   // Ends the stream cleanly: the server sees the half-close and returns OK.
   void close();
 
-  // Ends the call in progress, and refuses any other.
+  // Ends the call in progress, and prevents any other.
   void cancel();
-  // Cancels a step that takes longer than step_timeout, and an ended call without a status.
+  // Cancels a step that takes longer than step_timeout, and an ended call whose status does not
+  // arrive.
   void cancel_if_overdue();
 
  private:
@@ -87,8 +89,8 @@ class EnvStream {
   const bool has_joined_;
   EnvDescription description_;
   std::unique_ptr<StepTranslation> translation_;
-  // Held to replace or to cancel the two calls below. Only the stream's own thread replaces them,
-  // so it reads them without the lock.
+  // Held while the two calls below are replaced or cancelled. Only the stream's own thread replaces
+  // them, so it may read them without the lock.
   Mutex mutex_;
   std::unique_ptr<Wire> wire_;
   std::shared_ptr<grpc::ClientContext> describing_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rebuilds stacks of frames from the newest frames, which are all that servers send.
+// Rebuilds stacks of frames from the newest frames, because servers send only these.
 
 #pragma once
 
@@ -15,18 +15,18 @@ namespace torchbeast {
 //
 //   push([E, C, ...]) -> [E, k * C, ...]        the first frame of an episode fills its stack
 //
-// Arrays returned by push() are never written to again. With k = 1 nothing is copied.
+// Arrays that push() has returned are never written to again. With k = 1 nothing is copied.
 // Thread safety: one thread at a time.
 class FrameStack {
  public:
   explicit FrameStack(std::int64_t num_frames) : num_frames_(num_frames) {}
 
-  // Adds a frame to every stack and returns the stacks. starts: bool [E], true where the frame is
-  // the first of an episode.
+  // Adds a frame to every stack and returns the stacks. starts: bool [E], true if the frame is the
+  // first one of an episode.
   ArrayNest push(const ArrayNest& frames, const Array& starts) {
     if (num_frames_ == 1) return frames;
     const std::vector<Array> leaves = nest::flatten(frames);
-    stacks_.resize(leaves.size());  // at first: empty arrays
+    stacks_.resize(leaves.size());  // empty arrays at first
     for (std::size_t i = 0; i < leaves.size(); ++i) {
       stacks_[i] = pushed(leaves[i], starts, stacks_[i]);
     }
@@ -34,7 +34,8 @@ class FrameStack {
   }
 
   // Returns the final stacks of truncated episodes. Call it before push().
-  // finals: leaves [K, C, ...], the last frames of the K environments with truncated, bool [E].
+  // finals: leaves [K, C, ...], the last frames of the K environments that were truncated.
+  // truncated: bool [E].
   ArrayNest with_finals(const ArrayNest& finals, const Array& truncated) const {
     if (num_frames_ == 1) return finals;
     if (stacks_.empty()) {

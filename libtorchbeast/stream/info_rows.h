@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the numbers of games that ended to a number for each environment.
+// Spreads the info of ended games over all environments.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace torchbeast {
 //
 //   float32 [N, K] -> by keyword float32 [1, E], NaN where no game ended
 //
-// Arrays that it returns are never written to again. Without keywords it returns an empty map.
+// Returned arrays are never written to again. Without keywords the result is an empty map.
 // Thread safety: every method may be called from any number of threads.
 class InfoRows {
  public:
@@ -23,8 +23,8 @@ class InfoRows {
     for (const std::string& keyword : keywords_) none_.emplace(keyword, ArrayNest(nowhere_));
   }
 
-  // info: checked, of the N environments with episode_end, bool [E], in the order of e; none: no
-  // game ended.
+  // info: the checked info of the N environments with episode_end, in the order of the
+  // environments; nullopt if no game ended. episode_end: bool [E].
   ArrayNest::Map operator()(const std::optional<Array>& info, const Array& episode_end) const {
     if (!info) return none_;
     ArrayNest::Map rows;
@@ -52,7 +52,7 @@ class InfoRows {
 
   const std::vector<std::string> keywords_;
   const Array nowhere_;  // float32 [1, E]
-  ArrayNest::Map none_;  // by keyword, of a step in which no game ended
+  ArrayNest::Map none_;  // by keyword, for a step in which no game ended
 };
 
 }  // namespace torchbeast

@@ -7,8 +7,8 @@
 
 namespace torchbeast {
 
-// Steps have E = 1. The protocol does not distinguish truncation, or a lost life, from the end of a
-// game: `done` counts as terminated and, except on the first step, as the end of an episode.
+// Steps have E = 1. The protocol cannot distinguish truncation, or a lost life, from the end of a
+// game: `done` counts as terminated and, except in the first step, as the end of an episode.
 std::unique_ptr<Wire> make_original_wire(const std::shared_ptr<grpc::Channel>& channel,
                                          const Credentials& credentials);
 

@@ -24,11 +24,12 @@ struct ServerStatus {
   double uptime_s = 0;
   std::int64_t open_streams = 0;
   std::int64_t steps = 0;
-  std::vector<HostStatus> hosts = {};  // of a learner
+  std::vector<HostStatus> hosts = {};  // of a learner that hosts have joined
 };
 
-// Connects to a server and returns its status. Throws TimeoutError if no server answers in time,
-// LostStream, and std::invalid_argument for an invalid answer or a server that does not tell.
+// Connects to a server and returns its status. Throws TimeoutError if no server answers in time;
+// LostStream; and std::invalid_argument if the answer is invalid or the server does not report its
+// status.
 ServerStatus ask_status(const Endpoint& endpoint, std::chrono::milliseconds timeout);
 
 }  // namespace torchbeast

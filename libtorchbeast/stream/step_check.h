@@ -17,7 +17,7 @@ class StepCheck {
  public:
   explicit StepCheck(const EnvDescription& description);
 
-  // Throws std::invalid_argument, naming the array and stating both sides.
+  // Throws std::invalid_argument with a message that names the array and shows both sides.
   void operator()(const RawStep& raw) const;
 
  private:

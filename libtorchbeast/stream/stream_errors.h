@@ -13,23 +13,23 @@
 
 namespace torchbeast {
 
-// The stream ended through no fault of the environment: reconnecting may help.
+// The stream ended for a reason other than the environment, so reconnecting may help.
 struct LostStream : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
-// Nobody accepted the connection.
+// No server accepted the connection.
 struct NobodyAnswers : LostStream {
   using LostStream::LostStream;
 };
 
-// The server admits only clients with a token, and this one has none or another.
+// The server admits only clients with a token, and this client does not have the right one.
 struct Unauthenticated : LostStream {
   using LostStream::LostStream;
 };
 
-// The server accepted the connection and then sent nothing in time, probably because an environment
-// hangs.
+// The server accepted the connection but did not send anything in time, probably because an
+// environment hangs.
 struct Unresponsive : TimeoutError {
   using TimeoutError::TimeoutError;
 };
@@ -42,26 +42,26 @@ struct StreamCancelled : std::runtime_error {
 inline constexpr char kNotAMessage[] =
     "expected a step, got bytes that are no message of the protocol";
 
-// Prefixes a message with "environment server at ADDRESS: ", unless it begins so already, and makes
-// it readable: it may quote the peer.
+// Prefixes a message with "environment server at ADDRESS: ", unless it already begins so, and makes
+// it safe to show, because it may quote the peer.
 std::string with_origin(const std::string& address, const std::string& message);
 
 // Formats a duration: "5 s", or "50 ms" if it is not a whole number of seconds.
 std::string to_string(std::chrono::milliseconds duration);
 
-// Returns the message for a server that accepts no connection within `timeout`.
+// Returns the error message for a server that does not accept a connection within `timeout`.
 std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout);
 
-// Returns a stream's error message without its prefix; empty if nobody answered.
+// Returns a stream's error message without its prefix; empty if no server answered.
 std::string said_by_server(const std::exception& error, const std::string& address);
 
-// Who ended a call, where its status alone does not tell: gRPC itself ends calls with INTERNAL (a
-// reset), UNKNOWN ("Stream removed") and RESOURCE_EXHAUSTED. Servers of earlier versions do not
-// say.
+// Who ended a call, if its status alone does not show it: gRPC itself ends calls with INTERNAL (a
+// reset), UNKNOWN ("Stream removed") and RESOURCE_EXHAUSTED. Servers of earlier versions do not say
+// who did.
 enum class Cause { kUnknown, kEnvironment, kTransport };
 
 // Returns the exception for a call that the server ended with `status`. OK becomes LostStream too,
-// because the learner did not ask for the end.
+// because the learner did not ask for the end of the call.
 std::exception_ptr as_exception(const grpc::Status& status, const std::string& address,
                                 Cause cause = Cause::kUnknown);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A deadline of a call, by a clock that nobody sets.
+// A deadline for a call, by a monotonic clock.
 
 #pragma once
 
@@ -13,14 +13,15 @@
 
 namespace torchbeast {
 
-// Cancels a call that takes longer than `limit`. gRPC's own deadlines may not end: they are timers,
-// see connected_channel().
+// Cancels a call that takes longer than `limit`. gRPC's own deadlines may never pass, because they
+// are timers; see connected_channel().
 //
 //   TimeLimit limit(&context, timeout);
 //   const grpc::Status status = limit.status(stub.Call(&context, ...));
 //
-// Thread safety: one thread. Another, which lives as long as the limit, cancels the call.
-// Closing: the destructor returns at once and cancels nothing. The context must outlive the limit.
+// Thread safety: one thread. A second thread, which lives as long as the limit, cancels the call.
+// Closing: the destructor returns immediately and does not cancel anything. The context must
+// outlive the limit.
 class TimeLimit {
  public:
   TimeLimit(grpc::ClientContext* call, std::chrono::milliseconds limit)
@@ -56,7 +57,7 @@ class TimeLimit {
   CondVar was_closed_;
   bool closed_ GUARDED_BY(mutex_) = false;
   bool exceeded_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last, so that it finds the others made
+  std::thread thread_;  // last, so that the other members exist when it starts
 };
 
 }  // namespace torchbeast

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a server's step to what actor and learner see.
+// Converts a server's step to what actor and learner see.
 
 #pragma once
 
@@ -13,7 +13,8 @@
 
 namespace torchbeast {
 
-// One step of a stream's E environments for actor and learner: leaves [1, E, ...], frames stacked.
+// One step of a stream's E environments, as actor and learner see it: leaves [1, E, ...], with
+// stacked frames.
 struct StreamStep {
   ArrayNest observation;
   Array reward;                                     // float32 [1, E]
@@ -23,7 +24,7 @@ struct StreamStep {
   Array terminated;                                 // bool [1, E]
   Array truncated;                                  // bool [1, E]
   Array episode_end;                                // bool [1, E]
-  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...]: truncated ones, by e
+  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...]: of truncated ones
   ArrayNest::Map info = {};                         // float32 [1, E] by keyword, see InfoRows
 };
 

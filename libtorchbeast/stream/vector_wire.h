@@ -11,7 +11,7 @@ class VectorStep;
 
 namespace torchbeast {
 
-// Decodes a step; throws std::invalid_argument for arrays that are none, see array_codec.h.
+// Decodes a step. Throws std::invalid_argument if its arrays are invalid; see array_codec.h.
 RawStep raw_step(const rpcenv::VectorStep& message);
 
 std::unique_ptr<Wire> make_vector_wire(const std::shared_ptr<grpc::Channel>& channel,

@@ -15,24 +15,24 @@
 
 namespace torchbeast {
 
-// One step of E environments as the server sent it: decoded, but not yet compared with the server's
-// description. Leaves and arrays are [E, ...].
+// One step of E environments as the server sent it: decoded, but not compared with the server's
+// description yet. Leaves and arrays are [E, ...].
 struct RawStep {
   ArrayNest observation;  // the newest frames only
   Array reward, terminated, truncated, episode_end, episode_step, episode_return;
-  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], the K truncated environments
+  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], of the K truncated ones
   std::optional<Array> info = {};                   // see VectorStep.info in rpcenv.proto
 };
 
-// In the metadata after a call: its environment, or the code that makes it, raised an exception.
+// Metadata after a call: says that the environment, or the code that makes it, raised an exception.
 inline constexpr char kFailureHeader[] = "torchbeast-environment-failed";
 
 // One call in one protocol, at the learner's end: actions out, steps in.
 //
 //   start() -> read() -> write(), read() -> write(), read() ...  half_close() -> finish()
 //
-// Thread safety: one thread; cancel() from any thread, also before start(). It ends whatever
-// blocks. read() throws std::invalid_argument for a message that cannot be decoded.
+// Thread safety: one thread; any thread may call cancel(), even before start(). It ends every
+// blocking call. read() throws std::invalid_argument if a message cannot be decoded.
 class Wire {
  public:
   virtual ~Wire() = default;
@@ -43,12 +43,12 @@ class Wire {
   virtual std::optional<RawStep> read() = 0;
   virtual void half_close() = 0;  // tells the other end that no more actions follow
   virtual grpc::Status finish() = 0;
-  // Returns whether the other end said that the environment failed; after finish().
+  // Returns whether the other end said that the environment failed. Call it after finish().
   virtual bool environment_failed() const = 0;
   virtual void cancel() = 0;
 };
 
-// A call to a server, which carries the token of the credentials.
+// A call to a server. It carries the token of the credentials.
 class ClientWire : public Wire {
  public:
   explicit ClientWire(const Credentials& credentials) { add_token(credentials, &context_); }
@@ -61,8 +61,8 @@ class ClientWire : public Wire {
   grpc::ClientContext context_;
 };
 
-// Returns a call's final status. First reads the messages that are left, because gRPC delivers the
-// status after them.
+// Returns a call's final status. Before that, reads the remaining messages, because gRPC delivers
+// the status after them.
 template <typename Stream, typename Message>
 grpc::Status drained_status(Stream* stream, Message* message) {
   if (stream == nullptr) return grpc::Status::CANCELLED;

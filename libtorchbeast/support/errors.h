@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exceptions that callers of the core handle differently.
+// The exceptions that callers of the core handle in different ways.
 //
 // All other errors are std::invalid_argument (the caller passed something wrong) or
 // std::runtime_error (the object is in the wrong state). bindings/module.cc maps each to
@@ -12,12 +12,12 @@
 
 namespace torchbeast {
 
-// A queue or batcher was closed: before the call, or while the call waited.
+// A queue or batcher was closed, before the call or while the call waited.
 struct ClosedBatchingQueue : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The outputs that a compute() was waiting for will never arrive: their batch was dropped.
+// The outputs that a compute() waited for will never arrive, because their batch was dropped.
 struct AsyncError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -29,7 +29,7 @@ namespace torchbeast {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a long wait checks whether Python has a signal to handle.
+// How often a long wait checks whether Python has received a signal that it must handle.
 inline constexpr auto kPollInterval = std::chrono::milliseconds(100);
 
 class CAPABILITY("mutex") Mutex {
@@ -54,8 +54,8 @@ class SCOPED_CAPABILITY MutexLock {
   Mutex& mutex_;
 };
 
-// A condition variable for Mutex. Waits release the mutex and acquire it again before they return;
-// they may wake up for no reason.
+// A condition variable for Mutex. A wait releases the mutex and acquires it again before it
+// returns; it may return without a reason.
 class CondVar {
  public:
   void wait(Mutex& mutex) REQUIRES(mutex) {
@@ -63,7 +63,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // False when the deadline has passed.
+  // Returns false once the deadline has passed.
   bool wait_until(Mutex& mutex, Clock::time_point deadline) REQUIRES(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     const bool in_time = condition_.wait_until(lock, deadline) == std::cv_status::no_timeout;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A deterministic environment whose observations say where they come from.
+// A deterministic environment whose observations show where they come from.
 
 #pragma once
 
@@ -26,9 +26,9 @@ struct GameStep {
 
 // One deterministic environment whose observations encode environment, game and step.
 //
-// Even games end terminated, odd ones truncated. Every third game also loses a life in between:
-// terminated, though the game goes on. The only valid action is the newest observation, which
-// exposes a policy that answers the wrong environment, or too late.
+// Games with even numbers end terminated, games with odd numbers truncated. In every third game a
+// life is lost too: the step is terminated, though the game continues. The only valid action is the
+// newest observation, so a policy that answers the wrong environment, or too late, is detected.
 class FakeGame {
  public:
   explicit FakeGame(int env) : env_(env) {}

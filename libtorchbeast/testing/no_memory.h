@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets operator new fail. array_ops_test.cc replaces it, for all tests of the program.
+// Makes operator new fail. array_ops_test.cc replaces it, for all tests of the program.
 
 #pragma once
 

@@ -88,7 +88,7 @@ struct Script {
   std::function<grpc::Status(OriginalCall*)> original_stream = {};
 };
 
-// A server that sends whatever a test wants.
+// A server that sends what a test tells it to send.
 class ScriptedServer {
  public:
   ScriptedServer(Script script, const std::string& address)

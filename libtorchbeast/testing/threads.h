@@ -19,7 +19,7 @@ namespace torchbeast::testing {
 // How long a test waits for an event before it fails.
 inline constexpr auto kPatience = std::chrono::seconds(60);
 
-// Ends the whole test program, because a hanging thread cannot be ended.
+// Ends the whole test program, because a thread that hangs cannot be ended.
 [[noreturn]] inline void die(const std::string& what) {
   std::fprintf(stderr, "FATAL: %s did not happen within %d s\n", what.c_str(),
                static_cast<int>(kPatience.count()));
@@ -73,7 +73,7 @@ void until(const Question& question, const char* what = "a state that was waited
   }
 }
 
-// Runs a call in a thread of its own.
+// Runs a call in a separate thread.
 template <typename Result>
 class Background {
  public:

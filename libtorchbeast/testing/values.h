@@ -16,7 +16,8 @@
 
 namespace torchbeast::testing {
 
-// Returns the message of the exception that a call throws, or says that it threw another or none.
+// Returns the message of the exception that a call throws, or says that the call threw another
+// exception or none.
 template <typename Expected, typename Call>
 std::string message_of(const Call& call) {
   try {
