@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torchbeast.errors import RunError as RunError
     from torchbeast.errors import UsageError as UsageError
     from torchbeast.evaluation.agent import load_agent as load_agent
+    from torchbeast.evaluation.exporting import export as export
     from torchbeast.learner.learner import Learner as Learner
     from torchbeast.run.checkpoint import load as load_checkpoint
     from torchbeast.schemes.scheme import Scheme as Scheme

@@ -161,4 +161,4 @@ def test_features_are_computed_in_the_precision_asked_for(tmp_path: Path) -> Non
         agent.act(np.ones(4))
         assert agent.acted is not None
         said.append(agent.acted.extras["policy_logits"])
-    assert 0 < (said[0] - said[1]).abs().max() < 0.01
+    assert 0 < (said[0] - said[1]).abs().max() < 0.1

@@ -55,7 +55,7 @@ def load_agent(
         The agent, ready for its first `act`.
 
     Raises:
-        UsageError: There is no checkpoint, or it does not fit its network or environment.
+        UsageError: The checkpoint is missing, or does not fit its network or environment.
         RunError: The file, the network's code or the environment fails.
 
     Example:
@@ -124,7 +124,7 @@ class TrainedAgent:
         """Chooses the next action, for one environment or for E environments together.
 
         Args:
-            observation: What the environment gave: one observation, or a batch whose arrays have
+            observation: One observation of the environment, or a batch of them, whose arrays have
                 E as their first dimension. Entries of a dict that the network does not know are
                 ignored.
             reward: The reward of the last step, a number or [E]. Actor-critics read it, so they

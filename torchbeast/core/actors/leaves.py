@@ -106,8 +106,8 @@ class OneHotTorso(Torso):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, frames: Tensor) -> Tensor:
-        places = self.places(frames).reshape(len(frames), -1)
-        ones = self.linear.weight.new_zeros(len(frames), self.places.num_rows)
+        places = self.places(frames).reshape(frames.shape[0], -1)
+        ones = self.linear.weight.new_zeros(frames.shape[0], self.places.num_rows)
         return F.relu(self.linear(ones.scatter_(1, places, 1.0)))
 
 
@@ -123,7 +123,7 @@ class NamesTorso(Torso):
 
     def forward(self, frames: Tensor) -> Tensor:
         named = self.table(self.places(frames))
-        return F.relu(self.linear(named.reshape(len(frames), -1)))
+        return F.relu(self.linear(named.reshape(frames.shape[0], -1)))
 
 
 class MapTorso(Torso):

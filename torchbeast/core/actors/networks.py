@@ -102,6 +102,8 @@ def run_core(
 
 def _bounds(done: Tensor) -> list[int]:
     """Returns 0, every later row in which an episode starts, and T."""
+    if len(done) == 1:  # acting, and torch.export, which cannot trace a number of resets
+        return [0, 1]
     starts = done[1:].any(1).nonzero().flatten() + 1
     return [0, *starts.tolist(), len(done)]
 

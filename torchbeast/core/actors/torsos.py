@@ -99,7 +99,7 @@ class FlatTorso(Torso):
         self.num_features = math.prod(shape)
 
     def forward(self, frames: Tensor) -> Tensor:
-        return as_float(frames).reshape(len(frames), -1)
+        return as_float(frames).reshape(frames.shape[0], -1)
 
 
 class VectorTorso(FlatTorso):

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports the agent of a run to a file that runs without TorchBeast.
+
+python -m torchbeast.export ~/logs/torchbeast/latest policy.onnx
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from torchbeast.cli.command_line import main as run_program
+from torchbeast.core.base.specs import Precision
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import EXIT_DONE
+
+PROGRAM = "export"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFlags:
+    """Exports the agent of a run to a file that runs without TorchBeast."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's folder, for its newest checkpoint, or a checkpoint in it."""
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """The file to write: policy.pt2 for torch.export, policy.onnx for ONNX."""
+    precision: Precision = "float32"
+    """Precision of the network's features in a .pt2 file; auto: bfloat16 if this machine supports
+    it. An .onnx file has float32."""
+    env: str = ""
+    """The environment of the run. You only need to name it if it is your own
+    package.module:factory and has keyword arguments."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its constructor as JSON. Default: the run's."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program and returns its exit code."""
+    return run_program(ExportFlags, PROGRAM, argv, run)
+
+
+def run(flags: ExportFlags) -> int:
+    """Exports, and says that the file agrees with the agent."""
+    from torchbeast.evaluation.exporting import NUM_ENVS, NUM_STEPS, export
+    from torchbeast.fleets.child_process import show_output
+
+    show_output()
+    env = EnvSpec(flags.env, flags.env_kwargs)
+    written = export(flags.run, flags.file, env, flags.precision)
+    print(f"{written} chooses the agent's actions on {NUM_ENVS * NUM_STEPS} observations.")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
