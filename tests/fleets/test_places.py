@@ -133,7 +133,7 @@ def test_closing_ends_the_pause_and_nobody_starts(
 ) -> None:
     office.places.ended(office.first, KILLED)
     ended = Background(office.places.ended, office.first, TAKEN)
-    wait_for(lambda: "the port is taken; Starting a replacement in 10 s" in caplog.text)
+    wait_for(lambda: "the port is taken. Starting a replacement in 10 s" in caplog.text)
     office.places.close()
     ended.result()
     assert office.first.starts == 2 and office.supervisor.failure is None
