@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the command line into frozen dataclasses; reports an error as a single sentence.
+"""Parses the command line into frozen dataclasses, and reports errors in one line.
 
-A program's flags are one dataclass whose fields are groups (dataclasses too). On the command
-line they are flat: `--num_actors 10`, not `--fleet.num_actors 10`.
+The flags of a program are a dataclass whose fields are groups of flags, which are dataclasses too.
+On the command line they are flat: `--num_actors 10`, not `--fleet.num_actors 10`.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ Flags = TypeVar("Flags")
 
 _BOX = "╭╮╰╯│─ "
 _UNKNOWN = "Unrecognized options: "
-# The prefix of tyro to the message of a check; if a flag cannot be parsed, it names that flag.
+# tyro's prefix to the message of a check. If a flag cannot be parsed, the prefix names the flag.
 _OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
 _OF_REPLAY = ("replay_size", "replay_ratio", "replay_kl_threshold")
-_ALIASES = {  # names in earlier programs
+_ALIASES = {  # names of flags in earlier programs
     "--num_threads": "--num_learner_threads",
     "--use_resnet": "--model=deep",
 }
-# Names in other libraries that are not similar to those of the flags here.
+# Names in other libraries, where they are not similar to our names.
 _ELSEWHERE = {"num_envs": "num_actors", **OTHER_NAMES}
-_SIMILAR = 0.7  # at least, from 0 to 1, for a flag to be suggested
+_SIMILAR = 0.7  # least similarity, from 0 to 1, for which a flag is suggested
 
 
 def main(
@@ -68,14 +68,15 @@ def main(
     args: Sequence[str] | None,
     run: Callable[[Flags], int],
 ) -> int:
-    """Parses the flags in `args` and runs a program with them; returns its exit code: 0 if it is
-    done or was stopped, 1 if it failed, 2 for wrong usage.
+    """Parses the flags in `args` and runs a program with them.
+
+    Returns the exit code: 0 if it is done or was stopped, 1 if it failed, 2 for wrong usage.
     """
     return exit_code_of(program, lambda: run_with(parse(flags_type, program, args), run))
 
 
 def run_with(flags: Flags, run: Callable[[Flags], int]) -> int:
-    """Runs a program; a UsageError of it, which names fields, then names flags."""
+    """Runs a program; in its UsageErrors, names of fields are replaced by flags."""
     try:
         return run(flags)
     except UsageError as error:
@@ -88,9 +89,9 @@ def parse(
     args: Sequence[str] | None,
     known: Sequence[str] = (),
 ) -> Flags:
-    """Parses the flags in `args` (None: sys.argv); raises UsageError when they are wrong.
+    """Parses the flags in `args` (None: sys.argv); raises UsageError if they are wrong.
 
-    known: names of flags that were read before, one of which an unknown flag may be meant to be.
+    known: names of further flags, which were read before, as suggestions for an unknown flag.
     `--help` and `--preset help` print and exit.
     """
     words = _words(args)
@@ -113,8 +114,8 @@ def parse(
 def parse_known(
     flags_type: type[Flags], program: str, args: Sequence[str] | None
 ) -> tuple[Flags, list[str]]:
-    """Parses the flags that the type has; returns them and the other words, which are another
-    program's.
+    """Parses the flags that the type has; returns them and the remaining words, for another
+    program.
     """
     with _sentences(flags_type):
         return tyro.cli(
@@ -127,7 +128,7 @@ def _words(args: Sequence[str] | None) -> list[str]:
 
 
 def _options(program: str) -> dict[str, Any]:
-    """Returns the options of tyro that all programs have."""
+    """Returns the options of tyro that all programs use."""
     return {
         "prog": f"python -m torchbeast.{program}",
         "use_underscores": True,
@@ -138,7 +139,7 @@ def _options(program: str) -> dict[str, Any]:
 
 @contextmanager
 def _as_far_as_it_is_read() -> Iterator[None]:
-    """Ends the program in order where whoever reads its help stops before the end, as `head`."""
+    """Ends the program normally if the reader of its help stops early, for example `head`."""
     try:
         try:
             yield
@@ -152,7 +153,7 @@ def _as_far_as_it_is_read() -> Iterator[None]:
 
 @contextmanager
 def _sentences(flags_type: type, known: Sequence[str] = ()) -> Iterator[None]:
-    """Raises what tyro would print about wrong flags as a UsageError."""
+    """Raises a UsageError in place of tyro's output about wrong flags."""
     shown = io.StringIO()
     try:
         with redirect_stderr(shown):
@@ -164,8 +165,9 @@ def _sentences(flags_type: type, known: Sequence[str] = ()) -> Iterator[None]:
 
 
 def by_its_name(word: str) -> str:
-    """Replaces an alias of a flag in a word of the command line by the flag's name, which is also
-    accepted with dashes: --learning-rate.
+    """Replaces an alias of a flag, or a flag with dashes (--learning-rate), by the flag's name.
+
+    word: a word of the command line; other words stay as they are.
     """
     flag, equals, value = word.partition("=")
     if flag.startswith("--"):
@@ -174,7 +176,7 @@ def by_its_name(word: str) -> str:
 
 
 def _as_spelt(word: str, known: Collection[str]) -> str:
-    """Replaces the American spelling of a known flag, such as --optimizer, by the spelling here."""
+    """Replaces the American spelling of a known flag, such as --optimizer, by its name here."""
     flag, equals, value = word.partition("=")
     british = flag.replace("ize", "ise")
     is_meant = flag.startswith("--") and british.removeprefix("--").removeprefix("no_") in known
@@ -182,14 +184,14 @@ def _as_spelt(word: str, known: Collection[str]) -> str:
 
 
 def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Flags | None]:
-    """Returns the type of the flags with those of the algorithm, and their defaults.
+    """Returns the type of the flags, including the flags of the algorithm, and their defaults.
 
-    The defaults are those of an earlier run and the preset; None: the program's own.
+    The defaults come from an earlier run and the preset; None: use the program's defaults.
     """
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, None
     of_preset = _without_served(flags_type, presets.settings(words))  # it may print and exit
-    # It may say where the settings of the run come from.
+    # It may print where the settings of the run come from.
     with lossy_output(), refusing_paths("give another --savedir or --xpid"):
         recorded = resuming.recorded(words)
     algo = _algorithm(words, {**recorded, **of_preset})
@@ -202,9 +204,9 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
 
 
 def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
-    """Returns the program's flags with those of the algorithm.
+    """Returns the program's flags, including the flags of the algorithm.
 
-    Raises UsageError if there is no such algorithm, or its settings cannot be flags.
+    Raises UsageError if the algorithm does not exist, or its settings cannot be flags.
     """
     config = _config(name)
     if not issubclass(flags_type, LearnerFlags) or config is _default_config(flags_type):
@@ -224,7 +226,8 @@ def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
 def _config(name: str) -> type:
     """Returns the Config of the algorithm.
 
-    Raises UsageError if there is none, and RunError, with the traceback, when its code fails.
+    Raises UsageError if the algorithm does not exist, and RunError with the traceback if its code
+    fails.
     """
     try:
         config = config_of(name)
@@ -237,12 +240,12 @@ def _config(name: str) -> type:
 
 
 def _default_config(flags_type: type) -> Any:
-    """Returns the class of the algorithm's Config that the flags have without --algo."""
+    """Returns the Config class of the default algorithm of these flags."""
     return type(getattr(flags_type(), "algorithm", None))
 
 
 def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> None:
-    """Raises UsageError when a setting has the name of another setting or of another flag."""
+    """Raises UsageError if a setting has the name of another setting or of another flag."""
     settings = Counter(setting for setting, _ in kinds(config))
     flags = {flag for flag, _ in kinds(flags_type)}
     flags -= {flag for flag, _ in kinds(_default_config(flags_type))}
@@ -268,18 +271,19 @@ def check_recorded(settings: Mapping[str, Any]) -> None:
 def _without_served(
     flags_type: type[LearnerFlags], settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Returns the settings without the number of environments if the servers decide it; they must
-    have the environment of a preset.
+    """Returns the settings without those that the servers decide.
+
+    The environment stays, because the servers must serve the environment of the preset.
     """
     by_servers = set(flags_type.decided_by_servers) - {"env"}
     return {name: value for name, value in settings.items() if name not in by_servers}
 
 
 def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
-    """Returns the name of the algorithm whose flags there are: LASER's if there is a replay and
-    nothing names another.
+    """Returns the name of the algorithm whose flags the program has.
 
-    An evaluation learns nothing: a recorded algorithm need not be there to be imported.
+    It is LASER if there is a replay and no other algorithm is named. An evaluation does not need
+    the recorded algorithm, which may not be importable.
     """
     of_run = None if resuming.is_test(words) else decided.get("algo")
     usual = FOR_REPLAY if _has_replay(words, decided) else DEFAULT
@@ -287,15 +291,16 @@ def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
 
 
 def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
-    """Returns whether the size of a replay is decided, or it or a ratio is typed that is not 0."""
+    """Returns whether a replay_size is recorded or preset, or a flag of replay is typed, not 0."""
     typed = [resuming.given(words, f"--{name}") for name in _OF_REPLAY]
     size = decided.get("replay_size", 0) if typed[0] is None else 0
     return bool(size) or any(text and text.strip("0.") for text in typed)
 
 
 def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
-    """Raises UsageError where a ratio or a threshold is typed, but no size is decided: the usual
-    ratio too, which no Config can tell from one that nobody typed.
+    """Raises UsageError if a ratio or threshold is typed without a replay size.
+
+    A Config cannot check this, because it cannot tell a typed default from an untyped one.
     """
     if flags.replay.replay_size:
         return
@@ -308,7 +313,7 @@ def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
     """Returns a copy of the flags with these values, by name of the flag.
 
-    It is not checked, because flags on the command line may still change values that conflict.
+    The copy is not checked, because flags on the command line may still change conflicting values.
     """
     replaced = copy.copy(flags)
     for field in dataclasses.fields(flags):  # type: ignore[arg-type]
@@ -321,7 +326,7 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
 
 
 def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
-    """Returns the error as a sentence; a check's names of fields become flags as they are typed."""
+    """Returns the error message in one line, with names of fields replaced by flags."""
     said = _first_sentence(box)
     if said.startswith(_UNKNOWN):
         unknown, known = re.findall(r"--(\w+)", said), [*names(flags_type), *known]
@@ -332,9 +337,9 @@ def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
 
 
 def as_typed(sentence: str, flags_type: type) -> str:
-    """Replaces the names of fields in a sentence by flags.
+    """Replaces names of fields in a message by flags.
 
-    Names that are plain words, such as "model", are replaced only at the start of the sentence.
+    Names that are plain words, such as "model", are only replaced at the start of the message.
     """
     for name in names(flags_type):
         where = r"(?<![-\w/.])" if "_" in name else "^"
@@ -343,20 +348,20 @@ def as_typed(sentence: str, flags_type: type) -> str:
 
 
 def _did_you_mean(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]:
-    """Yields a question for the flags that were probably meant, if there are any."""
+    """Yields a question with the flags that were probably meant, if there are any."""
     meant = [name for word in unknown for name in _meant(word, known)]
     if meant:
         yield f"Did you mean {' and '.join(f'--{name}' for name in meant)}?"
 
 
 def _meant(word: str, known: Sequence[str]) -> list[str]:
-    """Returns the flag that a word most probably means, or []."""
+    """Returns a list with the flag that a word probably means, or []."""
     other = _ELSEWHERE.get(word, "")
     return [other] if other in known else get_close_matches(word, known, 1, _SIMILAR)
 
 
 def _of_other_algorithms(unknown: Iterable[str]) -> Iterator[str]:
-    """Yields which built-in algorithms have a flag that is unknown here."""
+    """Yields messages that name built-in algorithms with a flag that is unknown here."""
     for word in unknown:
         having = [algo for algo in ALGOS if word in names(config_of(algo))]
         if having:
@@ -402,7 +407,7 @@ def _json_object(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 
 
 def _read(words: Sequence[str]) -> dict[str, Any]:
-    """Reads the flag's word; raises ValueError unless it is a JSON object."""
+    """Parses the value of the flag; raises ValueError unless it is a JSON object."""
     try:
         value = json.loads(words[0])
     except json.JSONDecodeError:

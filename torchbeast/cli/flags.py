@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of the programs whose environments run in servers or on Ray; see learner_flags.py."""
+"""Flags of the programs whose environments run in servers or on Ray; see learner_flags.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RayBeastFlags(LearnerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedLearnerFlags(LearnerFlags):
-    """The groups of flags of a learner that has environment servers."""
+    """The groups of flags of a learner with environment servers."""
 
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
 
@@ -42,7 +42,7 @@ class ServedLearnerFlags(LearnerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PolyBeastFlags(ServedLearnerFlags):
-    """Trains an agent: starts the environment servers and learns from them."""
+    """Trains an agent: starts environment servers, and a learner that uses them."""
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
@@ -50,7 +50,7 @@ class PolyBeastFlags(ServedLearnerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PolyBeastLearnerFlags(ServedLearnerFlags):
-    """Trains an agent from environment servers that run already (polybeast_env)."""
+    """Trains an agent with environment servers that are already running (polybeast_env)."""
 
     decided_by_servers = ("env", "env_kwargs", "observation_keys", "num_actors")
 
@@ -69,7 +69,7 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
 
     @property
     def protection(self) -> SecurityConfig | None:
-        """How connections to other machines are protected; None if there are none."""
+        """Protection of connections to other machines; None: there are no such connections."""
         if self.fleet.listen is not None:
             return self.security.listening()
         if self.fleet.env_servers is not None:
@@ -92,7 +92,7 @@ class PolyBeastEnvFlags:
 
     @property
     def protection(self) -> SecurityConfig | None:
-        """How connections to other machines are protected; None if there are none."""
+        """Protection of connections to other machines; None: there are no such connections."""
         if self.servers.listen is not None:
             return self.security.listening()
         if self.servers.learner is not None:

@@ -58,7 +58,7 @@ class LearnerFlags:
     """
 
     decided_by_servers: ClassVar[tuple[str, ...]] = ()
-    """Names of flags that a resumed run takes from its environment servers."""
+    """Names of flags whose values come from the environment servers, even in a resumed run."""
 
     command: CommandFlags = field(default_factory=CommandFlags)
     defaults: DefaultsFlags = field(default_factory=DefaultsFlags)
@@ -108,19 +108,19 @@ class LearnerFlags:
 
     @property
     def learns_from_transitions(self) -> bool:
-        """Whether the run learns from single steps of a replay."""
+        """Whether the run trains on single steps of a replay."""
         trains = self.command.mode == "train"
         return trains and registry.learns_from_transitions(self.defaults.algo)
 
     @property
     def synchronous_rollouts(self) -> int:
-        """Rollouts that are collected between updates from single steps; 0: meanwhile."""
+        """Rollouts to collect between updates on single steps; 0: collect during updates."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonoBeastFlags(LearnerFlags):
-    """Trains an agent on this machine; needs nothing that is compiled."""
+    """Trains an agent on this machine. Needs no compiler."""
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     processes: ProcessesConfig = field(default_factory=ProcessesConfig)
@@ -154,5 +154,5 @@ class MonoBeastFlags(LearnerFlags):
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the run is the same on all machines of one kind."""
+        """Whether the run gives the same results on all machines of one kind."""
         return self.processes.fixed_lag is not None

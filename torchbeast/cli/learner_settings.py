@@ -57,7 +57,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
 def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
     """Evaluates the checkpoints of the run that the flags name; returns the exit code.
 
-    Raises UsageError when they name another network or algorithm than the run's.
+    Raises UsageError if they name another network or algorithm than the run has.
     """
     from torchbeast.evaluation.following import follow
     from torchbeast.evaluation.play import NEEDED, test
@@ -75,7 +75,7 @@ def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
 
 
 def _check_typed(flags: LearnerFlags, saved: dict[str, Any], path: Path) -> None:
-    """Raises UsageError as `test_run`; settings with their defaults stand for the run's own."""
+    """Raises UsageError like `test_run`; default values stand for the run's own values."""
     earlier, known = EarlierRun(FoundCheckpoint(saved, path)), actor_spec(saved)
     if flags.defaults.algo != DEFAULT:
         earlier.check_same_algorithm(flags.defaults.algo)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets: named settings that `--preset NAME` makes the defaults.
+"""Presets: tuned settings for a task, which `--preset NAME` makes the defaults.
 
-docs/results/ has their results. A flag on the command line overrides its preset.
+Their results are in docs/results/. Flags on the command line override the preset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Preset(NamedTuple):
 
     sentence: str
     flags: Mapping[str, Any]
-    """By name on the command line; a program ignores those that it does not have."""
+    """By name on the command line. A program ignores flags that it does not have."""
 
 
 _TOY = {"num_actors": 16, "unroll_length": 20, "batch_size": 8, "entropy_cost": 0.01}
@@ -248,10 +248,10 @@ PRESETS: dict[str, Preset] = {
 
 
 def settings(args: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the flags of the preset that `args` names, by name on the command line; raises
-    UsageError if there is none of that name.
+    """Returns the flags of the preset that `args` names, by name on the command line.
 
-    `--preset help` prints the presets and exits. Only programs that learn have presets.
+    Raises UsageError for an unknown preset. `--preset help` prints all presets and exits. Only
+    programs that train have presets.
     """
     name = given(args, "--preset")
     if name is None:
@@ -273,7 +273,7 @@ def listing() -> str:
 
 
 def _words(preset: Preset) -> str:
-    """Returns the settings as they are written on a command line."""
+    """Returns the settings as words of a command line."""
     words = []
     for name, value in preset.flags.items():
         text = shlex.quote(json.dumps(value)) if isinstance(value, Mapping) else str(value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings from an earlier run that the command line refers to.
+"""Settings of an earlier run to which the command line refers.
 
 `--xpid NAME` alone resumes that run with its recorded settings, and `--mode test` alone evaluates
-the latest run. Flags on the command line, or of its preset, override recorded settings; those that
-a run cannot change are refused later, where they differ from the recorded ones.
+the latest run. Flags of the command line or its preset override recorded settings. If a setting
+cannot be changed in a run, a different value is refused later.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
 
 
 def recorded(args: Sequence[str]) -> dict[str, Any]:
-    """Returns what an earlier run determines for `args`, by the names of its flags. When a run is
-    tested, those are its name and what its agent was made of.
+    """Returns the settings that an earlier run determines for `args`, by the names of flags.
+
+    If a run is tested, these are its name and the settings of its agent.
     """
     tests = is_test(args)
     xpid = given(args, "--xpid") or (_latest(_savedir(args)) if tests else None)
@@ -46,7 +47,7 @@ def is_test(args: Sequence[str]) -> bool:
 
 
 def given(args: Sequence[str], flag: str) -> str | None:
-    """Returns the value of a flag in a command line; the last one counts."""
+    """Returns the value of a flag in a command line, or None; the last one counts."""
     value = None
     for word, following in pairwise([*args, ""]):
         if word == flag and following and not following.startswith("--"):
@@ -61,7 +62,7 @@ def _savedir(args: Sequence[str]) -> Path:
 
 
 def _latest(savedir: Path) -> str:
-    """Returns the name of the run that started last, and prints it."""
+    """Returns the name of the latest run, and prints it."""
     latest = savedir / "latest"
     if not latest.is_symlink() or not latest.exists():
         raise UsageError(
@@ -73,9 +74,9 @@ def _latest(savedir: Path) -> str:
 
 
 def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
-    """Returns the recorded flags of algorithm and network, or {} if there is no checkpoint.
+    """Returns the recorded flags of algorithm and network, or {} without a checkpoint.
 
-    A run that is followed need not have one yet: its flags are read from the first.
+    With --follow the run need not have a checkpoint yet; the first one then determines the flags.
     """
     if not folder.exists() or "--follow" in args:
         return {}
@@ -84,7 +85,7 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Returns the flags recorded in the checkpoint, or None if there is no checkpoint."""
+    """Returns the flags recorded in the checkpoint, or None without a checkpoint."""
     if not any(path.parent.glob("*.tar")):
         return None
     from torchbeast.run import checkpoint as checkpoints  # imports torch
@@ -95,9 +96,9 @@ def _of_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """Returns the flags recorded in the checkpoint, or {} if there is no such run.
+    """Returns the flags recorded in the checkpoint, or {} if the run does not exist.
 
-    If a run was killed after it learnt but before its first checkpoint, they are those in
+    If a run was killed after its first update and before its first checkpoint, the flags come from
     meta.json.
     """
     if (flags := _of_checkpoint(folder / NEWEST)) is not None:
@@ -123,7 +124,7 @@ def usable(
 ) -> dict[str, Any]:
     """Returns the recorded flags that this program has and restores, with valid values.
 
-    args: the command line; where it names other machines, servers on this one do not count.
+    args: the command line. If it names other machines, recorded servers of this one are ignored.
     """
     of_one_command = [name for name in OF_ONE_COMMAND if name != "xpid"]  # the name is looked up
     left_out = {*of_one_command, *flags_type.decided_by_servers}
@@ -141,11 +142,11 @@ def usable(
 def check_environment(
     args: Sequence[str], values: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> None:
-    """Raises UsageError where a run would resume in a "module:attribute" with keyword arguments
-    that the command line does not name.
+    """Raises UsageError if a run would resume in a "module:attribute" with keyword arguments that
+    the command line does not name.
 
-    values: the settings of the run and of a preset that take the place of defaults. recorded: all
-    that the run recorded.
+    values: settings of the run and of a preset that replace defaults. recorded: all settings that
+    the run recorded.
     """
     if "env" in values and given(args, "--env_kwargs") is None:
         served = {SERVED_KWARGS: recorded.get(SERVED_KWARGS)}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes: how they start, report, end and are replaced; the supervisor of a run."""
+"""Child processes: starting, reporting, ending, replacing; and the supervisor of a run."""

@@ -19,31 +19,31 @@ from torchbeast import errors
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import is_lost
 
-_GRACE_S = 3.0  # for the present step once stdin is closed; a stuck environment is abandoned
+_GRACE_S = 3.0  # to finish a step after stdin is closed; a stuck environment is abandoned
 
 Report = Callable[[dict[str, Any]], None]
 
 
 def follow_parent() -> None:
-    """Leaves the end of this process to its parent; the first call of a child's main.
+    """Lets only the parent end this process; the first call of a child's main.
 
-    Signals that ask a program to stop are ignored: whoever sends them to every process of a
-    program, as systemd and Slurm do, means that the parent ends this one in order. Processes that
-    this one forks or starts do not ignore them. They are killed at its end if the parent, which
-    would kill them otherwise, is gone.
+    It ignores signals that ask a program to stop. If they are sent to all processes of a program,
+    as systemd and Slurm do, the parent then ends its children in order. Processes that this one
+    forks or starts do not ignore these signals. They are killed when this process ends, usually by
+    the parent, or here if the parent is gone.
     """
     _ignore_signals()
     atexit.register(_kill_group_of_orphan)
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exits without waiting for threads, one of which may be stuck in an environment."""
+    """Exits without waiting for threads, which may be stuck in an environment."""
     _kill_group_of_orphan()
     errors.exit_now(code)
 
 
 def _kill_group_of_orphan() -> None:
-    """Kills this process and all that it forked if nobody reads its output, so has no parent."""
+    """Kills this process and all that it forked, if its parent is gone (nobody reads stdout)."""
     if is_lost(2, pipes=True) and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
@@ -54,7 +54,7 @@ def _ignore_signals() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) != signal.SIG_IGN
     ]
-    # a handler, because programs that are started would inherit SIG_IGN
+    # a handler, because programs that it starts would inherit SIG_IGN
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
 
     def restore() -> None:
@@ -65,15 +65,15 @@ def _ignore_signals() -> None:
 
 
 def take_stdout() -> Report:
-    """Reserves stdout for reports and redirects everything else printed there to stderr.
+    """Reserves stdout for reports, and redirects all other output to stderr, even of C code.
 
-    Output of C code is redirected too. Returns a function that writes a report.
+    Returns a function that writes a report.
     """
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
-    lock = threading.Lock()  # several threads report, each whole lines
+    lock = threading.Lock()  # so that threads write whole lines
 
     def report(message: dict[str, Any]) -> None:
         with lock:
@@ -86,17 +86,17 @@ def take_stdout() -> Report:
 def follow_stdin(
     on_line: Callable[[bytes], None], on_end: Callable[[], None], grace_s: float = _GRACE_S
 ) -> None:
-    """Calls `on_line` with every line of stdin and `on_end` at its end. The process exits so many
+    """Calls `on_line` with every line of stdin and `on_end` at its end. The process exits `grace_s`
     seconds later.
 
-    A thread reads stdin, so that its end is noticed while the main thread is busy.
+    A thread reads stdin, so that it notices the end even if the main thread is busy.
     """
     stdin = take_stdin()
 
     def read() -> None:
         for line in stdin:
             on_line(line)
-        with contextlib.suppress(OSError):  # what it closes has been closed
+        with contextlib.suppress(OSError):  # already closed
             on_end()
         time.sleep(grace_s)
         exit_now(0)
@@ -107,8 +107,8 @@ def follow_stdin(
 def take_stdin() -> BinaryIO:
     """Reserves stdin for the parent's messages and returns it.
 
-    Every other reader of stdin, including processes that an environment starts, finds it empty. The
-    result is a separate file because a thread blocked in sys.stdin would break Python's exit.
+    All other readers of stdin, including processes that an environment starts, find it empty. The
+    result is a separate file, because a thread that is blocked in sys.stdin breaks Python's exit.
     """
     pipe = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -118,7 +118,7 @@ def take_stdin() -> BinaryIO:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """Returns an error as a report; our own errors are messages and need no traceback."""
+    """Returns an error as a report. UsageError and RunError do not need a traceback."""
     usage = isinstance(error, UsageError)
     own = usage or isinstance(error, RunError)
     message = str(error) if own else "".join(traceback.format_exception(error))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A child process that a program starts, watches and ends.
 
-    program --- stdin ---> child     closed (also by the program's death): the child ends
-            <-- stdout --            lines of JSON: its reports
-            <-- stderr --            goes to out.log; the last lines are shown when it dies
+    program --- stdin ---> child     the child ends when it is closed, or the program dies
+            <-- stdout --            reports, as lines of JSON
+            <-- stderr --            goes to out.log; the last lines are shown if the child dies
 
-Children are spawned, never forked, so they share none of the program's memory. Three threads serve
-each child: one reads its reports, one its stderr, and one waits for the process itself, because
-processes that the child forked may keep its pipes open after its death. The child leads a process
-group, which is killed when the child ends.
+Children are spawned, never forked, so they do not share the program's memory. Three threads serve
+each child: one reads its reports, one reads its stderr, and one waits for the process itself, since
+processes that the child has forked may keep its pipes open after its death. The child leads a
+process group, which is killed when the child ends.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torchbeast.errors import RunError, UsageError
 _log = logging.getLogger("torchbeast.children")
 
 _STDERR_LINES = 20
-_LONGEST_LINE = 65_536  # bytes of stderr: a progress bar never ends its line
+_LONGEST_LINE = 65_536  # bytes of stderr, because progress bars never end their line
 _GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
-_REST_S = 2.0  # for the last output of a child that has ended
-KILLED = "was killed by"  # in the error of a child that a signal ended
+_REST_S = 2.0  # to receive the last output of a child that has ended
+KILLED = "was killed by"  # part of the error if a signal ended the child
 
 Report = dict[str, Any]
 
@@ -42,10 +42,10 @@ Report = dict[str, Any]
 class ChildProcess:
     """A running `python -m module` with one JSON argument.
 
-    on_report: called with every report, from a thread that serves this child.
-    on_end: called once, after the last report and from another such thread, when the child ends
-        without having been asked to. Its argument is the error that the child reported as
-        {"error": ..., "usage": ...}, or a description of how it died.
+    on_report: called with every report, in one of the threads that serve this child.
+    on_end: called once, after the last report and in another of these threads, if the child ends
+        without being asked to. Its argument is the error that the child has reported, as {"error":
+        ..., "usage": ...}, or a description of how it died.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts the child; raises OSError when the system cannot, as for too long arguments."""
+        """Starts the child; raises OSError if the system cannot, e.g. if arguments are too long."""
         self.name = name
         self._on_report, self._on_end = on_report, on_end
         self._closing = False
@@ -73,7 +73,7 @@ class ChildProcess:
             stderr=subprocess.PIPE,
             pass_fds=pass_fds,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # Ctrl-C reaches the program alone, which ends its children
+            start_new_session=True,  # Ctrl-C only reaches the program, which ends its children
         )
         self._readers = [
             self._thread("stdout", self._read_reports),
@@ -83,29 +83,29 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The child's process id."""
+        """The child's process ID."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether the child has ended; `end_by` then waits for its last reports."""
+        """Whether the child has ended. Call `end_by` to wait for its last reports."""
         return self._has_ended.is_set()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Writes one line of JSON to the child's stdin; a no-op once it has ended."""
+        """Writes one line of JSON to the child's stdin; does nothing if the child has ended."""
         stdin = _stream(self._process.stdin)
         with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed by ask_to_end
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
 
     def ask_to_end(self) -> None:
-        """Closes the child's stdin. From now on its end is not a failure."""
+        """Closes the child's stdin. From now on, its end does not count as a failure."""
         self._closing = True
         with contextlib.suppress(OSError):  # unwritten data for a dead child
             _stream(self._process.stdin).close()
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (by time.monotonic), then kills the child."""
+        """Waits until `deadline` (of time.monotonic), then kills the child."""
         if not self._has_ended.wait(max(0.0, deadline - time.monotonic())):
             self._process.kill()
             self._has_ended.wait()
@@ -113,7 +113,7 @@ class ChildProcess:
             self._watcher.join(_REST_S)
 
     def give_up(self, why: str) -> None:
-        """Kills the child at once; the error given to `on_end` says why."""
+        """Kills the child immediately, with this reason in the error for `on_end`."""
         self._given_up = why
         self._process.kill()
 
@@ -136,19 +136,19 @@ class ChildProcess:
             _log.warning("%s failed while it was closing: %s", self.name, self._error())
 
     def _wait_for_group(self) -> None:
-        """Waits for the end of the child, and ends what it has left behind."""
+        """Waits for the end of the child, and kills what it leaves behind."""
         if not hasattr(os, "waitid"):  # on macOS before Python 3.13
             self._process.wait()
             self._end_group()
             return
-        with contextlib.suppress(ChildProcessError):  # `kill` has found it dead
+        with contextlib.suppress(ChildProcessError):  # `kill` has already reaped it
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self._end_group()  # before its number may become that of another group
+        self._end_group()  # before another group can get its number
         self._process.wait()
 
     def _end_group(self) -> None:
-        """Kills the processes that the child forked and left behind."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # there are none
+        """Kills processes that the child has forked and left behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self.pid, signal.SIGKILL)
 
     def _read_reports(self) -> None:
@@ -157,7 +157,7 @@ class ChildProcess:
                 report = _parse(line)
                 if "error" in report:
                     self._error_report = report
-                    if not self._has_ended.wait(_GRACE_S):  # it may wait for a process it forked
+                    if not self._has_ended.wait(_GRACE_S):  # it may wait for a child of its own
                         self._process.kill()
                 elif report:
                     self._on_report(report)
@@ -181,17 +181,17 @@ class ChildProcess:
 
 
 class ProcessDied(RunError):
-    """A child ended without reporting an error: it was killed, or crashed outside of Python."""
+    """A child ended without reporting an error: it was killed, or crashed outside Python."""
 
 
 def show_output() -> None:
-    """Shows what children write to stderr, in programs that have no out.log for it."""
+    """Shows what children write to stderr, for programs that do not have an out.log."""
     logging.basicConfig(format="%(message)s")
     _log.setLevel(logging.INFO)
 
 
 def end_all(children: Iterable[ChildProcess]) -> None:
-    """Asks all children to end, and kills those that do not within the grace period."""
+    """Asks all children to end, and kills them after a grace period."""
     ending = list(children)
     for child in ending:
         child.ask_to_end()
@@ -206,7 +206,7 @@ def _stream(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def _parse(line: bytes) -> Report:
-    """Parses a report; returns {} for a line that a dying child did not complete."""
+    """Parses a report; returns {} for an incomplete line of a dying child."""
     try:
         report = json.loads(line)
     except ValueError:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers elsewhere: the interface of a fleet, and the processes of this machine as one.
+"""Fleets of workers: the interface, and a fleet of processes on this machine.
 
     call(then, method, ...) --> socket --> the lane's thread of the worker, see local_main.py
     then(result)            <-- socket <--
 
-A source collects from workers, or a learner lets them compute gradients. `on_ray/fleet.py` is
-the other fleet. The class of a worker names, in LANES, the thread that executes each method: calls
-of one lane are executed in turn, those of several lanes side by side.
+A source collects from workers, or a learner lets them compute gradients. The other fleet is in
+`on_ray/fleet.py`. The class of a worker assigns methods to threads, in LANES: calls in one lane are
+executed one after the other, calls in different lanes concurrently.
 
-A local worker ends when its fleet ends, or when the process that made it dies. A worker that ends
-by itself answers every call that it has not answered yet with the reason.
+A local worker ends when its fleet ends, or when the process that made it dies. If a worker ends for
+another reason, all of its open calls are answered with that reason.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import failure
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
 
-_LAST_ANSWERS_S = 2.0  # a process that the worker left behind may keep the socket open
+_LAST_ANSWERS_S = 2.0  # processes that the worker left behind may keep the socket open
 
 
 class WorkerLost(ProcessDied):
     """A worker is gone, or out of reach.
 
-    has_left: with its whole node, so that nothing is wrong with the worker.
+    has_left: its whole node is gone, so the worker itself did nothing wrong.
     """
 
     def __init__(self, message: str, has_left: bool = False) -> None:
@@ -55,70 +55,70 @@ class Failed(NamedTuple):
     """An exception in a worker."""
 
     error: str
-    usage: bool  # the user can avoid it by other flags
-    is_consequence: bool = False  # of the end of another worker
+    usage: bool  # whether the user can avoid it with other flags
+    is_consequence: bool = False  # whether another worker's end caused it
 
     @classmethod
     def by(cls, error: BaseException) -> Failed:
-        """Returns the answer that stands for an exception."""
+        """Returns the answer for an exception."""
         report = failure(error)
         return cls(report["error"], report["usage"])
 
     def exception(self) -> Exception:
-        """Returns the exception for the process that has asked."""
+        """Returns the exception to raise in the calling process."""
         return UsageError(self.error) if self.usage else RunError(self.error)
 
 
 class Worker(Protocol):
-    """A handle of a worker elsewhere. Its method `place` returns its WorkerLocation."""
+    """A handle of a worker. The worker's method `place` returns its WorkerLocation."""
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
-        """Calls a method, without waiting for it; weights are given as [reference].
+        """Calls a method without waiting for it. Pass stored values as [reference].
 
-        then: called once, from any thread, with the result; with ProcessDied if the worker is gone,
-            or RunError if the fleet failed. It must not block.
+        then: called once, in any thread, with the result, or with ProcessDied if the worker is
+            gone, or RunError if the fleet failed. It must not block.
         """
 
     def kill(self) -> None:
-        """Ends the worker by force, if it is still there, and never fails.
+        """Kills the worker if it still exists; never raises.
 
-        Calls that are not answered yet end with WorkerLost.
+        Open calls are answered with WorkerLost.
         """
 
 
 class Fleet(Protocol):
-    """A place for workers, which it ends. Every method may be called from any thread."""
+    """Starts workers, and ends them. Any thread may call any method."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether workers inherit descriptors of this process."""
+        """Whether workers can inherit file descriptors of this process."""
 
     @property
     def own_node(self) -> str:
-        """The id of the node that this process runs on; "" outside the fleet's cluster."""
+        """The ID of the node on which this process runs; "" outside the fleet's cluster."""
 
     @property
     def host(self) -> str:
-        """The address at which workers reach this process; UsageError where they cannot."""
+        """The address at which workers reach this process; raises UsageError if they cannot."""
 
     def worker(self, name: str, descriptors: Sequence[int] = ()) -> Worker:
-        """Asks for a worker, which begins once there is room for it.
+        """Requests a worker, which starts when there is room for it.
 
-        descriptors: that it inherits; only where workers share memory.
+        descriptors: to inherit; only if workers share memory.
         """
 
     def put(self, value: Any) -> Any:
-        """Stores a value for all workers, until its reference is gone; returns the reference."""
+        """Stores a value for all workers as long as the returned reference exists."""
 
     def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
-        """Returns the loss of a worker with everything that is known of it.
+        """Returns the error about a lost worker, with everything that is known about it.
 
-        place: where it ran; None: nowhere yet.
+        place: where it ran; None: it had not started.
         """
 
 
 class Stored:
-    """A value that is pickled once, however often it is sent; it arrives as the value itself."""
+    """A value that is pickled only once, even if it is sent often. The value itself arrives."""
 
     def __init__(self, value: Any) -> None:
         self._bytes = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
@@ -128,7 +128,7 @@ class Stored:
 
 
 class LocalWorker:
-    """A handle of a worker in a child process. Any thread may use it."""
+    """A handle of a worker in a child process, for any thread."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class LocalWorker:
         self.name = name
         self._numbers = itertools.count()
         self._waiting: dict[int, Callable[[Any], None]] = {}
-        self._error: Exception | None = None  # since it ended
-        self._lock = threading.Lock()  # of the two above
+        self._error: Exception | None = None  # why it has ended
+        self._lock = threading.Lock()  # protects the two above
         self._sending = threading.Lock()
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
@@ -159,12 +159,12 @@ class LocalWorker:
                 pass_fds=(theirs.fileno(), *descriptors),
                 environment={
                     **environment,
-                    "PYTHONPATH": os.pathsep.join(sys.path),  # for modules beside a script
+                    "PYTHONPATH": os.pathsep.join(sys.path),  # for modules next to a script
                 },
             )
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
-        """Calls a method, without waiting for it; see `Worker`."""
+        """Calls a method without waiting for it; see `Worker`."""
         number = next(self._numbers)
         with self._lock:
             error = self._error
@@ -174,21 +174,21 @@ class LocalWorker:
             then(error)
             return
         message = pickle.dumps((number, method, arguments), protocol=pickle.HIGHEST_PROTOCOL)
-        with self._sending, contextlib.suppress(OSError):  # it has ended: `_end` answers
+        with self._sending, contextlib.suppress(OSError):  # if it has ended, `_end` answers
             self._connection.send_bytes(message)
 
     def kill(self) -> None:
-        """Ends the worker by force."""
+        """Kills the worker."""
         self.process.ask_to_end()
         self.process.give_up("was ended")
         self._end(WorkerLost("it was ended"))
 
     def close(self) -> None:
-        """Hands over the last answers of the worker, whose process has ended."""
+        """Delivers the last answers of the worker, after its process has ended."""
         self._ended(WorkerLost("it was ended"))
 
     def _read(self) -> None:
-        """Hands over answers until the process has closed its end."""
+        """Delivers answers until the process has closed its end of the socket."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 number, answer = pickle.loads(self._connection.recv_bytes())
@@ -204,7 +204,7 @@ class LocalWorker:
         self._end(error)
 
     def _end(self, error: Exception) -> None:
-        """Answers all calls with an error, and later ones too; the first error stays."""
+        """Answers all open and later calls with this error, unless there was one before."""
         with self._lock:
             self._error = self._error or error
             waiting, self._waiting = self._waiting, {}
@@ -213,17 +213,17 @@ class LocalWorker:
 
 
 class LocalFleet:
-    """Child processes as workers. Used as a context manager, which ends them."""
+    """A fleet of child processes. A context manager, which ends them."""
 
     shares_memory = True
-    own_node = ""  # there are no other nodes
+    own_node = ""  # because there are no other nodes
     host = "127.0.0.1"
 
     def __init__(self, worker_class: str, environment: Mapping[str, str]) -> None:
         """Prepares workers.
 
-        worker_class: "module:attribute" of what each makes with its name. environment: variables
-        that each gets.
+        worker_class: "module:attribute" of the class, called with the worker's name. environment:
+        additional environment variables of the workers.
         """
         self._worker_class, self._environment = worker_class, environment
         self._workers: list[LocalWorker] = []
@@ -243,11 +243,11 @@ class LocalFleet:
         return worker
 
     def put(self, value: Any) -> Stored:
-        """Returns a value that may be sent to many workers."""
+        """Returns a value that can be sent to many workers."""
         return Stored(value)
 
     def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
-        """Returns the loss as it is: a process says why it ended by itself."""
+        """Returns the error unchanged, because it already says why the process ended."""
         return error
 
     def end(self) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main module of the processes of a LocalFleet; started by fleet.py, never by a user.
+"""The main module of worker processes of a LocalFleet. Started by fleet.py, not by users.
 
     socket  requests (number, method, arguments) and answers (number, result), both pickled
-    stdin   the process ends when it is closed, which also happens when its parent dies
+    stdin   the process ends when it is closed, including when its parent dies
     stdout  one line of JSON if the worker cannot even be made
 
-Each lane of the worker has a thread, the main thread that of the methods without a lane. At the end
-`end` ends the present call, in some thread, and then the main thread calls `close`.
+Each lane of the worker has a thread; methods without a lane run in the main thread. At the end,
+`end` finishes the current call, in another thread, and then the main thread calls `close`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: Mapping[str, Any]) -> int:
 
 
 class Answering:
-    """Executes the requests of one socket."""
+    """Executes the requests that arrive at a socket."""
 
     def __init__(self, worker: Any, connection: Connection) -> None:
         self._worker, self._connection = worker, connection
@@ -66,7 +66,7 @@ class Answering:
         self._sending = threading.Lock()
 
     def run(self) -> None:
-        """Answers until the parent has gone; called by the main thread."""
+        """Answers requests until the parent is gone; called by the main thread."""
         for lane in self._lanes.keys() - {_MAIN_LANE}:
             threading.Thread(target=self._answer, args=(lane,), daemon=True).start()
         threading.Thread(target=self._read, daemon=True).start()
@@ -81,7 +81,7 @@ class Answering:
         self._close()
 
     def _close(self) -> None:
-        """Ends the current call, and then the main thread."""
+        """Ends the current call, and thereby the main thread."""
         self._lanes[_MAIN_LANE].put(None)
         self._worker.end()
 
@@ -89,7 +89,7 @@ class Answering:
         while (request := self._lanes[lane].get()) is not None:
             number, method, arguments = request
             answer = pickle.dumps((number, self._result(method, arguments)), protocol=5)
-            with self._sending, contextlib.suppress(OSError):  # the parent has gone
+            with self._sending, contextlib.suppress(OSError):  # the parent is gone
                 self._connection.send_bytes(answer)
             del request, arguments, answer
 
@@ -102,4 +102,4 @@ class Answering:
 
 if __name__ == "__main__":
     code = main(json.loads(sys.argv[1]))
-    exit_now(code)  # nothing is left to be saved, and torch takes seconds to be taken down
+    exit_now(code)  # nothing is left to save, and torch takes seconds to shut down

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces workers that die: one policy for actor processes, environment servers and Ray's workers.
+"""Replaces workers that die: actor processes, environment servers and Ray actors alike.
 
-start --> works --> dies --> pause --> the next one starts in its place
+start --> works --> dies --> pause --> a replacement starts in its place
                      |
-                     +--> the run fails: nobody has worked yet, or too many died here
+                     +--> the run fails if no worker has worked yet, or too many died here
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.supervisor import Supervisor
 
 _MOST_DEATHS = 5  # of a worker and its replacements ...
-_DEATHS_S = 600.0  # ... within this time: another replacement would die too
+_DEATHS_S = 600.0  # ... within this time; further replacements would probably die too
 _LONGEST_PAUSE_S = 90.0
-_PAUSE_S = 10.0  # after a replacement that could not start, then three times as long each time
+_PAUSE_S = 10.0  # if a replacement could not start; tripled each time after that
 
 
 class Deaths:
@@ -32,24 +32,24 @@ class Deaths:
         self._failed_starts = 0
 
     def works(self) -> None:
-        """Records that the present process has begun to work."""
+        """Records that the current process works."""
         self._any_worked = self._works = True
         self._failed_starts = 0
 
     def may_pass(self, error: Exception) -> bool:
-        """Returns whether the next process may live: this one was killed or crashed, or could not
-        start where an earlier one could, as when a file or a port is away for a moment.
+        """Returns whether a replacement may survive: if this process was killed or crashed, or if
+        it could not start although an earlier one could (a file or port may be back soon).
         """
         return isinstance(error, ProcessDied) or (self._any_worked and not self._works)
 
     def pause(self) -> float:
-        """Returns the seconds until the next start: 0 unless the last one failed."""
+        """Returns the seconds to wait before the next start: 0 unless the last start failed."""
         if not self._failed_starts:
             return 0.0
         return min(_LONGEST_PAUSE_S, _PAUSE_S * 3.0 ** (self._failed_starts - 1))
 
     def too_many(self, error: Exception) -> ProcessDied | None:
-        """Counts a death; returns the final error if replacing is hopeless by now, else None."""
+        """Counts a death; returns the final error if there were too many, else None."""
         self._works = False
         self._failed_starts += not isinstance(error, ProcessDied)
         self._times.append(time.monotonic())
@@ -61,15 +61,15 @@ class Deaths:
 
 
 class Place(Protocol):
-    """Where one worker after the other does the same work."""
+    """A place in which a worker, and later its replacements, do the same work."""
 
     name: str
     deaths: Deaths
 
     def start(self) -> None:
-        """Starts a worker: the first one, or one that replaces another.
+        """Starts a worker: the first one, or a replacement.
 
-        Raises OSError where none can be started.
+        Raises OSError if the system cannot start it.
         """
 
 
@@ -83,7 +83,7 @@ class Places:
     """
 
     def __init__(self, log: logging.Logger, supervisor: Supervisor | None = None) -> None:
-        """log: gets a warning for every worker that is replaced."""
+        """log: receives a warning for every replaced worker."""
         self.closed = threading.Event()
         self.replaced = 0
         self.supervisor = supervisor
@@ -93,19 +93,19 @@ class Places:
 
     def start(self, place: Place) -> None:
         """Starts the first worker in a place."""
-        with self._lock:  # `ended` waits until the place knows its worker
+        with self._lock:  # so that `ended` waits until the place knows its worker
             place.start()
 
     def works(self, place: Place) -> None:
-        """Records that the worker in a place has begun to work."""
+        """Records that the worker in a place works."""
         self._any_works = True
         place.deaths.works()
 
     def ended(self, place: Place, error: Exception) -> None:
-        """Replaces a worker that died, or that could not replace another.
+        """Replaces a worker that died, or a replacement that could not start.
 
-        Any other end fails the run. So does a worker that dies before any has worked, or too often:
-        its replacement would probably die of the same cause.
+        If it ended in another way, the run fails. It also fails if a worker dies before any worker
+        has worked, or if too many die, because replacements would probably die of the same cause.
         """
         with self._lock:
             if self.closed.is_set():
@@ -118,7 +118,7 @@ class Places:
             self.replace(place, error)
 
     def replace(self, place: Place, error: Exception) -> None:
-        """Replaces a worker, unless closed; waits first if the last one could not start."""
+        """Replaces a worker, unless closed. Waits first if the last one could not start."""
         pause = place.deaths.pause()
         when = f" in {pause:g} s" if pause else ""
         self._log.warning("%s: %s. Starting a replacement%s", place.name, error, when)
@@ -129,11 +129,11 @@ class Places:
                     return
                 self.replaced += 1
                 place.start()
-        except OSError as problem:  # no process can be started
-            self._fail(place, problem)  # without the lock: the end of the run calls `close`
+        except OSError as problem:  # the system cannot start a process
+            self._fail(place, problem)  # without the lock, because the end of the run calls `close`
 
     def close(self) -> None:
-        """Replaces nobody any more. May be called again."""
+        """Stops replacing workers. May be called again."""
         with self._lock:
             self.closed.set()
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends a run: the first failure or stop closes everything once, and is the one reported.
+"""Ends a run: the first failure or stop closes everything once, and is reported.
 
     start_thread() ... a thread raises -> fail() -+
     Ctrl-C, SIGTERM,
     SIGHUP          -> wait() sees it  -> stop() -+-> every on_close function, in reverse order
     all steps are learnt               -> stop() -+
 
-Thread safety: every method may be called from any thread, except `wait` and `signals`, which belong
-to the main thread. Every wait has a time limit.
+Thread safety: any thread may call any method, except that only the main thread calls `wait` and
+`signals`. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("torchbeast.supervisor")
 
 _SIGNAL_POLL_S = 0.1
 EXIT_INTERRUPTED_TWICE = 130
-# Programs such as `timeout` signal a process and its group: the same signal arrives twice at once.
+# Programs such as `timeout` signal a process and its group, so that a signal arrives twice.
 SECOND_SIGNAL_S = 1.0
 
 
@@ -48,14 +48,14 @@ class Failure:
 
 
 class _RunThread(threading.Thread):
-    """A thread that a supervisor has started."""
+    """A thread of a run, started by its supervisor."""
 
 
 def end_program(code: int) -> NoReturn:
     """Ends a program whose run has ended, even if some threads of the run have not.
 
-    Such a thread may be inside torch's C++ code. If it returned from there while Python is
-    finalised, it would abort the process: "terminate called without an active exception".
+    Such a thread may be inside torch's C++ code. If it returned while Python is being finalised, it
+    would abort the process: "terminate called without an active exception".
     """
     if any(isinstance(thread, _RunThread) for thread in threading.enumerate()):
         exit_now(code)
@@ -63,7 +63,7 @@ def end_program(code: int) -> NoReturn:
 
 
 class Supervisor:
-    """Runs the threads of a run, ends them together, and keeps the reason."""
+    """Starts the threads of a run, ends them together, and keeps the reason."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,16 +77,16 @@ class Supervisor:
 
     @property
     def ended(self) -> bool:
-        """True from the first stop or failure on."""
+        """Whether the run has been stopped or has failed."""
         return self._ended.is_set()
 
     @property
     def interrupted(self) -> bool:
-        """True when a signal ended the run."""
+        """Whether a signal ended the run."""
         return self._signal is not None and self.reason == self._signal
 
     def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
-        """Runs `body` in a thread; its exception fails the run, unless the run has ended before."""
+        """Runs `body` in a thread. If it raises, the run fails, unless it has already ended."""
         thread = _RunThread(target=self._run, args=(name, body), name=name, daemon=True)
         with self._lock:
             self._threads.append(thread)
@@ -94,7 +94,7 @@ class Supervisor:
         return thread
 
     def on_close(self, close: Callable[[], None]) -> None:
-        """Registers `close` to be called once when the run ends; calls it now if it has ended."""
+        """Calls `close` once when the run ends, or now if the run has already ended."""
         with self._lock:
             if not self.ended:
                 self._closers.append(close)
@@ -102,10 +102,10 @@ class Supervisor:
         self._call(close)
 
     def fail(self, origin: str, error: BaseException) -> None:
-        """Ends the run with this failure; if the run has ended already, only logs it.
+        """Ends the run with this failure. If the run has already ended, only logs it.
 
-        It has if a signal came first: that may have caused the failure, as of a process that got
-        the same signal.
+        The run also counts as ended if a signal came first, because the signal may have caused the
+        failure, for example in a child process that received it too.
         """
         if self._signal is not None:
             self._stop_by(self._signal)
@@ -113,22 +113,22 @@ class Supervisor:
             _log.info("after the end, %s: %r", origin, error)
 
     def fail_at_end(self, origin: str, error: BaseException) -> None:
-        """Records this failure if the run has none yet, even if it has already ended in order."""
+        """Records the first failure of the run, even if the run has already ended normally."""
         with self._lock:
             if self.ended and self.failure is None:
                 self.failure = Failure(origin, error)
         self.fail(origin, error)
 
     def stop(self, reason: str) -> None:
-        """Ends the run in order; a no-op if it has ended already."""
+        """Ends the run normally; does nothing if it has already ended."""
         self._end(reason, None)
 
     def wait(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds for the end of the run; returns whether it has ended.
 
-        Where signals are handled, for the main thread only.
+        If signals are handled, only the main thread may call it.
         """
-        leave_lost_terminal()  # of a program that outlives it
+        leave_lost_terminal()  # if the program outlives it
         deadline = time.monotonic() + timeout
         while not self.ended:
             if self._signal is not None:
@@ -141,8 +141,8 @@ class Supervisor:
         return self.ended
 
     def join(self, timeout: float) -> list[str]:
-        """Waits `timeout` seconds in total for the threads; returns the names of those still
-        running.
+        """Waits up to `timeout` seconds in total for the threads; returns the names of the threads
+        that are still running.
         """
         deadline = time.monotonic() + timeout
         for thread in list(self._threads):
@@ -150,17 +150,17 @@ class Supervisor:
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def check_goes_on(self) -> None:
-        """Raises RunError once the run has ended, or a signal has asked for its end."""
+        """Raises RunError if the run has ended, or if a signal has asked for its end."""
         if self.ended or self._signal is not None:
             raise RunError("the run has ended")
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Handles SIGINT, SIGTERM and SIGHUP: the first one stops the run in order.
+        """Handles SIGINT, SIGTERM and SIGHUP: the first one stops the run normally.
 
-        A second one, at least SECOND_SIGNAL_S later, ends the process immediately. SIGHUP is never
-        counted as one of the two: nobody asks twice by a terminal that is lost, and those who end
-        a session send SIGTERM after it. Where it is ignored, as under nohup, it stays ignored.
+        A second one, at least SECOND_SIGNAL_S later, ends the process immediately. SIGHUP never
+        counts as one of the two, because it comes from a lost terminal, and programs that end a
+        session send SIGTERM after it. If SIGHUP is ignored, as under nohup, it stays ignored.
         """
         before = {number: signal.signal(number, self._on_signal) for number in _handled()}
         try:
@@ -170,7 +170,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: Any) -> None:
-        # Runs between two instructions of the main thread, which may hold any lock: only records
+        # Runs between two instructions of the main thread, which may hold any lock. So only record
         # it.
         self._signal = self._signal or signal.Signals(number).name
         leave_lost_terminal()
@@ -183,7 +183,7 @@ class Supervisor:
             os._exit(EXIT_INTERRUPTED_TWICE)
 
     def _stop_by(self, name: str) -> None:
-        leave_lost_terminal(pipes=True)  # to `tee`, which the same signal has ended
+        leave_lost_terminal(pipes=True)  # a pipe to `tee`, which the same signal has ended
         self.stop(name)
 
     def _run(self, name: str, body: Callable[[], None]) -> None:
@@ -191,8 +191,8 @@ class Supervisor:
             body()
         except BaseException as error:
             self.fail(name, error)
-            # Release the objects that the thread held: others may be waiting for them, such as the
-            # callers of an inference batch that was dropped.
+            # Release the objects that the thread held, because others may be waiting for them, for
+            # example callers of an inference batch that was dropped.
             traceback.clear_frames(error.__traceback__)
 
     def _end(self, reason: str | None, failure: Failure | None) -> bool:
@@ -203,7 +203,7 @@ class Supervisor:
             closers, self._closers = self._closers[::-1], []
             self._ended.set()
         if failure is not None:
-            is_refused = isinstance(failure.error, UsageError)  # its sentence says everything
+            is_refused = isinstance(failure.error, UsageError)  # its message says everything
             trace = None if is_refused else failure.error
             _log.error("the run failed: %s", failure, exc_info=trace)
         for close in closers:
@@ -218,6 +218,6 @@ class Supervisor:
 
 
 def _handled() -> list[signal.Signals]:
-    """Returns the signals that end a run; a process started with nohup outlives its terminal."""
+    """Returns the signals that end a run; without SIGHUP under nohup."""
     is_kept = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if is_kept else [])]

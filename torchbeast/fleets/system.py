@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the system grants to a program: processor cores, open files and connections, memory.
 
-torchrun tells each process that it starts its place in environment variables. A process's standard
-streams may lead to a terminal that goes away: a window, a session of ssh. Free memory is what the
-machine has left, or less where a control group limits it. Control groups form a tree, and the limit
-of every group above the process's own holds too; a process that exceeds one is killed without a
-word.
+torchrun describes the place of each of its processes in environment variables. The standard streams
+of a process may lead to a terminal that goes away, such as a window or an ssh session. Free memory
+is the machine's free memory, or less if a control group limits it. Control groups form a tree, and
+the limits of all groups above the process's own apply as well. The kernel kills a process that
+exceeds a limit, without a message.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torchbeast.errors import UsageError
 _NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 _SHARE = "TORCHBEAST_CORES"
 _WHERE_NO_LIMIT_IS = 10_240
-_MANY = 1 << 30  # where there is no limit
+_MANY = 1 << 30  # stands for no limit
 _STREAMS = (0, 1, 2)
 _TUNED_BY = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
-# From <malloc.h>: the number of blocks that may be allocated by mmap, and the size of a heap's free
-# end at which it is returned to the system.
+# From <malloc.h>: the largest number of blocks that are allocated by mmap, and the size of the free
+# end of a heap from which on it is returned to the system.
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 _NEVER = -1
 
-_MOST = 0.9  # of the free memory, so that something is left for the rest of the program
+_MOST = 0.9  # share of free memory to use, so that some is left for the rest of the program
 
-# Of the two versions of control groups: folder, limit, use, and entries of memory.stat that are
-# files in the page cache, which the kernel drops when memory is needed.
+# For the two versions of control groups: folder, limit, usage, and the entries of memory.stat that
+# count files in the page cache, which the kernel drops when memory is needed.
 _VERSIONS = {
     "": (("", "unified"), "memory.max", "memory.current", ("inactive_file", "active_file")),
     "memory": (
@@ -49,9 +49,10 @@ _VERSIONS = {
 
 
 def available_cores() -> int:
-    """Returns the number of cores this process may use; containers and taskset limit it, and so
-    does a program that starts several others, see `environment_of_share`. Learners that torchrun
-    starts on one machine share its cores.
+    """Returns the number of cores that this process may use.
+
+    Containers and taskset limit it, and so do programs that start several others, see
+    `environment_of_share`. Learners that torchrun starts on one machine share its cores.
     """
     share = os.environ.get(_SHARE, "")
     return min(int(share), _cores()) if share.isdecimal() and int(share) else _cores()
@@ -64,26 +65,26 @@ def _cores() -> int:
 
 
 def environment_of_share(cores: int) -> Mapping[str, str]:
-    """Returns the environment variables of a process that uses at most so many cores.
+    """Returns the environment variables of a process that uses at most this number of cores.
 
-    The system still chooses the cores: a process that was bound to one would wait there for others.
+    The process is not bound to certain cores, where it might have to wait for other processes.
     """
     return {_SHARE: str(cores), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
 
 
 class Launch(NamedTuple):
-    """This process among those of a run."""
+    """The place of this process among the processes of a run."""
 
     rank: int  # 0, ..., size - 1
     size: int  # number of processes, on all machines
-    local_rank: int  # among those on this machine
+    local_rank: int  # among the processes on this machine
     local_size: int  # number of processes on this machine
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Returns this process's place; None if it is the only one, with torchrun or without.
+    """Returns this process's place; None if it is the only process, with torchrun or without.
 
-    Raises UsageError where there are several, but not all that they need to meet is set.
+    Raises UsageError if there are several processes, and variables that they need are not set.
     """
     size = _number_of("WORLD_SIZE", environ)
     if size < 2:
@@ -99,18 +100,18 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def learners_here(environ: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of processes that torchrun started on this machine; 1 without it."""
+    """Returns the number of processes that torchrun started on this machine, or 1."""
     return _number_of("LOCAL_WORLD_SIZE", environ)
 
 
 def _number_of(name: str, environ: Mapping[str, str]) -> int:
-    """Returns a number of processes that torchrun has set; 1 without it."""
+    """Returns a number of processes that torchrun has set, or 1."""
     number = environ.get(name, "")
     return max(1, int(number)) if number.isdecimal() else 1
 
 
 def check_alone(program: str) -> None:
-    """Raises UsageError if torchrun has started a program several times that runs only once."""
+    """Raises UsageError if torchrun has started several processes of a program that runs in one."""
     size = _number_of("WORLD_SIZE", os.environ)
     if size > 1:
         raise UsageError(
@@ -121,9 +122,10 @@ def check_alone(program: str) -> None:
 
 
 def allow_descriptors(most: int | None = None) -> None:
-    """Raises this process's limit of open files and connections as far as its user may, up to
-    `most`; None: as far as it goes, or to 10,240 where it has no end, which macOS takes for the
-    most that it grants.
+    """Raises this process's limit of open files and connections as far as the user may.
+
+    most: the highest limit to set; None: the highest possible, or 10,240 if that is unlimited,
+    because macOS does not grant more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
@@ -135,7 +137,7 @@ def allow_descriptors(most: int | None = None) -> None:
 
 @contextlib.contextmanager
 def limit_kept() -> Iterator[None]:
-    """Puts this process's limit back at the end, as far as its user still may."""
+    """Restores this process's limit at the end, as far as the user still may."""
     before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         yield
@@ -146,17 +148,17 @@ def limit_kept() -> Iterator[None]:
 
 
 def allowed_descriptors() -> int:
-    """Returns how many files and connections this process may have open."""
+    """Returns the number of files and connections that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MANY if soft == resource.RLIM_INFINITY else soft
 
 
 def leave_lost_terminal(pipes: bool = False) -> None:
-    """Lets what is printed to a terminal that is gone vanish, instead of failing.
+    """Discards output to a terminal that is gone, so that printing does not fail.
 
-    Nothing is locked, so that a handler of signals may call it.
+    It does not use locks, so that signal handlers can call it.
 
-    pipes: also what is printed to a pipe that nobody reads any more.
+    pipes: also discard output to a pipe that nobody reads any more.
     """
     lost = [stream for stream in _STREAMS if is_lost(stream, pipes)]
     if not lost:
@@ -168,24 +170,24 @@ def leave_lost_terminal(pipes: bool = False) -> None:
 
 
 def is_lost(stream: int, pipes: bool) -> bool:
-    """Returns whether a stream leads to a terminal that is gone; pipes: or to no reader."""
+    """Returns whether a stream leads to a terminal (pipes: or to a reader) that is gone."""
     poll = select.poll()
-    poll.register(stream, 0)  # reports the absence of the other end only
+    poll.register(stream, 0)  # only reports that the other end is gone
     gone = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
     return gone and (pipes or stat.S_ISCHR(os.fstat(stream).st_mode))
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Returns the bytes that this process may still use; None where the system does not tell.
+    """Returns the bytes of memory that this process may still use; None if unknown.
 
-    root: where the files of the system are.
+    root: folder of the system's files.
     """
     return min([*_of_the_machine(root), *_of_control_groups(root)], default=None)
 
 
 def check_memory(size: int, each: int, buffers: int, free: int | None) -> None:
-    """Raises UsageError if a replay of `size` steps, `each` bytes a step, does not fit beside the
-    other buffers.
+    """Raises UsageError if a replay of `size` steps of `each` bytes does not fit into memory
+    together with the other buffers.
     """
     if free is None or size * each + buffers <= _MOST * free:
         return
@@ -198,7 +200,7 @@ def check_memory(size: int, each: int, buffers: int, free: int | None) -> None:
 
 
 def check_buffers(buffers: int, free: int | None) -> None:
-    """Raises UsageError if the rollouts of a source, with these bytes, do not fit."""
+    """Raises UsageError if the rollout buffers of a source do not fit into memory."""
     if free is not None and buffers > free:
         raise UsageError(
             f"the rollout buffers need {in_bytes(buffers)} of memory, but {in_bytes(free)} are "
@@ -208,7 +210,7 @@ def check_buffers(buffers: int, free: int | None) -> None:
 
 
 def in_bytes(count: float) -> str:
-    """Formats a number of bytes as "7.1 GB", or "2.3 MB" where it is small."""
+    """Formats a number of bytes as "7.1 GB", or as "2.3 MB" if it is small."""
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
@@ -217,12 +219,12 @@ def _of_the_machine(root: Path) -> Iterator[int]:
         if line.startswith("MemAvailable:"):
             yield 1024 * int(line.split()[1])
             return
-    if "SC_PHYS_PAGES" in os.sysconf_names:  # macOS: all there is, free or not
+    if "SC_PHYS_PAGES" in os.sysconf_names:  # macOS: all memory, free or not
         yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _of_control_groups(root: Path) -> Iterator[int]:
-    """What is left in each group that limits this process."""
+    """Yields the bytes left in each control group that limits this process."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         for name in {*controllers.split(",")} & set(_VERSIONS):
@@ -233,7 +235,7 @@ def _of_control_groups(root: Path) -> Iterator[int]:
 
 
 def _upwards(base: Path, path: str) -> Iterator[Path]:
-    """The group and all above it. In a container the base may be the group itself."""
+    """Yields the group and all groups above it. In a container the base may be the group."""
     group = base / path.strip("/")
     yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
 
@@ -246,7 +248,7 @@ def _left_in(group: Path, limit: str, use: str, cached: tuple[str, ...]) -> Iter
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no such file, or no limit ("max")."""
+    """Reads a number; None if the file does not exist or has no limit ("max")."""
     text = "".join(_lines(path))
     return int(text) if text.isdigit() else None
 
@@ -259,16 +261,16 @@ def _lines(path: Path) -> list[str]:
 
 
 def keep_freed_memory(device: str = "cpu") -> None:
-    """Lets all threads of this process keep freed memory from now on, instead of returning it to
-    the system. A no-op without glibc, and where the user tunes malloc with one of _TUNED_BY.
+    """From now on, lets all threads of this process keep freed memory instead of returning it to
+    the system. Does nothing without glibc, or if the user tunes malloc with one of _TUNED_BY.
 
     Networks on the CPU allocate and free megabytes for every operation. By default glibc returns
-    such blocks to the system and gets new ones, with a page fault for each page, which took a tenth
-    of the time of an update. The price is that no heap ever shrinks. Threads other than the main
-    one have heaps of 64 MiB; all but a thread's first are still returned when empty.
+    such blocks to the system and gets new ones, with a page fault for each page, which took 10 %
+    of the time of an update. The price is that heaps never shrink. Threads other than the main
+    thread have heaps of 64 MiB; all but the first heap of a thread are still returned when empty.
 
-    It cannot be undone, so it is for processes of our own only. device: the type of
-    the device that the process computes on; a no-op for a GPU.
+    It cannot be undone, so only our own processes may call it. device: type of the device on which
+    the process computes; nothing is done for a GPU.
     """
     if device != "cpu":
         return

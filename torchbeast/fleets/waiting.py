@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the user what a program waits for, when somebody else keeps it waiting, and other
-sentences that out.log should have too.
-"""
+"""Tells the user what a program is waiting for, and prints messages that also go to out.log."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 WAIT_S = 10.0
-"""Seconds without an update after which the cause is reported. `Source.hanging` describes whatever
-has taken that long."""
+"""Seconds without an update after which the cause is reported. `Source.hanging` describes workers
+that have taken that long."""
 
 STALL_S = 60.0
-"""Seconds in one stage after which a worker is reported while the learner learns from others; and
-between two reports."""
+"""Seconds in one stage after which a worker is reported, even if the learner continues with data of
+other workers. Also the time between two reports."""
 
 _log = logging.getLogger("torchbeast.waiting")
 
@@ -26,7 +24,7 @@ _LOOK_S = 1.0
 
 
 class Reminder:
-    """Decides when a wait is reported: after some time, then every STALL_S. Used by one thread."""
+    """Decides when to report a wait: after some time, then every STALL_S. Used by one thread."""
 
     def __init__(self, now: float, after: float | None = None) -> None:
         """after: seconds until the first report; None: WAIT_S."""
@@ -35,11 +33,11 @@ class Reminder:
         self._next = now
 
     def restart(self, now: float) -> None:
-        """Notes that nothing is waited for at this moment."""
+        """Notes that the program is not waiting now."""
         self._since = now
 
     def due(self, now: float) -> float | None:
-        """Returns the seconds of the wait if it is to be reported now, else None."""
+        """Returns the seconds of the wait if it is time to report it, else None."""
         seconds = now - self._since
         if seconds < self._after or now < self._next:
             return None
@@ -47,13 +45,13 @@ class Reminder:
         return seconds
 
     def delay(self, now: float) -> None:
-        """Notes that something else was reported, which may have the same cause."""
+        """Notes that another message was reported, which may have the same cause."""
         self._next = now + STALL_S
 
 
 @contextmanager
 def waiting_for(what: str | Callable[[], str]) -> Iterator[None]:
-    """Reports what the block waits for, if it takes long; what: a noun phrase."""
+    """Reports what the block waits for, if it takes long. what: a noun phrase."""
     ended = threading.Event()
 
     def remind() -> None:
@@ -73,12 +71,12 @@ def waiting_for(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def say(sentence: str) -> None:
-    """Prints a sentence, and logs it: whoever asks tomorrow has out.log alone."""
+    """Prints a message, and logs it, because tomorrow only out.log will be left."""
     _log.info("%s", sentence)
     print(sentence, flush=True)
 
 
 def warn(sentence: str) -> None:
     """Prints a warning on stderr, and logs it."""
-    _log.info("Warning: %s", sentence)  # the handler of warnings would draw over a panel
+    _log.info("Warning: %s", sentence)  # because the handler of warnings would draw over a panel
     print(f"Warning: {sentence}", file=sys.stderr, flush=True)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several learners as one: each computes gradients, and all take the same step."""
+"""Data-parallel learners: each computes gradients, and all take the same optimiser step."""

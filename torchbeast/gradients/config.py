@@ -67,15 +67,15 @@ class GradientConfig:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether everyone contributes to every step."""
+        """Whether every worker contributes to every optimiser step."""
         return self.communication == "synchronous"
 
     @property
     def is_decentralised(self) -> bool:
-        """Whether every worker applies the joint gradients."""
+        """Whether every worker applies the combined gradients itself."""
         return self.update_execution == "decentralised"
 
     @property
     def has_stragglers(self) -> bool:
-        """Whether workers are told to stop."""
+        """Whether stragglers are preempted."""
         return self.fraction_workers < 1.0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers the answers of workers to a task.
 
-    synchronous     begin at all ----- wait for all -------------> [(0, a), (1, b), (2, c)]
-    asynchronous    begin at all ----- wait for the first -------> [(1, b)]     begin at 1 again
+    synchronous     start all -------- wait for all -------------> [(0, a), (1, b), (2, c)]
+    asynchronous    start all -------- wait for the first -------> [(1, b)]     start 1 again
 
-A worker has one task at a time, so nothing is queued beyond one answer of each.
+A worker has one task at a time, so at most one answer per worker is queued.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Then = Callable[[Any], None]
 class Workers(NamedTuple):
     """Workers by number.
 
-    call: lets a worker execute a method with arguments, without waiting; the answer goes to `then`.
-    explain: returns the loss of a worker with everything that is known of it.
+    call: lets a worker execute a method, without waiting; `then` receives the answer.
+    explain: returns the error about a lost worker, with everything that is known about it.
     """
 
     names: list[str]
@@ -34,23 +34,23 @@ class Workers(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A call of a worker."""
+    """A method for a worker to execute, with its arguments."""
 
     method: str
     arguments: tuple[Any, ...] = ()
 
 
 class Inbox:
-    """Answers that have arrived. Any thread puts, one takes.
+    """Answers that have arrived. Any thread puts, one thread takes.
 
-    Closing: `close` ends every wait, and all later ones.
+    Closing: `close` ends the current wait and all later ones.
     """
 
     def __init__(self) -> None:
         self._answers: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
 
     def __len__(self) -> int:
-        """Number of answers that nobody has taken."""
+        """Number of answers that have not been taken."""
         return self._answers.qsize()
 
     def put(self, index: int, answer: Any) -> None:
@@ -80,13 +80,13 @@ def gather(
 ) -> Iterator[list[tuple[int, Any]]]:
     """Yields answers with the numbers of their workers, until the inbox is closed.
 
-    Synchronous: those of all, in the order of workers. Once this fraction of them have answered,
-    `hurry` is called for the others. Asynchronous: the first one that has arrived. A worker whose
-    answer was yielded begins its next task when the next answer is asked for.
+    Synchronous: the answers of all workers, in the order of workers. When `fraction` of them have
+    answered, it calls `hurry` for the others. Asynchronous: the first answer that arrives. When the
+    caller asks for the next answers, the workers of the last ones start their next tasks.
 
-    task: chooses a worker's next task, just before it begins.
+    task: chooses the next task of a worker, just before it starts.
 
-    Raises RunError or UsageError, which names the worker, when one has failed.
+    Raises RunError or UsageError, with the name of the worker, if a worker has failed.
     """
     begin = _beginner(workers, task, inbox)
     everyone = range(len(workers.names))
@@ -118,7 +118,7 @@ def _all(
     least: int,
     hurry: Callable[[int], None],
 ) -> list[tuple[int, Any]] | None:
-    """Returns the answers of all workers in their order; None when the inbox was closed."""
+    """Returns the answers of all workers in their order; None if the inbox was closed."""
     everyone = range(len(workers.names))
     for index in everyone:
         begin(index)
@@ -138,7 +138,7 @@ def _all(
 
 
 def _raise_failure(workers: Workers, answers: Iterable[tuple[int, Any]]) -> None:
-    """Raises the first failure among the answers, if there is one."""
+    """Raises the first failure among the answers, if there is any."""
     for index, answer in answers:
         if isinstance(answer, WorkerLost):
             answer = workers.explain(index, answer)
@@ -147,7 +147,7 @@ def _raise_failure(workers: Workers, answers: Iterable[tuple[int, Any]]) -> None
 
 
 def _is_consequence(answer: Any) -> bool:
-    """Returns whether a worker failed because another one is gone, whose own answer says why."""
+    """Returns whether a worker failed only because another one did, whose answer says why."""
     return isinstance(answer, Failed) and answer.is_consequence
 
 

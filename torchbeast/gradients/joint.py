@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several learners that learn as one: what they report of their batches, and the batch of a joint
-update.
+"""The common parts of data-parallel learners: reports about their batches, and joint updates.
 
     learner 0   source --> a batch --> Report --+
     learner 1   source --> a batch --> Report --+--> JointBatch --> an update from all batches
 
 The learners are the ranks that torchrun starts (`run/roll_call.py`), or gradient workers
-(`gradients/workers.py`). A JointLearner is both the source and the update of a training
-loop.
+(`gradients/workers.py`). To a training loop, a JointLearner is both the source and the update.
 """
 
 from __future__ import annotations
@@ -31,24 +29,24 @@ from torchbeast.core.update.optimiser_step import Learnt, OptimiserStep
 
 
 class Report(NamedTuple):
-    """A learner's report of its source and of its batch; JSON as a dict, but for `observed`."""
+    """A learner's report about its source and batch. As a dict it is JSON, except `observed`."""
 
     status: Mapping[str, float]  # of its source
     seconds: Mapping[str, float]  # of its source, since the start
-    ready: bool = False  # its batch is there, and the next five are of this batch:
+    ready: bool = False  # whether it has a batch; the next five fields describe it:
     env_steps: int = 0
-    version: int = 0  # of the newest weights that the learner had
-    lags: Mapping[str, float] = {}  # behind this version
+    version: int = 0  # version of the learner's weights
+    lags: Mapping[str, float] = {}  # policy lags behind this version
     episodes: Sequence[Sequence[Any]] = ((), ())  # returns and lengths
     info: Mapping[str, list[float]] = {}  # of these episodes, by keyword
-    observed: Any = ()  # of a gradient worker: what the batch adds to the running statistics
-    stop: str = ""  # of a rank: why it ends the run; "" if it goes on
-    away: Sequence[Sequence[Any]] = ()  # of a rank: its lost streams, as of Away
-    hanging: str = ""  # of a rank's source
+    observed: Any = ()  # of a gradient worker: the contribution to running statistics
+    stop: str = ""  # of a rank: why it ends the run; "": it continues
+    away: Sequence[Sequence[Any]] = ()  # of a rank: its lost streams, fields of Away
+    hanging: str = ""  # of a rank: `hanging` of its source
 
 
 def report_of(source: Source, batch: Batch | None, version: int) -> Report:
-    """Returns a report; batch: None while there is none. version: of the learner's weights."""
+    """Returns a report; batch: None if it is not ready. version: of the learner's weights."""
     report = Report(dict(source.status()), source.seconds())
     if batch is None:
         return report
@@ -66,7 +64,7 @@ def report_of(source: Source, batch: Batch | None, version: int) -> Report:
 class JointBatch:
     """The batches of several learners, as a training loop sees them.
 
-    reports: in the order of learners. An asynchronous update adds its only one.
+    reports: in the order of learners. With asynchronous workers, the update adds a single report.
     own: the batch of this process, if it has one.
     """
 
@@ -75,11 +73,11 @@ class JointBatch:
 
     @property
     def env_steps(self) -> int:
-        """Number of newly collected steps of all learners."""
+        """Number of newly collected steps, over all learners."""
         return sum(report.env_steps for report in self.reports)
 
     def lags(self, version: int) -> dict[str, float]:
-        """Returns the lags behind this version: the mean over all steps, and the largest."""
+        """Returns the policy lags behind this version: the mean over all steps, and the largest."""
         found = [(each, version - each.version) for each in self.reports if each.lags]
         if not found:
             return {}
@@ -89,12 +87,12 @@ class JointBatch:
         return {"mean_lag": total / steps if steps else math.nan, "max_lag": largest}
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns the returns and lengths of the finished games of all learners."""
+        """Returns the returns and lengths of the finished episodes of all learners."""
         returns = [r for each in self.reports for r in each.episodes[0]]
         return returns, [n for each in self.reports for n in each.episodes[1]]
 
     def finished_info(self) -> dict[str, list[float]]:
-        """Returns the numbers of the info of these games, by keyword."""
+        """Returns the numbers from the info of these episodes, by keyword."""
         return joined_info([each.info for each in self.reports])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> JointBatch:
@@ -102,13 +100,13 @@ class JointBatch:
         return self if self.own is None else replace(self, own=self.own.map(function))
 
     def hand_back(self, feedback: Feedback) -> None:
-        """Does nothing: several learners have no replay."""
+        """Does nothing, because several learners cannot have a replay."""
 
 
 class JointLearner(ABC):
-    """The common base of those that make several learners one.
+    """The base class for combining several learners.
 
-    A training loop uses it as its source and as its OptimiserStep.
+    A training loop uses it both as its source and as its OptimiserStep.
     """
 
     yields = JointBatch
@@ -130,7 +128,7 @@ class JointLearner(ABC):
 
     @abstractmethod
     def update(self, batch: JointBatch) -> Learnt:
-        """Learns from the batches of all learners, see OptimiserStep."""
+        """Updates with the batches of all learners, see OptimiserStep."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that the next update depends on; tensors are shared, not copied."""
@@ -138,7 +136,7 @@ class JointLearner(ABC):
 
 
 def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the sum of each figure."""
+    """Returns the sum of each metric."""
     found: Counter[str] = Counter()
     for part in parts:
         found.update(part)
@@ -146,7 +144,7 @@ def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def saved(step: OptimiserStep[Any]) -> bytes:
-    """Returns the state of a learner."""
+    """Returns the state of a learner as bytes."""
     file = io.BytesIO()
     torch.save(step.state_dict(), file)
     return file.getvalue()

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One gradient worker: a source of batches, and a learner's copy that computes gradients of them.
+"""A gradient worker: a source of batches, and a copy of the learner that computes gradients.
 
-    start()        makes both
+    start()        makes source and learner
     collect()      takes the next batch                             synchronous
-    contribute()   the gradients of its next minibatch              synchronous, centralised
-    update()       learns from it, together with the other ranks    decentralised
-    step()         the gradients of the next minibatch, of the next batch where there is none left
+    contribute()   computes gradients of its next minibatch         synchronous, centralised
+    update()       updates, together with the other ranks           decentralised
+    step()         computes gradients of the next minibatch, from the next batch if necessary
                                                                     asynchronous
-    state()        everything that the next update depends on       decentralised
-    stop_early()   cuts the batch that is being collected short     beside them
-    place()        where it runs                                    beside them
-    end()          ends the source                                  beside them
+    state()        returns the state of the learner                 decentralised
+    stop_early()   cuts the current batch short                     at any time
+    place()        returns where it runs                            at any time
+    end()          ends the source                                  at any time
     close()        ends what the source has started                 after all others
 
-Threads: `stop_early`, `place` and `end` may be called by others while one thread calls the rest.
-Nothing here knows of processes or Ray. A function that the learner sends makes a worker's parts:
+Threads: one thread calls all methods, except that other threads may call `stop_early`, `place` and
+`end`. This module does not know about processes or Ray. The learner sends a function that makes the
+parts of a worker:
 
     make(index, ranks, stops_early) -> Made(source, optimiser_step, ...)
 """
@@ -54,23 +55,23 @@ class Made:
     source: Source
     optimiser_step: OptimiserStep[Any]
     publish: Callable[[nn.Module, int], None] = lambda model, version: None
-    """Gives the source the weights to act with, and their version, before each batch. The model is
-    that of the optimiser step."""
+    """Gives the source the weights to act with, and their version, before each batch. Called with
+    the model of the optimiser step."""
     end: Callable[[], None] = lambda: None
-    """Ends what the source has started, such as environments and processes, once it is closed."""
+    """Ends what the source has started, such as environments or processes, after closing it."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Of the models; batches are moved to it."""
+    """Device of the models, to which batches are moved."""
 
 
 Make = Callable[[int, Ranks | None, Callable[[float], bool]], Made]
-"""Makes the parts of a worker, in its process. It is sent there by cloudpickle where that is
-installed, by pickle otherwise.
+"""Makes the parts of a worker, in its process. It is pickled by cloudpickle if that is installed,
+otherwise by pickle.
 
-index: of the worker; give its environments and random numbers seeds of their own by this.
-ranks: for the OptimiserStep; None where another process applies the gradients.
-stops_early: a source that can be cut short calls it after every step with the share of its batch
-    that it has collected. Where it returns true the batch ends: its other steps are not valid,
-    repeat the last row, and do not count as collected.
+index: of the worker; use it to give its environments and random generators different seeds.
+ranks: for the OptimiserStep; None: another process applies the gradients.
+stops_early: a source that can be cut short calls it after every step, with the collected share of
+    its batch. If it returns True, the batch ends: its other steps are marked as not valid, repeat
+    the last row, and do not count as collected.
 """
 
 Meeting = tuple[str, int, str]
@@ -78,12 +79,11 @@ Meeting = tuple[str, int, str]
 """
 
 Weights = tuple[Packed, tuple[bool, ...]]
-"""The weights of all models of an algorithm, and which parameters are not frozen at present, by
-requires_grad."""
+"""The weights of all models of an algorithm, and requires_grad of each parameter."""
 
 
 def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a method return what it raises, as a Failed."""
+    """Makes a method return a Failed in place of raising an exception."""
 
     @functools.wraps(method)
     def call(self: GradientWorker, *arguments: Any) -> Any:
@@ -101,7 +101,7 @@ def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class GradientWorker:
-    """Computes gradients on request."""
+    """Computes gradients for the learner; see the module."""
 
     LANES: ClassVar[Mapping[str, str]] = dict.fromkeys(("stop_early", "place", "end"), "control")
 
@@ -110,8 +110,8 @@ class GradientWorker:
         self._supervisor = Supervisor()
         self._end: Callable[[], None] = lambda: None
         self.ranks: TorchRanks | None = None
-        self._round = self._stopped_round = -1  # counts batches
-        self._least = 0.0  # share of the batch of the round that is stopped
+        self._round = self._stopped_round = -1  # numbers of batches
+        self._least = 0.0  # share of its batch that the stopped round still collects
         self._version = 0  # of the weights
         self._minibatches: Iterator[Contribution] = iter(())
 
@@ -119,7 +119,7 @@ class GradientWorker:
         return self._name
 
     def place(self) -> WorkerLocation:
-        """Returns where the worker runs; it does not know its node."""
+        """Returns where the worker runs, without its node, which it does not know."""
         return WorkerLocation(socket.gethostname(), os.getpid(), "")
 
     @_reporting
@@ -128,8 +128,8 @@ class GradientWorker:
     ) -> None:
         """Makes source and learner.
 
-        make: a pickled `Make`. meeting: None: another process applies the gradients. state: of the
-        learner.
+        make: a pickled `Make`. meeting: where ranks meet; None: another process applies the
+        gradients. state: of the learner.
         """
         make_parts: Make = pickle.loads(make)
         if meeting is not None:
@@ -148,10 +148,10 @@ class GradientWorker:
 
     @_reporting
     def collect(self, number: int, counters: Mapping[str, int], weights: Weights | None) -> Report:
-        """Takes the next batch, with newer weights if any.
+        """Loads newer weights, if given, and takes the next batch.
 
-        number: of the round, for `stop_early`. counters: of the run, at the weights that the worker
-        then has, newer ones or not.
+        number: of the round, for `stop_early`. counters: the run's counters at the weights that the
+        worker then has.
         """
         self._load(counters, weights)
         self._publish(counters["version"])
@@ -161,18 +161,19 @@ class GradientWorker:
     def contribute(
         self, counters: Mapping[str, int], weights: Weights | None
     ) -> Contribution | None:
-        """Returns the gradients of the batch's next minibatch, with newer weights if any; None:
-        there is none left.
+        """Loads newer weights, if given, and returns the gradients of the batch's next minibatch;
+        None: there are no more minibatches.
         """
         self._load(counters, weights)
         return self._next_contribution()
 
     @_reporting
     def update(self, trained: tuple[bool, ...]) -> tuple[dict[str, float], dict[str, int]] | str:
-        """Learns from the batch, together with the other ranks; trained: as in Weights.
+        """Updates with the batch, together with the other ranks; trained: see Weights.
 
-        Returns the figures of all of them, except for the metrics of the whole batch, which are its
-        own, and the counters. Or why it has changed nothing: a loss or gradient was not finite.
+        Returns the counters and the metrics of all ranks, except for metrics of the whole batch,
+        which are this rank's own. If a loss or gradient is not finite, it changes nothing and
+        returns the reason.
         """
         self._freeze(trained)
         try:
@@ -186,10 +187,11 @@ class GradientWorker:
     def step(
         self, counters: Mapping[str, int], weights: Weights | None, goes_on: bool
     ) -> tuple[Report | None, Contribution | None]:
-        """Returns the gradients of the next minibatch with newer weights if any, after the report
-        of a batch that begins with it; None, once, after the last one of a batch.
+        """Loads newer weights, if given, and returns the gradients of the next minibatch, with the
+        report of the batch if it is the first one. After the last minibatch of a batch it returns
+        None once.
 
-        goes_on: with the same batch; otherwise the rest of it is left out.
+        goes_on: continue with the same batch; False: skip the rest of it.
         """
         self._load(counters, weights)
         if goes_on:
@@ -203,11 +205,11 @@ class GradientWorker:
         return saved(self._step)
 
     def stop_early(self, number: int, fraction: float) -> None:
-        """Ends the collection in this round, once the batch has this share of its steps."""
+        """Ends collection in this round as soon as the batch has this share of its steps."""
         self._least, self._stopped_round = fraction, number
 
     def end(self) -> None:
-        """Ends the source, and with it every wait for a batch."""
+        """Ends the source, and thereby every wait for a batch."""
         self._supervisor.stop("the run ended")
 
     def close(self) -> None:
@@ -238,8 +240,8 @@ class GradientWorker:
             return next(self._minibatches, None)
 
     def _contributions(self, batch: Any) -> Iterator[Contribution]:
-        """Yields the gradients of the minibatches as arrays; their messages also have the number of
-        optimiser steps of the weights, and the first one metrics of the whole batch.
+        """Yields the gradients of the minibatches as arrays. Their messages also contain the number
+        of optimiser steps of the weights, and the first message metrics of the whole batch.
         """
         minibatches, metrics = self._step.begin(batch)
         for number, minibatch in enumerate(minibatches):
@@ -250,7 +252,7 @@ class GradientWorker:
             yield Contribution(message | more, gradients.cpu().numpy())
 
     def _load(self, counters: Mapping[str, int], weights: Weights | None) -> None:
-        if self.ranks is None:  # else this worker counts its steps itself
+        if self.ranks is None:  # otherwise this worker counts its own steps
             self._step.counters.load_state_dict(counters)
         if weights is not None:
             packed, trained = weights
@@ -267,5 +269,5 @@ class GradientWorker:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Returns an array that was sent; a copy if it is read-only, as in the memory of Ray."""
+    """Returns a received array as a tensor; a copy if it is read-only, as in Ray's memory."""
     return torch.from_numpy(np.require(array, requirements="W"))

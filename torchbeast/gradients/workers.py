@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several gradient workers as one learner: the source and the update of a training loop.
+"""Gradient workers, combined into the source and the update of a training loop.
 
-    Centralised     every minibatch: gradients of all --> the centre's step --> weights to all
-    Asynchronous    gradients of one --> the centre's step --> weights to this one
-    Decentralised   the workers join their gradients among themselves, and each takes the step
+    Centralised     each minibatch: gradients of all --> the centre's step --> weights to all
+    Asynchronous    gradients of one --> the centre's step --> weights to that one
+    Decentralised   the workers all-reduce their gradients, and each takes the step
 
-The workers keep their batches; a JointBatch says what they have collected. `env_steps` counts those
-of all workers, and `version` the updates: rounds in which all took part, or with asynchronous
-workers batches of one of them.
+The workers keep their batches; a JointBatch describes what they have collected. `env_steps` counts
+steps of all workers, and `version` counts updates: rounds in which all workers took part, or, with
+asynchronous workers, batches of single workers.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from torchbeast.gradients.worker import Make, Meeting, as_tensor
 WORKER = "torchbeast.gradients.worker:GradientWorker"
 """The class of the workers that a fleet has to make."""
 
-_ANSWER_S = 60.0  # for one worker, which may have to end an update first
+_ANSWER_S = 60.0  # for one worker, which may have to finish an update first
 _DOING = {"start": "starting", "collect": "collecting", "step": "collecting or learning"}
 
 
 def _ignore(answer: Any) -> None:
-    """Does nothing with an answer."""
+    """Ignores an answer."""
 
 
 class GradientWorkers(JointLearner):
-    """The workers of a run.
+    """The gradient workers of a run.
 
-    Threads: `batches` and the update belong to one learner thread; another one that asks for
-    batches waits for the end. When the run ends, the supervisor closes the source, which ends every
-    wait. The fleet ends the workers.
+    Threads: one learner thread uses `batches` and updates; other threads that ask for batches wait
+    until the end. When the run ends, the supervisor closes the source, which ends every wait. The
+    fleet ends the workers.
     """
 
     num_bytes = 0
@@ -64,35 +64,35 @@ class GradientWorkers(JointLearner):
     def __init__(
         self, make: Make, config: GradientConfig, centre: OptimiserStep[Any], fleet: Fleet
     ) -> None:
-        """Prepares workers, which begin when the first batch is asked for.
+        """Prepares workers. They start with the first batch.
 
-        centre: the learner of this process, with whose state they begin. With centralised updates
-        it applies the gradients, with decentralised ones it only holds the state that is saved.
-        fleet: of WORKERs.
+        centre: the learner of this process, whose state the workers get at the start. With
+        centralised updates it applies the gradients; with decentralised updates it only holds the
+        state to save. fleet: makes WORKERs.
         """
         super().__init__(centre)
         self._config, self._make, self._fleet = config, _dumped(make), fleet
         self._names = [f"gradient worker {index}" for index in range(config.num_workers)]
         self._supervisor: Supervisor | None = None
-        self._workers: list[Worker] = []  # empty before they begin
-        self._places: dict[int, Any] = {}  # of the workers that have said theirs
+        self._workers: list[Worker] = []  # empty until they are started
+        self._places: dict[int, Any] = {}  # of the workers that have reported theirs
         self._inbox = Inbox()
         self._one_thread = threading.Lock()
         self._round = 0
-        self._doing: dict[int, tuple[str, float]] = {}  # task of a worker, and when it began
+        self._doing: dict[int, tuple[str, float]] = {}  # a worker's task, and its start time
         self._latest: dict[int, Report] = {}  # by worker
         self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
 
     def start(self, supervisor: Supervisor) -> None:
-        """Lets the end of the run end every wait, and a worker's failure end the run."""
+        """Lets the end of the run end all waits, and a worker's failure end the run."""
         self._supervisor = supervisor
         supervisor.on_close(self.close)
 
     def batches(self) -> Iterator[JointBatch]:
-        """Yields the batches of rounds; ask for the next one after the update of the one before.
+        """Yields the batches of rounds. Update before you ask for the next one.
 
-        Ends when a worker fails, which then is the failure of the run; raises it if `start` was not
-        called.
+        If a worker fails, the iterator ends and the run fails; without `start`, it raises the
+        failure.
         """
         try:
             with self._one_thread:
@@ -104,7 +104,7 @@ class GradientWorkers(JointLearner):
             self._supervisor.fail("", error)
 
     def close(self) -> None:
-        """Ends every wait here and in the workers. May be called again."""
+        """Ends all waits, here and in the workers. May be called again."""
         self._inbox.close()
         for worker in self._workers:
             worker.call(_ignore, "end")
@@ -128,18 +128,18 @@ class GradientWorkers(JointLearner):
         )
 
     def _what_it_does(self, index: int, method: str) -> str:
-        if index not in self._places:  # its process, or the cluster's room for it, is not there yet
+        if index not in self._places:  # its process does not run yet
             return "has not started: it waits for room, or its process is still starting,"
         return f"has been {_DOING.get(method, 'learning')}"
 
     def away(self) -> list[Away]:
-        """Returns []: a worker that is lost ends the run."""
+        """Returns [], because a lost worker ends the run."""
         return []
 
     # --- the rounds
 
     def _rounds(self) -> Iterator[JointBatch]:
-        """Lets all workers collect a batch each, again and again."""
+        """Repeatedly lets each worker collect a batch."""
         while True:
             self._round += 1
             fraction = self._config.fraction_workers
@@ -163,13 +163,13 @@ class GradientWorkers(JointLearner):
         return None
 
     def _trained(self) -> tuple[bool, ...]:
-        """Returns which parameters of the centre are not frozen at present, by requires_grad."""
+        """Returns requires_grad of the centre's parameters."""
         return tuple(parameter.requires_grad for parameter in self._parameters)
 
     # --- the workers
 
     def _start_workers(self) -> list[Any] | None:
-        """Starts the workers with the centre's state; returns None if the run ended before."""
+        """Starts the workers with the centre's state; returns None if the run ends before that."""
         count, meeting = self._config.num_workers, self._meeting()
         self._workers = [self._fleet.worker(name) for name in self._names]
         for index, worker in enumerate(self._workers):
@@ -182,7 +182,7 @@ class GradientWorkers(JointLearner):
         return next(gather(self._everyone, start, "synchronous", inbox=self._inbox), None)
 
     def _meeting(self) -> Meeting | None:
-        """Returns where the workers meet as ranks, if they do."""
+        """Returns where the workers meet as ranks, or None if they do not."""
         return None
 
     @property
@@ -190,8 +190,8 @@ class GradientWorkers(JointLearner):
         return Workers(self._names, self._call, self._explain)
 
     def _asked(self, task: Callable[[int], Task]) -> list[Any]:
-        """Returns the answers of all workers to one task; raises RunError if the run ended before
-        they were there.
+        """Returns the answers of all workers to one task; raises RunError if the run ends before
+        that.
         """
         answers = gather(self._everyone, task, "synchronous", inbox=self._inbox)
         return [answer for _, answer in _needed(answers)]
@@ -212,17 +212,17 @@ class GradientWorkers(JointLearner):
 
 
 class Centralised(GradientWorkers):
-    """Synchronous gradients, which the centre applies."""
+    """Synchronous gradients that the centre applies."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._revision = 0  # counts changes of the centre's weights
-        # What each worker has: a revision, and which parameters are frozen.
+        # The state of each worker: a revision, and which parameters are frozen.
         self._held = [self._state()] * self._config.num_workers
-        self._stored: tuple[Any, Any] = None, None  # such a state, and the weights for workers
+        self._stored: tuple[Any, Any] = None, None  # such a state, and its stored weights
 
     def update(self, batch: JointBatch) -> Learnt:
-        """Takes a step with the gradients of all workers for each of their minibatches."""
+        """Takes one step per minibatch, with the gradients of all workers."""
         centre, learnt, metrics = self._step, [], []
         with centre.statistics.restored_on_error():
             self._observe(batch.reports)
@@ -234,7 +234,7 @@ class Centralised(GradientWorkers):
         return Learnt(means(learnt) | means(metrics) | centre.count(batch.env_steps))
 
     def _contributions(self) -> Iterator[list[Contribution]]:
-        """Yields the shares of all workers in one optimiser step after the other."""
+        """Yields the contributions of all workers, for one optimiser step after the other."""
 
         def task(index: int) -> Task:
             return Task("contribute", (self.counters.state_dict(), self._newer_weights(index)))
@@ -249,7 +249,7 @@ class Centralised(GradientWorkers):
             yield answers
 
     def _observe(self, reports: Sequence[Report]) -> None:
-        """Adds what workers observed to the centre's running statistics."""
+        """Adds the workers' observations to the centre's running statistics."""
         if any(report.observed for report in reports):
             observed = [
                 [Moments(*map(as_tensor, parts)) for parts in each.observed] for each in reports
@@ -278,24 +278,24 @@ class Centralised(GradientWorkers):
 
 
 class Asynchronous(Centralised):
-    """Gradients that the centre applies one after the other, as they come.
+    """Gradients that the centre applies one after the other, as they arrive.
 
     A worker gets newer weights with every minibatch. Its gradient is dropped if the centre has
-    taken more than `max_lag` steps since then.
+    taken more than `max_lag` steps in the meantime.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._dropped = 0
-        # The batch that each worker learns from, with the figures of its minibatches.
+        # The current batch of each worker, with the metrics of its minibatches.
         self._learning: dict[int, tuple[Report, list[dict[str, float]]]] = {}
 
     def status(self) -> Mapping[str, float]:
-        """Returns the totals of the workers' sources, and how many gradients were dropped."""
+        """Returns the totals of the workers' sources, and the number of dropped gradients."""
         return {**super().status(), "dropped_gradients": self._dropped}
 
     def _rounds(self) -> Iterator[JointBatch]:
-        """Yields a batch when a contribution has arrived: its report is known after the update."""
+        """Yields a batch when a contribution has arrived. The update adds its report."""
         tasks = gather(self._everyone, self._next_step, "asynchronous", inbox=self._inbox)
         for first in tasks:
             self._answers = itertools.chain([first], tasks)
@@ -306,7 +306,7 @@ class Asynchronous(Centralised):
         return Task("step", (self.counters.state_dict(), self._newer_weights(index), goes_on))
 
     def update(self, batch: JointBatch) -> Learnt:
-        """Takes steps with gradients as they come, until a worker has finished its batch."""
+        """Takes steps with gradients as they arrive, until a worker has finished its batch."""
         with self._step.statistics.restored_on_error():
             while True:
                 ((index, answer),) = _needed(self._answers)
@@ -318,7 +318,7 @@ class Asynchronous(Centralised):
                     return Learnt(figures)
 
     def _is_last(self, index: int, report: Report | None, contributed: Contribution | None) -> bool:
-        """Learns from an answer; returns whether the worker's batch ends with it."""
+        """Takes a step with an answer; returns whether it was the last of the worker's batch."""
         if report is not None:
             self._observe([report])
             self._latest[index] = report
@@ -336,10 +336,10 @@ class Asynchronous(Centralised):
 
 
 class Decentralised(GradientWorkers):
-    """Synchronous gradients that the workers join, and each of them applies."""
+    """Synchronous gradients that the workers all-reduce, and each of them applies."""
 
     def update(self, batch: JointBatch) -> Learnt:
-        """Lets all workers learn from their batches together."""
+        """Lets all workers update together with their batches."""
         task = Task("update", (self._trained(),))
         answers = self._asked(lambda index: task)
         for answer in answers:
@@ -349,13 +349,13 @@ class Decentralised(GradientWorkers):
         return Learnt(means(figures for figures, _ in answers))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the workers, which all have the same, and gives it to the centre."""
+        """Returns the state, which is the same in all workers, and copies it to the centre."""
         if self._workers:
             load(self._step, self._state_of_first())
         return super().state_dict()
 
     def _state_of_first(self) -> bytes:
-        """Asks the first worker for its state, also after the end of the run."""
+        """Asks the first worker for its state, even after the end of the run."""
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._workers[0].call(answer.put, "state")
         try:
@@ -366,7 +366,7 @@ class Decentralised(GradientWorkers):
 
     def _meeting(self) -> Meeting:
         self._store = served_store()  # as long as they need it
-        # Workers that share a GPU add on the CPU: nccl refuses two ranks of one GPU.
+        # If workers share a GPU they add on the CPU, because nccl refuses two ranks on one GPU.
         device = "cuda" if self._config.gpus >= 1 else "cpu"
         return self._fleet.host, self._store.port, device
 
@@ -374,7 +374,7 @@ class Decentralised(GradientWorkers):
 def gradient_workers(
     make: Make, config: GradientConfig, centre: OptimiserStep[Any], fleet: Fleet
 ) -> GradientWorkers:
-    """Returns the source and the update of a learner with gradient workers; see GradientWorkers."""
+    """Returns the gradient workers of a run, see GradientWorkers."""
     if not config.is_synchronous:
         return Asynchronous(make, config, centre, fleet)
     kind = Decentralised if config.is_decentralised else Centralised
@@ -382,7 +382,7 @@ def gradient_workers(
 
 
 def _needed(answers: Iterator[list[tuple[int, Any]]]) -> list[tuple[int, Any]]:
-    """Returns the next answers; raises RunError if the run ended before they were there."""
+    """Returns the next answers; raises RunError if the run ends before that."""
     found = next(answers, None)
     if found is None:
         raise RunError("the run has ended")
@@ -390,7 +390,7 @@ def _needed(answers: Iterator[list[tuple[int, Any]]]) -> list[tuple[int, Any]]:
 
 
 def _dumped(make: Make) -> bytes:
-    """Pickles a function, by value where cloudpickle is installed and it cannot be imported."""
+    """Pickles a function; by value if it cannot be imported and cloudpickle is installed."""
     try:
         import cloudpickle
     except ModuleNotFoundError:
