@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of environment servers: server i listens at `<basename>.<i>`, or at a port that is
-higher by i than that of server 0. A host on another machine is named by its first port.
+"""Addresses of environment servers.
 
-`polybeast` uses a folder of its own run, so that two runs never meet. `polybeast_env` and
-`polybeast_learner` use one folder of the user, so that two terminals of one user meet and two
-users never do. Both folders are open to their owner only (0700).
+Server i listens at `<basename>.<i>`, or at the port of server 0 plus i. A host on another machine is
+named by the port of its server 0.
+
+`polybeast` uses a folder of its run, so that two runs never connect to each other. `polybeast_env`
+and `polybeast_learner` use one folder per user, so that two terminals of a user find each other,
+but two users do not. Both folders are private to their owner (0700).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 
 from torchbeast.errors import RunError, UsageError
 
-MAX_SOCKET_PATH = 107  # most bytes in the path of a Unix socket on Linux
+MAX_SOCKET_PATH = 107  # bytes; the limit for the path of a Unix socket on Linux
 MAX_PORT = 65_535
 _UNIX = "unix:"
 _HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]", re.ASCII)
@@ -37,7 +39,7 @@ def server_addresses(basename: str, count: int) -> list[str]:
 
     basename: the common part of sockets, or HOST:PORT of server 0.
 
-    Raises UsageError when one is too long for a Unix socket, or above the last port.
+    Raises UsageError if a path is too long for a Unix socket, or a port is too high.
     """
     if not basename.startswith(_UNIX):
         return _tcp_addresses(basename, count)
@@ -62,7 +64,7 @@ def _tcp_addresses(first: str, count: int) -> list[str]:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Splits HOST:PORT, with brackets around an IPv6 address; raises UsageError for all else."""
+    """Splits HOST:PORT, or [IPv6 address]:PORT; raises UsageError for anything else."""
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= MAX_PORT
     if not is_port or not _HOST.fullmatch(host):
@@ -85,7 +87,7 @@ def hosts(named: str) -> list[str]:
 
     named: HOST:PORT of each, separated by commas.
 
-    Raises UsageError for an invalid address and a host that is named twice.
+    Raises UsageError for an invalid address, and if a host is named twice.
     """
     found = ["{}:{}".format(*host_and_port(each.strip())) for each in named.split(",")]
     for address in found:
@@ -97,8 +99,8 @@ def hosts(named: str) -> list[str]:
 
 
 def resolved(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
-    """Returns the family and the address of each socket of a host; raises RunError for a name
-    without one, such as the name of a container that is not up yet.
+    """Returns the family and the address of each socket of a host; raises RunError if the name is
+    unknown, for example because a container is not up yet.
     """
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -111,8 +113,9 @@ def resolved(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
 
 
 def check_free(address: str) -> None:
-    """Raises UsageError if a server could not listen at HOST:PORT; where HOST is every network, on
-    IPv4 and IPv6: gRPC would be content with one of them.
+    """Raises UsageError if a server cannot listen at HOST:PORT.
+
+    If HOST means every network, both IPv4 and IPv6 must be free; gRPC itself accepts one of them.
     """
     host, port = host_and_port(address)
     both = host.strip("[]") in _EVERY_NETWORK and socket.has_dualstack_ipv6()
@@ -129,8 +132,8 @@ def check_free(address: str) -> None:
 def answers(address: str, seconds: float) -> bool:
     """Returns whether this process's server at HOST:PORT still accepts connections.
 
-    A server has so many seconds to answer the first message of a TLS client; without TLS it speaks
-    first. Returns False too if this process has too many open files to open a connection.
+    A server has `seconds` to answer the first message of a TLS client; without TLS it speaks first.
+    It also returns False if this process has too many open files for another connection.
     """
     host, port = host_and_port(address)
     try:
@@ -145,7 +148,7 @@ def answers(address: str, seconds: float) -> bool:
 
 
 def _hello() -> bytes:
-    """Returns the first message of a TLS client; for other bytes gRPC would print an error."""
+    """Returns the first message of a TLS client. For other bytes gRPC would print an error."""
     context, sent = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     tls = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -164,7 +167,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def user_basename() -> str:
-    """Returns the basename in the user's own folder, which is made if necessary."""
+    """Returns the basename in the user's folder; makes the folder if necessary."""
     runtime = runtime_folder()
     name = "torchbeast" if runtime else f"torchbeast-{os.getuid()}"
     return folder_basename(_own_folder((runtime or Path(tempfile.gettempdir())) / name))
@@ -184,7 +187,7 @@ def runtime_folder() -> Path | None:
 def _own_folder(folder: Path) -> Path:
     """Makes a private folder for this user.
 
-    Raises UsageError for a folder that another user may have made or can enter.
+    Raises UsageError for a folder that another user can enter or may have made.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

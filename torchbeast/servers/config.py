@@ -14,8 +14,8 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.system import allowed_descriptors, available_cores
 from torchbeast.servers.addresses import host_and_port
 
-_FILES_OF_A_STREAM = 4  # its connection, and what gRPC wakes its threads with: 3.25 were counted
-_FILES_OF_THE_REST = 200  # of the program, and of libraries
+_FILES_OF_A_STREAM = 4  # its connection, and gRPC's wake-up descriptors; 3.25 were counted
+_FILES_OF_THE_REST = 200  # of the program and its libraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PipelineConfig:
             )
 
     def queue_size(self, batch_size: int) -> int:
-        """Returns how many rollouts may wait; raises ValueError for fewer than a batch."""
+        """Returns how many rollouts may wait; raises ValueError if a batch does not fit."""
         size = self.max_learner_queue_size
         require(
             size is None or size >= batch_size,
@@ -59,8 +59,8 @@ class PipelineConfig:
     def share(self, learners: int, own: int, count: int) -> PipelineConfig:
         """Returns the settings of one of several learners that share a batch.
 
-        own, count: number of streams of this learner, and of all. Parts of min_streams are rounded
-        up, so that all learners together never go on with fewer.
+        own, count: number of streams of this learner, and of all learners. Shares of min_streams
+        are rounded up, so that all learners together never continue with fewer.
         """
         size = self.max_learner_queue_size
         needed = -(-(self.min_streams or 0) * own // count)
@@ -135,7 +135,7 @@ class ServedEnvConfig:
 
     @property
     def asked(self) -> EnvSpec:
-        """Spec of the environment to evaluate in; its name is empty for that of the run."""
+        """Spec of the environment to evaluate in; an empty name means the run's environment."""
         return EnvSpec(self.env or "", self.env_kwargs)
 
 
@@ -172,7 +172,7 @@ class ServersConfig:
         return self.num_servers or min(self.num_actors or available_cores(), available_cores())
 
     def learners(self) -> list[str]:
-        """Returns HOST:PORT of each learner to dial in to; raises UsageError for another text."""
+        """Returns HOST:PORT of each learner to dial in to; raises UsageError for other text."""
         named = [] if self.learner is None else self.learner.split(",")
         return [":".join(map(str, host_and_port(each.strip()))) for each in named]
 
@@ -218,14 +218,14 @@ class SecurityConfig:
         )
 
     def check_unused(self, flags: str) -> None:
-        """Raises ValueError if anything is given. flags: with which it could be."""
+        """Raises ValueError if any of them is given. flags: names flags that would allow them."""
         require(
             self == type(self)(),
             f"insecure, token_file and tls files protect TCP: they need {flags}",
         )
 
     def listening(self) -> SecurityConfig:
-        """Returns the protection of --listen; raises ValueError unless it suffices."""
+        """Returns the protection of --listen; raises ValueError if it is insufficient."""
         require(
             self.tls_ca is None,
             "tls_ca is for the side that connects: this one listens and has tls_client_ca",
@@ -242,9 +242,9 @@ class SecurityConfig:
         return self
 
     def connecting(self, flag: str, whom: str) -> SecurityConfig:
-        """Returns the protection of a side that connects; raises ValueError unless it suffices.
+        """Returns the protection of a side that connects; raises ValueError if it is insufficient.
 
-        flag: names the others. whom: that they are.
+        flag: the flag with the other side's address. whom: who the other side is, possessive.
         """
         require(
             self.tls_client_ca is None,
@@ -259,7 +259,7 @@ class SecurityConfig:
 
 
 def _one_way(**given: str | None) -> None:
-    """Raises ValueError if several flags say where servers and learner meet."""
+    """Raises ValueError if more than one of these flags is given."""
     flags = [f"--{name}" for name, value in given.items() if value is not None]
     require(
         len(flags) < 2, f"{' and '.join(flags)} are different ways to connect: give one of them"
@@ -267,14 +267,14 @@ def _one_way(**given: str | None) -> None:
 
 
 def most_streams() -> int:
-    """Returns how many streams a learner may have: gRPC would end the process where it gets no more
+    """Returns how many streams a learner may have, because gRPC ends the process if it runs out of
     descriptors.
     """
     return max(1, (allowed_descriptors() - _FILES_OF_THE_REST) // _FILES_OF_A_STREAM)
 
 
 def check_streams(count: int) -> None:
-    """Raises UsageError if this process may not have so many streams."""
+    """Raises UsageError if this process may not have this number of streams."""
     if count > most_streams():
         raise UsageError(
             f"{count:,} streams need {_FILES_OF_A_STREAM * count + _FILES_OF_THE_REST:,} files and "

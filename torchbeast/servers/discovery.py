@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks environment servers for a description of what they serve.
+"""Queries environment servers for a description of what they serve.
 
-The learner's network is made from their descriptions, so nobody has to type sizes.
+The learner makes its network from these descriptions, so users need not specify sizes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torchbeast.servers.security import credentials, explain
 
 _log = logging.getLogger("torchbeast.hosts")
 
-_FIRST_PATIENCE_S = 0.5  # limit of the first request; doubled each time
-_MOST_HOSTS = 64  # asked at the same time; each takes a thread and a connection
+_FIRST_PATIENCE_S = 0.5  # time limit of the first request; doubled for each retry
+_MOST_HOSTS = 64  # to query at the same time; each takes a thread and a connection
 
-# The entries in which all descriptions must agree.
+# The entries that must be equal in all descriptions.
 _ALIKE = (
     "env_id",
     "observation",
@@ -44,18 +44,18 @@ _ALIKE = (
 
 
 Description = dict[str, Any]
-"""What libtorchbeast.describe returns."""
+"""The result of libtorchbeast.describe."""
 
 
 @dataclass(frozen=True)
 class ServerFleet:
     """Servers that serve the same environment."""
 
-    env: EnvSpec  # as far as described; its name is empty if unknown
+    env: EnvSpec  # as described; its name is empty if unknown
     observation_space: Any  # nest of ArraySpec as on the wire, of one environment
-    action_space: ActionSpace | None  # None: not described, by servers of the original
+    action_space: ActionSpace | None  # None: not described (servers of TorchBeast 2019)
     frame_stack: int
-    stream_addresses: list[str]  # server of each stream; of a host that dials in, what to call it
+    stream_addresses: list[str]  # server of each stream, or a name if its host dials in
     envs_per_stream: list[int]  # environments of each stream
     credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
     descriptions: Mapping[str, Any] = field(default_factory=dict)  # JSON, by address
@@ -67,10 +67,9 @@ class ServerFleet:
         return sum(self.envs_per_stream)
 
     def share(self, rank: int, size: int) -> ServerFleet:
-        """Returns the fleet of one of several learners: consecutive streams, none of which another
-        has.
+        """Returns the fleet of one of several learners, which divide the streams among themselves.
 
-        Raises UsageError for fewer streams than learners.
+        Raises UsageError if there are fewer streams than learners.
         """
         count = len(self.stream_addresses)
         if count < size:
@@ -94,18 +93,19 @@ def find(
     security: SecurityConfig | None = None,
     check_goes_on: Callable[[], None] = lambda: None,
 ) -> ServerFleet:
-    """Asks all servers of these hosts.
+    """Queries all servers of these hosts.
 
-    If num_actors is None, one host suffices: the run begins without those that do not answer, or
-    refuse, after a warning.
+    If num_actors is None, one host suffices: the run starts, with a warning, without hosts that do
+    not answer or that refuse it.
 
-    hosts: each named by the address of its first server, or the basename of its sockets.
-    num_actors: the number of environments that they must have in all; None: any.
-    timeout: seconds to wait for each server. security: None for servers on this machine.
-    check_goes_on: raises RunError to give up waiting.
+    hosts: each named by the address of its first server, or by the basename of its sockets.
+    num_actors: total number of environments that they must have; None: any. timeout: seconds to
+    wait for each server. security: None for servers on this machine. check_goes_on: raises RunError
+    to stop waiting.
 
-    Raises UsageError for another number, a server that is named twice and unusable files; RunError
-    when a host that is needed does not answer, and when two serve different environments.
+    Raises UsageError for another number of environments, for a server that is named twice, and for
+    unusable files. Raises RunError if a necessary host does not answer, or if two hosts serve
+    different environments.
     """
     asking = Asking(timeout, security, check_goes_on)
     with ThreadPoolExecutor(min(len(hosts), _MOST_HOSTS)) as threads:
@@ -124,8 +124,8 @@ def find(
 def _answered(
     answers: Mapping[str, Future[dict[str, Description]]], all_needed: bool
 ) -> dict[str, Description]:
-    """Returns the servers of hosts by address; raises the errors of those that have not answered if
-    all are needed, or none has.
+    """Returns the servers of all hosts by address. Raises the errors of hosts that did not answer
+    if all hosts are needed, or if none answered.
     """
     found: dict[str, Description] = {}
     away: dict[str, RunError] = {}
@@ -147,10 +147,12 @@ def _answered(
 
 
 def _servers_of(host: str, num_actors: int | None, asking: Asking) -> dict[str, Description]:
-    """Returns what all servers of a host say, by address; raises RunError if one is silent.
+    """Returns the descriptions of all servers of a host by address; raises RunError if one does not
+    answer.
 
-    Each says how many were started together. Servers of the original do not: on this machine there
-    are as many as have num_actors environments, elsewhere and without num_actors one.
+    Each server reports how many servers were started together. Servers of TorchBeast 2019 do not:
+    on this machine it queries servers until they have num_actors environments; on other machines,
+    or without num_actors, it queries one.
     """
     found: dict[str, Description] = {}
     environments, has_another = 0, True
@@ -169,7 +171,7 @@ def fleet_of(
 ) -> ServerFleet:
     """Returns the fleet of servers with these descriptions, by address.
 
-    Raises RunError when they do not serve the same environment, or their description is invalid.
+    Raises RunError if they do not serve the same environment, or if a description is invalid.
     """
     (first_address, first), *others = found.items()
     for address, description in others:
@@ -191,7 +193,7 @@ def fleet_of(
 
 
 class Asking:
-    """Asks servers. Several threads may use it at once, each for one server after the other."""
+    """Queries servers. Several threads may use it at the same time."""
 
     def __init__(
         self,
@@ -199,13 +201,13 @@ class Asking:
         security: SecurityConfig | None,
         check_goes_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reads the files of credentials. The arguments are those of `find`."""
+        """Reads the files with credentials. For the arguments see `find`."""
         self.timeout = timeout
         self._security, self._check_goes_on = security, check_goes_on
         self.credentials = None if security is None else credentials(security)
 
     def ask(self, address: str) -> Description:
-        """Requests a description until the timeout; a signal is noticed between two requests."""
+        """Requests a description, repeatedly until the timeout; notices signals in between."""
         deadline, patience = time.monotonic() + self.timeout, _FIRST_PATIENCE_S
         while True:
             self._check_goes_on()
@@ -225,8 +227,8 @@ class Asking:
             patience *= 2
 
     def status(self, address: str) -> dict[str, Any]:
-        """Returns how busy a server is, or which hosts have joined a learner; raises RunError if it
-        does not tell.
+        """Returns how busy a server is, or which hosts have joined a learner; raises RunError if
+        there is no answer.
         """
         try:
             return libtorchbeast.server_status(address, self.timeout, self.credentials)
@@ -246,7 +248,7 @@ def _no_answer(address: str, why: str) -> RunError:
 
 
 def check_same(address: str, ours: Description, other: str, theirs: Description) -> None:
-    """Raises RunError when the servers at two addresses, or of two hosts, serve different
+    """Raises RunError if the servers at two addresses, or of two hosts, serve different
     environments.
     """
     for key in _ALIKE:
@@ -263,7 +265,7 @@ def _action_space(description: dict[str, Any]) -> ActionSpace | None:
 
 
 def _observation_space(description: dict[str, Any]) -> Any:
-    """Returns the nest of ArraySpec, with ranges of values if the server describes them."""
+    """Returns the nest of ArraySpec, with value ranges if the server describes them."""
     said, specs = description.get("observation_space"), _to_specs(description["observation"])
     return specs if said is None else observation_space_from_json(said, specs)
 
@@ -271,8 +273,8 @@ def _observation_space(description: dict[str, Any]) -> Any:
 def _env(description: dict[str, Any]) -> EnvSpec:
     """Returns the served environment.
 
-    Servers of earlier versions send no keyword arguments, those of the original no options. The
-    info keywords are those that come with steps, whatever the options say.
+    Servers of earlier versions do not send keyword arguments, and servers of TorchBeast 2019 do not
+    send options. The info keywords come from the steps, not from the options.
     """
     said = description.get("options") or {}
     if not isinstance(said, dict):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that dial in to a learner: it waits for the first, and takes later ones while it runs.
+"""The hosts that dial in to a learner, which waits for the first and admits others at any time.
 
     host == rpc Join ==> libtorchbeast.Door -> HostDoor: described, compared with the run
                                             -> ActorPool, until the stream ends
 
-Nothing that a host does ends the run: one that does not fit is told why, and a warning.
+A host cannot end the run: if it does not fit, the learner warns, and tells the host why.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from torchbeast.servers.security import credentials
 _log = logging.getLogger("torchbeast.hosts")
 
 _GLANCE_S = 0.1
-_SETTLED_S = 0.5  # without another stream, until those of the hosts at the start count as complete
-_LOOK_S = 0.5  # between two looks at which hosts are there
-_TAKEN_AFTER_S = 60.0  # by the first rollouts of a stream that was added
+_SETTLED_S = 0.5  # at startup, hosts are complete when no stream has come for this time
+_LOOK_S = 0.5  # between two checks of which hosts have joined
+_TAKEN_AFTER_S = 60.0  # after which an added stream has allocated its memory
 _MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little more, ends at 8 GiB
 _MOST_STREAMS = 4096
 
 
 class _Stream(NamedTuple):
-    """A stream that waits to be taken."""
+    """A stream that waits to be admitted."""
 
     number: int
     host: str
@@ -45,12 +45,12 @@ class _Stream(NamedTuple):
 
 
 class HostDoor:
-    """Where hosts dial in. `find`, then `follow`, each in one thread."""
+    """Listens for hosts that dial in. Call `find`, then `follow`, each in one thread."""
 
     def __init__(self, listen: str, security: SecurityConfig) -> None:
         """Listens from now on.
 
-        Raises UsageError for an address that is in use and for files that cannot be used.
+        Raises UsageError if the address is in use, or if files cannot be used.
         """
         check_free(listen)
         allow_descriptors()
@@ -64,20 +64,20 @@ class HostDoor:
         except ConnectionError as error:
             raise UsageError(str(error)) from None
         self._waiting: list[_Stream] = []
-        self._first: _Stream | None = None  # with which all others must agree
-        self._promised: list[tuple[float, int]] = []  # when, and how many bytes, to a stream
+        self._first: _Stream | None = None  # all others must serve the same
+        self._promised: list[tuple[float, int]] = []  # time and bytes, for each added stream
         self._failures = RepeatedFailures()
         self._told: set[str] = set()  # warnings
-        self._hosts: dict[str, int] = {}  # number of streams, as it was said last
-        self._seen: dict[str, int] = {}  # at the last look
+        self._hosts: dict[str, int] = {}  # number of streams, as last reported
+        self._seen: dict[str, int] = {}  # number of streams at the last check
 
     def find(
         self, num_actors: int | None, timeout: float, check_goes_on: Callable[[], None]
     ) -> ServerFleet:
         """Waits for hosts, and returns the fleet of their streams.
 
-        num_actors: environments that there must be at least; None: those of the first host.
-        timeout: seconds to wait for them. check_goes_on: raises RunError to give up waiting.
+        num_actors: least number of environments; None: the first host suffices. timeout: seconds
+        to wait for them. check_goes_on: raises RunError to stop waiting.
 
         Raises RunError at the timeout.
         """
@@ -95,8 +95,8 @@ class HostDoor:
                 raise self._too_few(num_actors, timeout)
 
     def _look_for_another(self) -> bool:
-        """Waits a moment for another stream; refuses one that serves something else than those
-        which wait.
+        """Waits a moment for another stream; refuses it if it does not serve the same as the
+        waiting streams.
         """
         found = self._door.next(_GLANCE_S)
         if found is None:
@@ -126,10 +126,10 @@ class HostDoor:
         )
 
     def follow(self, pool: Any, columns: int, env_bytes: int, closed: threading.Event) -> None:
-        """Lets a pool play the streams that wait, and those that come, until closed.
+        """Adds the waiting streams to a pool, and new streams as they come, until closed.
 
-        columns: each stream must have a multiple of so many environments. env_bytes: of the rollout
-        of one environment.
+        columns: the number of environments of each stream must be a multiple of it. env_bytes: size
+        of the rollout of one environment.
         """
 
         def consider(stream: _Stream) -> None:
@@ -149,7 +149,7 @@ class HostDoor:
                 next_look = time.monotonic() + _LOOK_S
 
     def _reason_against(self, stream: _Stream, columns: int, env_bytes: int) -> str:
-        """Promises memory to a stream; returns why it does not fit the run, or ""."""
+        """Reserves memory for a stream; returns the reason if it does not fit the run, or ""."""
         assert self._first is not None
         if reason := _difference(self._first, stream):
             return reason
@@ -162,9 +162,9 @@ class HostDoor:
         return self._promise_memory(envs, envs * env_bytes, time.monotonic())
 
     def _promise_memory(self, envs: int, size: int, now: float) -> str:
-        """Returns an error message when the memory cannot hold the rollouts of a stream.
+        """Returns an error message if the memory cannot hold the rollouts of a stream, or "".
 
-        Streams that were added a moment ago have not taken theirs yet.
+        It takes into account that recently added streams have not allocated their memory yet.
         """
         self._promised = [each for each in self._promised if now - each[0] < _TAKEN_AFTER_S]
         free = free_memory()
@@ -185,13 +185,13 @@ class HostDoor:
         self._warn(stream.host, f"the host {stream.host} is not used: {reason}")
 
     def _warn(self, about: str, sentence: str) -> None:
-        """Warns, but not again of the same: a host that is refused dials again."""
+        """Warns, but only once about the same thing, because refused hosts dial again."""
         if sentence not in self._told:
             self._told.add(sentence)
             _log.warning("%s", sentence)
 
     def _look(self) -> None:
-        """Says which hosts have come and gone, once their number of streams stays the same."""
+        """Reports which hosts have come and gone, when their number of streams is stable."""
         why = dict(self._door.ended())  # the last reason of each host
         for host, reason in why.items():
             if "Traceback" in reason:
@@ -216,13 +216,13 @@ class HostDoor:
             say(f"{host}: {streams}" if had else f"the host {host} has joined ({streams})")
 
     def close(self, run_has_ended: bool) -> None:
-        """Ends all streams; tells hosts whether the run has ended, or they may dial again."""
+        """Ends all streams; tells hosts whether the run has ended or they may dial again."""
         self._door.close(run_has_ended=run_has_ended)
 
 
 def _difference(first: _Stream, other: _Stream) -> str:
-    """Says in which way another stream serves something else than the first, or nothing that makes
-    sense; "" if in none.
+    """Returns how another stream differs from the first one, or why its description is invalid; ""
+    if both serve the same.
     """
     try:
         fleet_of({other.host: other.said})

@@ -2,8 +2,8 @@
 """Starts, watches, replaces and ends the environment-server processes of a program.
 
 A server that dies without a report (killed, or crashed in native code) is replaced at the same
-address, where the learner's streams find the new one. If the new one cannot start, another is tried
-after a pause. Every other end before `close` fails the run.
+address, so that the learner's streams find the new one. If the replacement cannot start, the next
+attempt follows after a pause. If a server ends in any other way before `close`, the run fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchbeast.servers.config import FleetConfig, SecurityConfig
 
 _log = logging.getLogger("torchbeast.servers")
 
-_START_S = 600.0  # in which a process serves, or is killed: as long as a step may take
+_START_S = 600.0  # to start serving, or else it is killed; the same limit as for a step
 _READY_POLL_S = 0.02
 
 
@@ -52,12 +52,12 @@ class ServerPlan:
 def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[ServerPlan]:
     """Returns one plan per server; together they serve `num_actors` environments.
 
-    A stream is a group of environments that are stepped together. With two streams a server steps
+    A stream is a group of environments that are stepped together. With two streams, a server steps
     one group while actions are chosen for the other. With one stream, inference batches are twice
-    as large, which is better if inference shares its cores with the servers: those are busy anyway.
+    as large, which is better if inference and servers share cores, because these are busy anyway.
 
     Environments are assigned in groups of `num_streams`, so that all streams of a server have the
-    same size; one by one when there are too few for that.
+    same size, or one by one if there are too few.
     """
     groups, single = divmod(num_actors, num_streams)
     counts = split_evenly(num_actors, num_servers)
@@ -78,15 +78,15 @@ def plans_for_local_servers(fleet: FleetConfig, disable_cuda: bool) -> list[Serv
 
 
 def seems_to_have_a_gpu() -> bool:
-    """Returns whether a GPU driver is present; importing torch to ask it would take seconds."""
+    """Returns whether there is a GPU driver, without importing torch, which takes seconds."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 
 class EnvServers:
     """The processes of several servers, one for each plan; server i listens at addresses[i].
 
-    Threads: every server has threads that watch and replace its process. `close` may be called by
-    any thread.
+    Threads: every server has threads that watch and replace its process. Any thread may call
+    `close`.
     """
 
     def __init__(
@@ -104,10 +104,11 @@ class EnvServers:
         """Starts the processes.
 
         folder: a folder of this run for its sockets, which is removed when the servers end.
-        security: of servers that listen to other machines, or dial in to learners.
+        security: for servers that listen to other machines, or dial in to learners.
         counts: whether they report what they do, see `activity`.
-        learners: HOST:PORT of those that the servers dial in to, in place of listening, once `dial`
-            is called; their streams are spread over them. say: called with one and a sentence.
+        learners: HOST:PORT of learners. Servers do not listen, but dial in to them when `dial` is
+            called; the streams are divided among the learners. say: called with a learner and a
+            message about it.
         """
         self.addresses = list(addresses)
         self.folder = folder
@@ -120,7 +121,7 @@ class EnvServers:
             "env": env.as_json(),
             "num_servers": len(plans),
             "folder": None if folder is None else str(folder),
-            # names of files: whoever lists processes sees the arguments
+            # only names of files, because process lists show arguments
             "security": None if security is None else dataclasses.asdict(security),
             "counts": counts,
         }
@@ -137,18 +138,18 @@ class EnvServers:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the server processes."""
+        """IDs of the server processes."""
         return [child.pid for child in self._children()]
 
     def activity(self) -> dict[str, Report]:
-        """Returns what each server reported last, by its address: "steps" of its environments since
-        its process started and "open_streams". {} stands for a process that does not serve yet.
+        """Returns the last report of each server by its address: "steps" of its environments since
+        its process started, and "open_streams"; {} if a process does not serve yet.
         """
         return {server.address: server.activity for server in self._servers}
 
     @property
     def replaced(self) -> int:
-        """How many processes have taken the place of one that died."""
+        """Number of replacements of processes that died."""
         return self._places.replaced
 
     def dial(self) -> None:
@@ -158,10 +159,10 @@ class EnvServers:
             child.send({"dial": True})
 
     def wait_ready(self) -> bool:
-        """Waits until all servers accept connections; returns false if the run ended first.
+        """Waits until all servers accept connections; returns False if the run ends before that.
 
-        A server that cannot start, or takes ten minutes, fails the run. A warning names those that
-        are not ready yet, once a minute.
+        If a server cannot start, or takes ten minutes, the run fails. Once a minute, a warning
+        names the servers that are not ready yet.
         """
 
         def slow() -> list[str]:
@@ -175,7 +176,7 @@ class EnvServers:
         return not self._supervisor.ended
 
     def close(self) -> None:
-        """Ends every server, kills those that do not end by themselves, and removes the sockets.
+        """Ends every server, kills servers that do not end in time, and removes the sockets.
 
         May be called again.
         """
@@ -188,13 +189,13 @@ class EnvServers:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _children(self) -> list[ChildProcess]:
-        """The processes that were started."""
+        """Returns the processes that were started."""
         return [server.process for server in self._servers if server.process is not None]
 
     # --- called by the threads that watch the servers
 
     def _reported(self, server: _Server, report: Report) -> None:
-        """Takes a report: that a server works, what it does, or what it says of a learner."""
+        """Handles a report: that a server works, what it does, or a message about a learner."""
         if "ready" in report:
             server.limit.cancel()
             self._places.works(server)
@@ -209,10 +210,10 @@ class EnvServers:
             self._say(report["learner"], report["said"])
 
     def _ended(self, server: _Server, error: Exception) -> None:
-        """Replaces a server, or fails the run, unless that has ended."""
+        """Replaces a server, or fails the run, unless the run has ended."""
         server.limit.cancel()
         if not isinstance(error, ProcessDied):
-            server.ready.clear()  # its socket is gone, or belongs to another that took the address
+            server.ready.clear()  # its socket is gone, or belongs to another process
         if not self._supervisor.ended:
             self._places.ended(server, error)
 
@@ -238,24 +239,24 @@ class _Server:
         self._arguments, self._on_report, self._on_end = arguments, on_report, on_end
 
     def start(self) -> None:
-        """Starts a process: the first one, or one that replaces another."""
+        """Starts a process: the first one, or a replacement."""
         self.activity = {}
-        if (folder := self._arguments["folder"]) is not None:  # the last server has removed it
+        if (folder := self._arguments["folder"]) is not None:  # the last server may have removed it
             os.makedirs(folder, mode=0o700, exist_ok=True)
         self.limit.cancel()
         self.limit = self._new_limit()
-        self.limit.start()  # before the process may serve
+        self.limit.start()  # before the process can serve
         self.process = ChildProcess(
             f"environment server {self.index}",
             "torchbeast.servers.server_main",
             self._arguments,
             on_report=functools.partial(self._on_report, self),
             on_end=functools.partial(self._on_end, self),
-            environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules beside a script
+            environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules next to a script
         )
 
     def _new_limit(self) -> threading.Timer:
-        """Returns the time limit of a process's start."""
+        """Returns the timer that limits the start of a process."""
         limit = threading.Timer(_START_S, self._give_up)
         limit.daemon = True
         return limit
@@ -267,7 +268,7 @@ class _Server:
             )
 
     def remove_socket(self) -> None:
-        """Removes the socket of a server that was killed; never that of another process."""
+        """Removes the socket of a killed server, but not the socket of another process."""
         path = socket_path(self.address)
         if path is not None and self.ready.is_set():
             path.unlink(missing_ok=True)

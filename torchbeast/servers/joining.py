@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets an environment-server process dial in to learners: each of its streams is a call of its own.
+"""Lets an environment-server process dial in to learners, with one call per stream.
 
     environments of a stream <- libtorchbeast.Host == rpc Join ==> libtorchbeast.Door of a learner
 
-A stream that is lost, or that the learner does not use, dials again, after pauses that grow; see
-docs/how-to/machines.md for what ends it instead.
+If a stream is lost, or if the learner refuses it, it dials again, with exponential backoff.
+docs/how-to/machines.md describes which errors end it instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torchbeast.fleets.places import Deaths
 from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import credentials, explain
 
-_CONNECT_S = 5.0  # for a learner to accept a connection
+_CONNECT_S = 5.0  # time limit for a learner to accept a connection
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
 
 
 class JoiningStreams:
-    """The streams of a process. `run` belongs to one thread; any may call the other methods."""
+    """The streams of a process. One thread calls `run`; any thread may call other methods."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class JoiningStreams:
         security: SecurityConfig,
         report: Report,
     ) -> None:
-        """Opens nothing yet.
+        """Does not connect yet.
 
         make: makes the environments of a stream. learners: HOST:PORT of each stream's learner.
-        security: its files are read again for each attempt, so renewed ones are used from then on.
-        report: gets a sentence about a learner, {"learner": ..., "said": ...}.
+        security: its files are read for each attempt, so that renewed files are used.
+        report: called with messages about a learner, {"learner": ..., "said": ...}.
         """
         self._make, self._description, self._learners = make, description, list(learners)
         self._security, self._report = security, report
@@ -51,13 +51,13 @@ class JoiningStreams:
         self._hosts: set[libtorchbeast.Host] = set()
 
     def dial(self) -> None:
-        """Lets the streams dial from now on."""
+        """Lets the streams start dialling."""
         self._may_dial.set()
 
     def run(self) -> bool:
-        """Plays until `stop`, or the end of the learner's run; returns whether that has ended.
+        """Plays until `stop` or the end of the learner's run; returns whether the run has ended.
 
-        Raises RunError with the traceback of environments that fail too often.
+        Raises RunError with the traceback if environments fail too often.
         """
         self._may_dial.wait()
         with ThreadPoolExecutor(len(self._learners)) as streams:
@@ -76,7 +76,7 @@ class JoiningStreams:
         try:
             return self._join_again_and_again(learner)
         finally:
-            self.stop()  # the run has ended for all, or none can go on
+            self.stop()  # the run has ended, or no stream can continue
 
     def _join_again_and_again(self, learner: str) -> bool:
         pauses, failures = _pauses(), Deaths()
@@ -126,7 +126,7 @@ class JoiningStreams:
     def _explained(self, learner: str, error: Exception) -> Exception:
         """Returns the reason why an attempt failed."""
         try:
-            if isinstance(error, ConnectionError):  # not the token, the protocol, or the files
+            if isinstance(error, ConnectionError):  # not because of token, protocol or files
                 explain(learner, self._security)
         except RunError as reason:
             return reason
@@ -134,7 +134,7 @@ class JoiningStreams:
 
 
 def _pauses() -> Iterator[float]:
-    """Yields the seconds between two attempts, which grow and are shortened at random."""
+    """Yields the seconds between attempts: exponential backoff with random jitter."""
     pause = _FIRST_PAUSE_S
     while True:
         yield pause * random.uniform(0.5, 1.0)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that protect connections between machines: `credentials` reads and checks them,
-`explain` says why the other side refuses them, and `flags_of_others` names those of the other side.
+"""The files that protect connections between machines.
 
-Only names of files are passed to other processes, which read them again.
+`credentials` reads and checks them, `explain` says why the other side refuses them, and
+`flags_of_others` returns the flags for the other side. Other processes get only the names of the
+files, and read them themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torchbeast.servers.config import SecurityConfig
 if TYPE_CHECKING:
     import libtorchbeast
 
-_SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 1000  # 22 characters of base64 are as good as an AES key
+_SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 1000  # 22 characters of base64 are as strong as an AES key
 _KEYS = "python -m torchbeast.keys makes one"
 _EVERY_NETWORK = ("0.0.0.0", "[::]")
 
@@ -55,7 +56,7 @@ def credentials(files: SecurityConfig) -> libtorchbeast.Credentials:
 
 
 def _authorities(files: SecurityConfig) -> str:
-    """Returns the certificates of the authorities that may have signed the other side's."""
+    """Returns the certificates of the authorities that may sign the other side's certificate."""
     flag, path = "tls_ca", files.tls_ca
     if path is None:
         flag, path = "tls_client_ca", files.tls_client_ca
@@ -103,7 +104,7 @@ def _token(path: str | None) -> str:
 
 def _private_text(path: str, flag: str) -> str:
     text, status = _text(path, flag), expanded(path).stat()
-    # As PostgreSQL has it: a file of the administrator may be for a group, as Kubernetes mounts it.
+    # As in PostgreSQL: a group may read a file of root, because Kubernetes mounts such files.
     for_others = 0o027 if status.st_uid == 0 and os.getuid() != 0 else 0o077
     if stat.S_IMODE(status.st_mode) & for_others:
         raise UsageError(
@@ -124,10 +125,10 @@ def _text(path: str, flag: str) -> str:
 
 
 def flags_of_others(flag: str, listen: Sequence[str], own: SecurityConfig) -> str:
-    """Returns the flags with which others connect to this machine, and are let in.
+    """Returns the flags that others need to connect to this machine.
 
-    flag: takes the addresses. own: the files of this side; those of the others are named as
-    torchbeast.keys names them.
+    flag: for the addresses. own: the files of this side. For the files of the other side it uses
+    the names that torchbeast.keys gives them.
     """
     reached = ",".join(_reached_at(address) for address in listen)
     words = [flag, reached, *(typed("--tls_ca", "ca.pem") if own.tls_cert else ["--insecure"])]
@@ -138,44 +139,45 @@ def flags_of_others(flag: str, listen: Sequence[str], own: SecurityConfig) -> st
 
 
 def _reached_at(listen: str) -> str:
-    """Returns HOST:PORT for others: this machine's name in place of every network."""
+    """Returns HOST:PORT for others, with this machine's name in place of 0.0.0.0."""
     host, port = host_and_port(listen)
     return f"{socket.gethostname() if host in _EVERY_NETWORK else host}:{port}"
 
 
 def silence_grpc() -> None:
-    """Keeps gRPC from printing lines of its own about what is explained here, unless the user has
-    set GRPC_VERBOSITY. A no-op once gRPC is in use.
+    """Keeps gRPC from printing its own messages about errors that are explained here, unless the
+    user has set GRPC_VERBOSITY. Has no effect if gRPC is already in use.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def explain(address: str, files: SecurityConfig) -> None:
-    """Raises RunError if the other side cannot be reached for a reason that waiting does not mend,
-    where gRPC only says that it does not answer: a host without an address, an end that uses TLS
-    while the other does not, and a refused certificate.
+    """Raises RunError if the other side cannot be reached for a reason that waiting cannot fix.
 
-    Returns if the other side may still come. An end that closes the connection before the handshake
-    is over says nothing: so does a tunnel or a load balancer behind which nobody listens yet.
+    Such reasons are an unknown host, TLS on one side only, and a refused certificate. gRPC itself
+    only reports that the other side does not answer.
+
+    Returns if the other side may still come. This includes a connection that is closed before the
+    end of the handshake, because a tunnel or a load balancer without a listener does the same.
     """
     host, port = host_and_port(address)
     resolved(host, port)
     name = host.strip("[]")
-    with contextlib.suppress(OSError):  # nobody listens yet, or whoever does says nothing
+    with contextlib.suppress(OSError):  # nobody listens yet, or does not answer
         with socket.create_connection((name, port), _CONNECT_S) as connection:
             if why := _fault(connection, name, files):
                 raise RunError(f"{address}: {why}")
 
 
 def _fault(connection: socket.socket, name: str, files: SecurityConfig) -> str:
-    """Describes the fault that a handshake with the host `name` shows; "" if it shows none."""
+    """Describes the error of a handshake with the host `name`; "" if there is none."""
     has_tls, closed = files.tls_ca is not None, ""
     try:
         with _client_tls(files).wrap_socket(connection, server_hostname=name) as encrypted:
             if not has_tls:
                 return _PORT_OF_TLS
-            # A server that refuses this side's certificate, or misses it, ends the connection only
-            # now, and not always with an alert; one that accepts it begins to speak.
+            # A server that refuses this side's certificate, or misses it, closes the connection
+            # only now, and not always with an alert. A server that accepts it starts to speak.
             closed = _CERTIFICATE_WANTED
             return "" if encrypted.recv(1) else closed
     except ssl.SSLCertVerificationError as error:
@@ -193,8 +195,8 @@ def _fault(connection: socket.socket, name: str, files: SecurityConfig) -> str:
 
 
 def _client_tls(files: SecurityConfig) -> ssl.SSLContext:
-    """Returns the TLS of the side that connects; without --tls_ca it accepts every certificate, and
-    only serves to see whether the other side uses TLS.
+    """Returns the TLS context of the side that connects. Without --tls_ca it accepts any
+    certificate, and only serves to find out whether the other side uses TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])  # the name of gRPC's protocol in a handshake

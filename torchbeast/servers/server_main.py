@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main module of environment-server processes; started by env_servers.py, never by a user.
+"""The main module of environment-server processes. Started by env_servers.py, not by users.
 
-A server runs until its stdin is closed, which also happens when the program that started it dies in
-any way. Its stdout carries JSON reports, so output of the environment is redirected to stderr. The
-process never imports torch.
+A server runs until its stdin is closed, including when the program that started it dies. Its
+stdout carries JSON reports, so output of the environment is redirected to stderr. The process never
+imports torch.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
     from torchbeast.envs import EnvSpec
 
-_GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
-_REPORT_EVERY_S = 1.0  # what the environments do
-_SERVING_S = 1.0  # between two looks whether the server has stopped before it served
-# Open at once, for each stream that a learner is told to open: a second learner may use the
-# servers, and a connection that was cut off without a word is open for half a minute.
+_GRACE_S = 3.0  # to stop after stdin is closed; a stuck environment is abandoned
+_REPORT_EVERY_S = 1.0  # between two reports about the environments
+_SERVING_S = 1.0  # between two checks whether the server stopped before it served
+# Connections per stream that a learner is told to open: a second learner may use the servers, and
+# connections that are cut off silently stay open for half a minute.
 _STREAMS_PER_STREAM = 4
-_DESCRIPTORS = 1 << 14  # enough for strangers who only connect; their connections take 300 MB
-_PROBE_EVERY_S = 2.0  # whether the server still accepts connections
-_ANSWER_S = 5.0  # for a probe to get an answer; the second one without an answer ends the server
+_DESCRIPTORS = 1 << 14  # enough for strangers who only connect, which takes 300 MB
+_PROBE_EVERY_S = 2.0  # between two checks whether the server still accepts connections
+_ANSWER_S = 5.0  # time limit of a check; after two failures in a row the server ends
 
 
 class ServerActivity:
-    """What the environments of a process have done, for the metrics of polybeast_env, which has no
-    learner's certificate with which to ask the server. Any thread may use it.
+    """Counts what the environments of a process do, for the metrics of polybeast_env, which cannot
+    query the server because it lacks a learner's certificate. Any thread may use it.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class ServerActivity:
         self._counts = {"steps": 0, "open_streams": 0}
 
     def add(self, what: str, count: int) -> None:
-        """Counts what was done."""
+        """Adds to a count."""
         with self._lock:
             self._counts[what] += count
 
@@ -70,10 +70,10 @@ class ServerActivity:
 
 
 class ServedEnv:
-    """The vector environment of one stream, which counts its steps. It is open until it is closed.
+    """The vector environment of one stream; it counts its steps and open streams.
 
-    Its steps have a seventh value for `libtorchbeast.Server` if there are K keywords: the numbers
-    of the games that ended, float32 [N, K], or None.
+    With K info keywords, its steps have a seventh value for `libtorchbeast.Server`: the numbers of
+    the episodes that ended, float32 [N, K], or None.
     """
 
     def __init__(self, env: Any, keywords: Sequence[str], activity: ServerActivity) -> None:
@@ -123,7 +123,7 @@ def main(arguments: dict[str, Any]) -> int:
         if serving[0].run():
             report({"run_has_ended": True})
     except Exception as error:
-        is_of_address = isinstance(error, ConnectionError)  # the server's own, without a traceback
+        is_of_address = isinstance(error, ConnectionError)  # the server's, without a traceback
         report(failure(RunError(str(error)) if is_of_address else error))
         return 1
     finally:
@@ -133,7 +133,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _stop(serving: list[Any], stopped: threading.Event, arguments: dict[str, Any]) -> None:
-    """Stops the server; exits if its environment does not return in time."""
+    """Stops the server; exits if an environment does not return in time."""
     for server in serving:
         _thread(server.stop)
     if not serving or not stopped.wait(_GRACE_S):
@@ -146,7 +146,7 @@ def _stop(serving: list[Any], stopped: threading.Event, arguments: dict[str, Any
 def _remove_folder(arguments: dict[str, Any]) -> None:
     """Removes the run's folder of sockets if this was the last server in it."""
     if arguments["folder"] is not None:
-        with contextlib.suppress(OSError):  # other servers still use it, or it is gone
+        with contextlib.suppress(OSError):  # still in use by other servers, or already gone
             os.rmdir(arguments["folder"])
 
 
@@ -163,7 +163,7 @@ def _make_server(
     from torchbeast.servers.security import credentials
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
-    # The first one is made now, so that a wrong name is reported at once.
+    # Make the first one now, so that a wrong name is reported immediately.
     first = [make_environment(spec, num_envs)]
 
     def make() -> Any:
@@ -183,7 +183,7 @@ def _make_server(
         security = SecurityConfig(**files)
         return JoiningStreams(make, description, arguments["learners"], security, report)
     if socket_path(arguments["address"]) is None:
-        check_free(arguments["address"])  # gRPC would be content with some of a name's addresses
+        check_free(arguments["address"])  # gRPC accepts it if some addresses of a name are free
     return libtorchbeast.Server(
         make,
         arguments["address"],
@@ -200,7 +200,7 @@ def _report_and_watch(
     stopped: threading.Event,
     report: Report,
 ) -> None:
-    """Starts the threads that report, and that look whether the server is deaf."""
+    """Starts the threads that report, and that check whether the server still listens."""
     if activity is not None:
         _thread(lambda: _report_until(stopped, activity, report))
     if arguments["learners"]:
@@ -212,8 +212,8 @@ def _report_and_watch(
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the description that a learner gets before it connects.
 
-    Its options are without the info keywords: learners of earlier versions, which read options
-    only, would log columns without a number. Keyword arguments are one of them unless empty.
+    Its options do not contain the info keywords, because learners of earlier versions, which only
+    read options, would log empty columns. They contain keyword arguments unless these are empty.
     """
     options = dataclasses.replace(spec.options, info_keywords=()).as_json()
     return {
@@ -236,10 +236,10 @@ def _report_until(stopped: threading.Event, activity: ServerActivity, report: Re
 
 
 def _watch(server: Any, address: str, stopped: threading.Event, report: Report) -> None:
-    """Reports that the server accepts connections, and ends the process once it does not any more,
-    so that another one takes its place.
+    """Reports that the server accepts connections. If it no longer does, ends the process, so that
+    it is replaced.
 
-    gRPC 1.51 stops listening for good when it cannot accept a connection, and says nothing.
+    gRPC 1.51 stops listening for good if it cannot accept a connection, without a message.
     """
     while not server.wait_until_serving(_SERVING_S):
         if stopped.is_set():

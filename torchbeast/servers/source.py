@@ -6,11 +6,11 @@
                                       |   +------ actions ---- inference threads
                                       +--- rollouts --> BatchingQueue --> batches() --> the learner
 
-Spare columns make room in a batch for other data, such as replay: the core joins the rollouts into
-its first columns, and the consumer writes the rest.
+Spare columns are room in a batch for other data, such as replay. The core writes rollouts into the
+first columns, and the consumer writes the spare ones.
 
-The pool runs its own threads in C++. The last action is not among the environment's outputs, so it
-is passed along with the agent state: `agent_state = (state, last_action)`.
+The pool runs its own threads in C++. The environment's outputs do not include the last action, so
+it is passed along with the agent state: `agent_state = (state, last_action)`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 class PolySource:
     """Yields batches of rollouts from a fleet of environment servers.
 
-    Threads: `start` adds them to the supervisor. When the run ends, it closes queue and batcher,
-    which wakes every waiting thread. `batches` may be iterated from several threads, each with its
-    own iterator.
+    Threads: `start` adds its threads to the supervisor. When the run ends, the supervisor closes
+    queue and batcher, which wakes every waiting thread. Several threads may iterate `batches`, each
+    with its own iterator.
     """
 
     yields = Rollout
@@ -77,10 +77,10 @@ class PolySource:
     ) -> None:
         """Prepares queue, batcher and pool.
 
-        start_servers: called by `start`; `end` then ends them. None: they run already.
-        door: where the hosts of the fleet dial in, and others may. None: the pool connects.
+        start_servers: called by `start`; `end` ends these servers. None: servers are running.
+        door: where hosts dial in, also later. None: the pool connects to the servers.
 
-        Raises UsageError if this process may not have as many streams.
+        Raises UsageError if this process may not have that many streams.
         """
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
@@ -95,7 +95,7 @@ class PolySource:
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
-        self._torch_threads = torch.get_num_threads()  # of each of them
+        self._torch_threads = torch.get_num_threads()  # per inference thread
         columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         spare = self._spare_columns = learner.spare_columns
         self._batch_size = rollouts.batch_size
@@ -117,11 +117,11 @@ class PolySource:
         joined = (1 + learner.batches_at_once) * (self._batch_size + spare)
         keywords = fleet.env.options.info_keywords
         spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
-        self.num_bytes = spec.num_bytes(written + queued + joined)  # they wait, or are in batches
+        self.num_bytes = spec.num_bytes(written + queued + joined)  # waiting, or in batches
         self._env_bytes = spec.num_bytes()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts inference and the pool, and the servers that belong to the source."""
+        """Starts inference, the pool, and the servers that belong to the source."""
         supervisor.on_close(self.close)
         if self._start_servers is not None:
             self._servers = self._start_servers(supervisor)
@@ -136,24 +136,24 @@ class PolySource:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
         closed.
 
-        Spare columns are uninitialised, and the caller's to write, through the tensors or numpy
-        views of them; until then only the first batch_size columns may be read. final_observation
-        has no columns and holds the final observations of the first batch_size.
+        Spare columns are uninitialised. The caller writes them, through the tensors or numpy views,
+        and must not read them before. final_observation does not have columns; it holds the final
+        observations of the first batch_size columns.
         """
         columns = self._batch_size + self._spare_columns
         for nest, info in self._queue.with_info():
             rollout = _to_rollout(nest, info, self._spare_columns)
             if rollout.batch_size < columns:
-                break  # closed while a batch was being collected
+                break  # closed during the collection of a batch
             yield rollout
-        # A pool that fails closes the queue itself, before it raises the run's failure.
+        # If the pool fails, it closes the queue before it raises the failure of the run.
         self._closed.wait()
 
     def close(self) -> None:
         """Closes queue and batcher, which wakes every waiting thread. May be called again."""
         self._closed.set()
         for queue in (self._batcher, self._queue):
-            with contextlib.suppress(RuntimeError):  # closed already, perhaps by the pool just now
+            with contextlib.suppress(RuntimeError):  # already closed, perhaps by the pool
                 queue.close()
 
     def end(self) -> None:
@@ -164,9 +164,9 @@ class PolySource:
     def status(self) -> dict[str, int]:
         """Returns queue lengths and counts, by the names of log columns.
 
-        Now: rollouts that wait for the learner, streams that wait for actions, connected streams,
-        retired ones. Since the start: losses of streams, streams that got new environments because
-        theirs had failed, and collected steps.
+        Current: rollouts waiting for the learner, streams waiting for actions, connected streams,
+        retired streams. Since the start: lost streams, streams that got new environments because
+        theirs failed, and collected steps.
         """
         return {
             "learner_queue_size": self._queue.size() * self._columns,
@@ -183,10 +183,10 @@ class PolySource:
         return self._pool.seconds()
 
     def hanging(self) -> str:
-        """Describes lost streams that will end the run, or have been away for over WAIT_S; "" if
-        there are none.
+        """Describes lost streams that will end the run, or that have been away for over WAIT_S, or
+        returns "".
 
-        Steps that take too long need no description: the pool ends their stream.
+        Steps that take too long are not described, because the pool ends their stream.
         """
         away = self.away()
         is_long = any(stream.seconds >= WAIT_S for stream in away)
@@ -224,9 +224,9 @@ class PolySource:
 
 
 def inference_threads(count: int | None, device: torch.device) -> int:
-    """Returns the number of inference threads; count: the setting, None: chosen by the hardware.
+    """Returns the number of inference threads; count: the setting, None: depends on the hardware.
 
-    On the CPU acting takes at most a quarter of a step, and more threads only make smaller batches.
+    On the CPU, acting takes at most 25 % of a step, and more threads only make smaller batches.
     Each thread also uses torch's threads inside its operations.
     """
     if count is not None:
@@ -263,7 +263,7 @@ def answer(
 def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
     """Returns the number of columns of an item in the learner's queue.
 
-    It is the largest that divides the batch and every stream evenly.
+    It is the largest number that divides the batch size and the size of every stream.
     """
     return math.gcd(batch_size, *envs_per_stream)
 
@@ -271,8 +271,8 @@ def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
 def learner_queue(
     rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int, spare_columns: int = 0
 ) -> libtorchbeast.BatchingQueue:
-    """Returns a queue of items of this many columns, which gives out whole batches, each with
-    spare columns at its end.
+    """Returns a queue of items with `columns` columns. It yields complete batches, with spare
+    columns at the end.
     """
     items = rollouts.batch_size // columns
     capacity = pipeline.queue_size(rollouts.batch_size)
@@ -289,7 +289,7 @@ def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
     (env, (action, extras)), (state, last_action) = nest
     observation, reward, done, episode_step, episode_return = env
     # The last action that the policy saw. In an environment's first rollout row 0 holds zeros,
-    # which are not a valid action of every space; in later rollouts nothing changes.
+    # which are not valid in every action space; in later rollouts this changes nothing.
     map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
     return Rollout(
         observation=observation,
@@ -313,8 +313,8 @@ def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
 
 
 def _in_all_rows(numbers: Tensor, reward: Tensor, spare_columns: int) -> Tensor:
-    """Expands [1, B] to the shape of `reward`: a view, or a copy when there are spare columns,
-    whose rows are written one by one.
+    """Expands [1, B] to the shape of `reward`: a view, or a copy if there are spare columns, whose
+    rows are written one by one.
     """
     rows = numbers.expand(reward.shape)
     return rows.contiguous() if spare_columns else rows
