@@ -80,7 +80,7 @@ def test_an_environment_without_an_info_is_refused(env: str) -> None:
     spec = EnvSpec(env, options=EnvOptions(info_keywords=("score",)))
     with pytest.raises(EnvError, match=r"info_keywords score name numbers .*has no info: remove"):
         make(spec, 1)
-    with pytest.raises(ValueError, match="gives no info"):
+    with pytest.raises(ValueError, match="has no info"):
         VecEnv.create_factory(env_fn=make, env_kwargs={"env": env}, info_keywords=["score"])
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses of environment servers.
 
-Server i listens at `<basename>.<i>`, or at the port of server 0 plus i. A host on another machine is
-named by the port of its server 0.
+Server i listens at `<basename>.<i>`, or at the port of server 0 plus i. A host on another machine
+is named by the port of its server 0.
 
 `polybeast` uses a folder of its run, so that two runs never connect to each other. `polybeast_env`
 and `polybeast_learner` use one folder per user, so that two terminals of a user find each other,
