@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run reports: its folder, logs, display and diagnosis."""
+"""The reports of a run: its folder, logs, display, metrics and diagnosis."""
 
 from __future__ import annotations
 

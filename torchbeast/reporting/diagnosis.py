@@ -2,13 +2,13 @@
 """Diagnoses a run: where its time goes, which stage limits it, and what helps.
 
     workers   environment   stepping
-              inference     choosing actions (MonoBeast), waiting for them (PolyBeast)
-              queueing      waiting for room to put a rollout
+              inference     choosing actions (MonoBeast), waiting for actions (PolyBeast)
+              queueing      waiting for queue space for a rollout
     learner   learning      in an update
               waiting       for a batch
 
-If workers wait for room, the learner is slow. If the learner waits, the workers are slow, and their
-largest share of time names the stage.
+If workers wait for queue space, the learner is the bottleneck. If the learner waits, the workers
+are, and the stage with the largest share of their time says why.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
 
 _MINIMUM_S = 8.0  # shares over a shorter time are unreliable
-_MUCH = 0.25  # share of waiting that is worth advice
-_BUSY = 0.5  # a learner with a smaller share of learning is not the limit
+_MUCH = 0.25  # share of waiting from which on advice is worthwhile
+_BUSY = 0.5  # with a smaller share of learning, the learner is not the bottleneck
 
 _NUM_PROCESSES = {"polybeast": "--num_servers", "raybeast": "--num_workers"}
 
@@ -49,9 +49,9 @@ class Reading(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Shares of the workers' time (the first three, of sum 1) and of the learner's (the last two).
+    """Shares of the workers' time (the first three; their sum is 1) and the learner's (the others).
 
-    NaN where unknown.
+    NaN if unknown.
     """
 
     environment: float
@@ -70,7 +70,7 @@ UNKNOWN = Shares(*[math.nan] * 5)
 
 
 class Diagnosis(NamedTuple):
-    """The stage that limits the run, and a sentence about it and what helps."""
+    """The stage that limits the run, and a message with advice."""
 
     limit: Limit | Literal["lost", "ending"]  # streams, see lost_streams
     sentence: str
@@ -78,13 +78,13 @@ class Diagnosis(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """How a program collects rollouts and learns from them: the facts that advice depends on."""
+    """How a program collects and trains: the facts on which advice depends."""
 
     program: str  # monobeast, polybeast, polybeast_learner, raybeast
     num_actors: int  # number of environments
-    processes: int | None  # processes of this run that step environments; None: others' servers
+    processes: int | None  # processes of this run that step environments; None: servers do
     fixed_lag: int | None
-    cores: int = 0  # of all machines together; 0: those of this machine
+    cores: int = 0  # of all machines together; 0: of this machine
 
     @property
     def acts_where_it_steps(self) -> bool:
@@ -130,7 +130,7 @@ class RecentShares:
 
 
 def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
-    """Names the limit of the run; None while the shares are unknown."""
+    """Returns the bottleneck of the run; None while the shares are unknown."""
     if any(map(math.isnan, shares)):
         return None
     limit = _limit(shares)
@@ -138,9 +138,9 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
 
 
 def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
-    """Names the lost streams, while `live` others play; None if there are none.
+    """Returns a diagnosis that names the lost streams, while `live` others play, or None.
 
-    It takes the place of the usual advice, because more servers would not help.
+    It replaces the usual advice, because more servers would not help.
     """
     if not away:
         return None
@@ -192,7 +192,7 @@ def _faster_environments(facts: Collection) -> str:
 
 
 def _more_processes(facts: Collection) -> str:
-    """Advises more processes, by the flag that limits their number."""
+    """Advises to use more processes, with the flag that limits their number."""
     by_itself = _NUM_PROCESSES.get(facts.program, "--num_processes")
     flag = "--num_actors" if facts.processes == facts.num_actors else by_itself
     return f"raise {flag}; {facts.processes} of {facts.cores} cores step environments"
@@ -201,7 +201,7 @@ def _more_processes(facts: Collection) -> str:
 def _larger_batches(facts: Collection) -> str:
     if facts.acts_where_it_steps and facts.has_free_cores:
         return _more_processes(facts)
-    # A learner alone has such a flag too, which makes no environments.
+    # polybeast_learner has such a flag too, but it does not make environments.
     program = "polybeast_env " if facts.processes is None else ""
     threads = "" if facts.acts_where_it_steps else ", or on a GPU --num_inference_threads"
     return f"more {program}--num_actors make larger batches{threads}"
@@ -213,10 +213,10 @@ def percent(share: float) -> str:
 
 
 def alive(status: Mapping[str, float]) -> tuple[str, int]:
-    """Returns what collects, as the log calls it, and how many are alive.
+    """Returns the log's name for what collects, and how many of them are alive.
 
-    Streams of environment servers in PolyBeast, actor processes in MonoBeast, Ray actors in
-    RayBeast.
+    In PolyBeast these are streams of environment servers, in MonoBeast actor processes, in RayBeast
+    Ray actors.
     """
     for name in ("streams", "actors"):
         if (count := status.get(f"live_{name}")) is not None:
@@ -228,9 +228,9 @@ class Watchdog:
     """Produces at most one warning per minute while a run is stuck, or while workers hang and the
     others continue. Used by one thread.
 
-    The status of a source has the sizes of its queues. Walking back from the learner, the first
-    queue with enough entries (a whole batch of rollouts, or any entry in the other queues) is the
-    one whose consumer is stuck. When all queues are empty nothing arrives, and the source may know
+    The status of a source contains the sizes of its queues. Walking back from the learner, the
+    consumer of the first queue with enough entries is stuck (a whole batch of rollouts, or any
+    entry in the other queues). If all queues are empty, nothing arrives, and the source may know
     which worker hangs.
     """
 
@@ -243,7 +243,7 @@ class Watchdog:
         self._lost = 0  # streams or actors lost until the last update
 
     def restart(self, now: float) -> None:
-        """Notes that the learner waits for nothing at this moment."""
+        """Notes that the learner is not waiting now."""
         self._stall.restart(now)
         self._hang.restart(now)
 
@@ -253,7 +253,7 @@ class Watchdog:
         """Returns a warning if one is due, else None.
 
         updates: of this part of the run.
-        hanging: the source's description of workers that hang; empty if none does.
+        hanging: the source's description of workers that hang, or "".
         """
         if updates != self._updates:
             self._updates, self._lost = updates, _lost(status)
@@ -271,7 +271,7 @@ class Watchdog:
         """Describes the probable cause; lost: streams or actors lost since the last update."""
         collectors, count = alive(status)
         rollouts = status.get("learner_queue_size", 0)
-        if f"live_{collectors}" not in status:  # of workers that have collected nothing yet
+        if f"live_{collectors}" not in status:  # the source has not collected anything yet
             return hanging or "no worker has collected a batch"
         if count == 0:
             return hanging or f"none of the {collectors} is alive"
@@ -296,5 +296,5 @@ class Watchdog:
 
 
 def _lost(status: Mapping[str, float]) -> int:
-    """Returns how many streams broke, or actors died, so far."""
+    """Returns the number of streams that broke, or actors that died, so far."""
     return int(status.get("lost_streams", status.get("replaced_actors", 0)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress of a run; its display, a live panel on a terminal, else plain lines; and the summary
-at its end: results, files, and the next commands.
+"""The progress of a run, its display, and its summary.
+
+The display is a live panel on a terminal, or plain lines. The summary at the end has the results,
+the files, and the next commands.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _none_yet = functools.partial(collections.deque[Any], maxlen=100)
 
 @dataclass
 class Progress:
-    """Steps, episodes and recent figures of a run. Written under the training lock."""
+    """Steps, episodes and recent metrics of a run. Written under the training lock."""
 
     step: int = 0
     episodes: int = 0
@@ -76,7 +78,7 @@ class Progress:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Returns the mean, NaN of no values; copies them first: the learner thread may add some."""
+    """Returns the mean, or NaN without values. Copies them, because the learner may add some."""
     recent = list(values)
     return statistics.fmean(recent) if recent else float("nan")
 
@@ -85,14 +87,14 @@ PanelT = TypeVar("PanelT", bound="Panel")
 
 
 class Panel:
-    """A display whose subclass draws or prints its figures. Used by the main thread, as a context
+    """A display. The subclass draws or prints its contents. Used by the main thread, as a context
     manager.
     """
 
     def __init__(self, stream: TextIO | None, is_shown: bool = True) -> None:
         """Prepares drawing if the stream is a terminal; None: stdout.
 
-        is_shown: False where nothing is drawn on a terminal either.
+        is_shown: whether to draw on a terminal.
         """
         self._stream = stream or sys.stdout
         self._console = Console(file=self._stream)
@@ -109,7 +111,7 @@ class Panel:
             self._live.stop()
 
     def _draw(self, content: RenderableType) -> bool:
-        """Draws on the terminal; returns False, and does nothing, where there is none."""
+        """Draws on the terminal. Without a terminal, does nothing and returns False."""
         if self._live is None:
             return False
         self._live.update(content, refresh=True)
@@ -120,12 +122,12 @@ class Panel:
 
 
 def line_of(cells: Mapping[str, str]) -> str:
-    """Returns figures with their names, in one line."""
+    """Returns metrics with their names, in one line."""
     return "  ".join(f"{name} {value}" for name, value in cells.items())
 
 
 def table_of(title: str, columns: Iterable[str]) -> Table:
-    """Returns an empty table of figures."""
+    """Returns an empty table of metrics."""
     table = Table(title=title, title_justify="left")
     for name in columns:
         table.add_column(name, justify="right")
@@ -135,13 +137,13 @@ def table_of(title: str, columns: Iterable[str]) -> Table:
 _log = logging.getLogger("torchbeast.display")
 
 _PLAIN_EVERY_S = 5.0
-_SAID_EVERY_S = 30.0  # at most one new diagnosis: a run between two limits would alternate
-_OF_LOSSES = ("lost", "ending")  # diagnoses that are said at once
+_SAID_EVERY_S = 30.0  # between two diagnoses, because a balanced run would alternate
+_OF_LOSSES = ("lost", "ending")  # diagnoses that are reported immediately
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The figures of a run at one moment, for its display and its metrics."""
+    """The state of a run at one moment, for its display and its metrics."""
 
     progress: Progress
     total_steps: int
@@ -158,7 +160,7 @@ class Shown:
 
     @property
     def collected(self) -> int:
-        """Env steps since the program started, learnt from or not."""
+        """Env steps collected since the program started."""
         return int(self.status.get("collected_steps", 0))
 
 
@@ -176,7 +178,7 @@ class Rate:
 
 
 class Display(Panel):
-    """Displays a run's figures. Used by the main thread, as a context manager."""
+    """Displays the metrics of a run. Used by the main thread, as a context manager."""
 
     def __init__(
         self, title: str, stream: TextIO | None = None, only_warnings: bool = False
@@ -201,12 +203,12 @@ class Display(Panel):
                 self._print(line)
 
     def _began(self, shown: Shown) -> bool:
-        """Returns whether the first steps or the first update just came, which get a line."""
+        """Returns whether the first steps or the first update just came, and deserve a line."""
         return self._step == 0 < shown.progress.step or self._collected == 0 < shown.collected
 
     def _news(self, shown: Shown, now: float) -> list[str]:
-        """Returns a diagnosis that differs from the last one; a lost stream is reported at once,
-        and logged, because nobody may look at this moment.
+        """Returns a diagnosis if it differs from the last one. A lost stream is reported
+        immediately, and logged, because nobody may be looking.
         """
         found = shown.diagnosis
         if self._said in _OF_LOSSES and not shown.away:
@@ -223,12 +225,12 @@ class Display(Panel):
 
 
 def _cells(shown: Shown, rate: float) -> dict[str, str]:
-    """Returns each figure as text; an unknown one is a dash."""
+    """Returns each metric as text; unknown ones are a dash."""
     progress = shown.progress
     left = (shown.total_steps - progress.step) / rate if rate > 0 else math.nan
     collectors, live = alive(shown.status)
     fill, relevant = shown.status.get("replay_fill"), percent(progress.relevant_share)
-    is_first = math.isnan(progress.loss)  # no other figure changes before the first update
+    is_first = math.isnan(progress.loss)  # no other metric changes before the first update
     return {
         "steps": f"{progress.step:,} of {shown.total_steps:,}",
         **({"collected": f"{shown.collected:,}"} if is_first and shown.collected else {}),
@@ -246,7 +248,7 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
 
 
 def _alive(shown: Shown, live: int) -> str:
-    """Returns the number alive: "4", or "2 of 4, 1 lost 12 s ago, 1 retired"."""
+    """Returns how many are alive: "4", or "2 of 4, 1 lost 12 s ago, 1 retired"."""
     retired = int(shown.status.get("retired_streams", 0))
     others = [f"{len(shown.away)} {since(shown.away)}"] if shown.away else []
     others += [f"{retired} retired"] if retired else []
@@ -260,12 +262,12 @@ def clock(seconds: float) -> str:
 
 
 def figure(value: float, spec: str = ".2f") -> str:
-    """Formats a figure; NaN as a dash."""
+    """Formats a number; NaN as a dash."""
     return "-" if math.isnan(value) else format(value, spec)
 
 
 def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
-    """Lays out the figures, with the shares of time and the diagnosis below."""
+    """Lays out the metrics, with the shares of time and the diagnosis below."""
     below = [] if shown.diagnosis is None else [str(shown.shares), shown.diagnosis.sentence]
     table = table_of(title, cells)
     table.add_row(*cells.values())
@@ -273,9 +275,9 @@ def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
 
 
 def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
-    """Returns a sentence about the results.
+    """Returns a summary of the results.
 
-    steps_learnt: learnt by this process, which may have resumed an earlier run.
+    steps_learnt: by this process, which may have resumed an earlier run.
     """
     length = figure(progress.mean_length(), ".0f")
     returns = (
@@ -299,9 +301,10 @@ def next_commands(
     to_resume: Sequence[str] = (),
     learners: int = 1,
 ) -> str:
-    """Returns where the files are, and the commands that plot, test and resume the run.
+    """Returns the folder of the files, and the commands that plot, test and resume the run.
 
-    to_test, to_resume: further words of these commands. learners: that torchrun started here.
+    to_test, to_resume: further words of these commands. learners: number of learners that torchrun
+    started here.
     """
     python = Path(sys.executable).name
     run = f"{python} -m torchbeast.{program}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of everything that logs the figures of a run, and its files logs.csv, fields.csv.
+"""The interface of loggers, which log the metrics of a run, and the files logs.csv and fields.csv.
 
     Logger  -- open(run) -->  Log  -- write(step, figures), once per update -->  close()
     settings, reusable        one part of a run, from its start to its end
@@ -31,11 +31,11 @@ _log = logging.getLogger("torchbeast.logs")
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """The run that a logger logs."""
+    """The run to log."""
 
     folder: Path
     settings: Mapping[str, Any]  # by the names of flags
-    step: int  # env steps of the checkpoint that it goes on from; 0 for a new run
+    step: int  # env steps of the checkpoint that it resumes; 0 for a new run
 
     @property
     def name(self) -> str:
@@ -47,10 +47,10 @@ class Log(Protocol):
     """The open log of a run. Used by one thread at a time."""
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Takes the figures after `step` env steps; NaN means that there is none."""
+        """Logs the metrics after `step` env steps; NaN stands for a missing value."""
 
     def close(self) -> None:
-        """Writes what is left. No method may be called afterwards."""
+        """Writes remaining data. Do not call any method afterwards."""
 
 
 class Logger(Protocol):
@@ -59,16 +59,16 @@ class Logger(Protocol):
     def open(self, run: LoggedRun) -> Log:
         """Opens the log.
 
-        Raises UsageError with what to install or to change, which ends the run. Without a log that
-        raises OSError or UnicodeError here the run continues.
+        If it raises UsageError, which says what to install or change, the run ends. If it raises
+        OSError or UnicodeError, the run continues without this log.
         """
 
 
 class Logs:
-    """Several logs as one. Where one cannot be written, as on a full disk, the run goes on."""
+    """Several logs as one. If one cannot be written, e.g. on a full disk, the run continues."""
 
     def __init__(self, loggers: Sequence[Logger], run: LoggedRun) -> None:
-        """Opens them in order; if one ends the run, closes the others."""
+        """Opens the logs in order. If one ends the run, closes the others."""
         self._logs: list[Log] = []
         with ExitStack() as opened:
             for logger in loggers:
@@ -93,12 +93,12 @@ class Logs:
 
 
 class _Lossy:
-    """A log that loses rows where it raises OSError, and says which."""
+    """A log that loses rows if it raises OSError, and warns about them."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lost = 0  # rows since the last one that was written
-        self._what = ""  # cannot be written
+        self._what = ""  # what cannot be written
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         try:
@@ -130,18 +130,18 @@ class CsvLogger:
     """Writes logs.csv and fields.csv in the run's folder."""
 
     def open(self, run: LoggedRun) -> LogFiles:
-        """Opens the files. Raises UsageError if it cannot: plots and evaluations need them."""
+        """Opens the files. Raises UsageError if it cannot, because plots need them."""
         with refusing_paths("make it writable, or give another --savedir"):
             return LogFiles(run.folder, run.step)
 
 
 class LogFiles:
-    """Appends rows of figures to the log files. Used by one thread at a time."""
+    """Appends rows of metrics to the log files. Used by one thread at a time."""
 
     def __init__(self, folder: Path, step: float = math.inf) -> None:
         """Opens the files of a run's folder.
 
-        step: env steps of the checkpoint that is resumed; later rows, which a killed run wrote, are
+        step: env steps of the checkpoint to resume. Later rows, which a killed run wrote, are
         dropped.
         """
         self._fields_path = folder / "fields.csv"
@@ -151,9 +151,10 @@ class LogFiles:
         self._logs = AppendedFile(folder / "logs.csv")
 
     def write(self, step: int, figures: Mapping[str, float | int]) -> None:
-        """Appends a row: the figures after `step` env steps. NaN becomes an empty cell.
+        """Appends a row: the metrics after `step` env steps. NaN becomes an empty cell.
 
-        Raises OSError where it cannot, as on a full disk; the row is lost, and the next is tried.
+        Raises OSError if it cannot, for example on a full disk. This row is then lost, but later
+        ones may succeed.
         """
         row = {"_tick": self._tick, "_time": self._time.now(), "step": step, **figures}
         self._add_columns(row)
@@ -162,7 +163,7 @@ class LogFiles:
         self._tick += 1
 
     def close(self) -> None:
-        """Closes the files. No method may be called afterwards."""
+        """Closes the files. Do not call any method afterwards."""
         self._logs.close()
 
     def _add_columns(self, row: Mapping[str, Any]) -> None:
@@ -172,22 +173,22 @@ class LogFiles:
             with closing(AppendedFile(self._fields_path)) as file:
                 file.append(csv_line(fields))
             self._fields = fields
-        if not self._logs.size:  # also where a full disk has refused the line before
+        if not self._logs.size:  # even if a full disk has refused the line before
             self._logs.append(f"# {','.join(self._fields)}\n")
 
 
 def csv_line(cells: Sequence[Any]) -> str:
-    """Returns a row of a CSV file, with its end."""
+    """Returns a row of a CSV file, including the end of line."""
     text = io.StringIO()
     csv.writer(text).writerow(cells)
     return text.getvalue()
 
 
 def read_fields(folder: Path) -> list[str]:
-    """Returns the columns of logs.csv, or [] if there are none.
+    """Returns the columns of logs.csv, or [] if the file does not have any.
 
-    They are the last row of fields.csv; without that file, as for a kept curve, the first line of
-    logs.csv that contains `step`.
+    They are the last row of fields.csv. Without that file, for example for a kept curve, they are
+    the first line of logs.csv that contains `step`.
     folder: a run's folder, or a file like logs.csv.
     """
     with_steps = (row for row in _csv_rows(_logs_of(folder)) if "step" in row)
@@ -210,7 +211,7 @@ def _logs_of(folder: Path) -> Path:
 
 
 class LogReader:
-    """Reads the rows of logs.csv, and then those that are appended. Used by one thread."""
+    """Reads the rows of logs.csv, and later the rows appended since. Used by one thread."""
 
     def __init__(self, folder: Path) -> None:
         """folder: a run's folder, or a file like logs.csv."""
@@ -218,8 +219,9 @@ class LogReader:
         self._offset = 0
 
     def new_rows(self) -> Iterator[dict[str, float]]:
-        """Yields the rows that were not read yet, oldest first, without the figures that are empty
-        in a row. Leaves out damaged rows, and one that a running program is still writing.
+        """Yields the rows that have not been read yet, oldest first, without empty cells.
+
+        Skips damaged rows, and a last row that a running program is still writing.
         """
         fields = read_fields(self._folder)
         with open(_logs_of(self._folder), "rb") as file:
@@ -233,7 +235,7 @@ class LogReader:
 
 
 def _row(fields: Sequence[str], line: str) -> dict[str, float]:
-    """Returns the figures of a row; {} for a heading and for a damaged row."""
+    """Returns the metrics of a row; {} for a heading or a damaged row."""
     with suppress(ValueError):
         row = {k: float(v) for k, v in zip(fields, line.rstrip().split(","), strict=False) if v}
         return row if "step" in row else {}
@@ -246,7 +248,7 @@ def read_logs(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def end_last_line(path: Path) -> None:
-    """Removes a last row that a killed process left incomplete, so that the next one is whole."""
+    """Removes an incomplete last row of a killed process, so that the next row is complete."""
     if path.exists():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
@@ -254,7 +256,7 @@ def end_last_line(path: Path) -> None:
 def _resumed(path: Path, step: float, fields: list[str]) -> tuple[int, float]:
     """Drops an incomplete last row, and the rows after `step`.
 
-    Returns `_tick` and `_time` of the last row that has both; -1 and 0 without any.
+    Returns `_tick` and `_time` of the last row that has both; -1 and 0 if no row has.
     """
     if not path.exists():
         return -1, 0.0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loggers of a run besides logs.csv: TensorBoard, Weights & Biases, lines on stdout; and the
-settings of what is shown and logged.
+"""The loggers of a run in addition to logs.csv: TensorBoard, Weights & Biases, lines on stdout; and
+the settings of display and logs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torchbeast.reporting.output import WallTime
 
 
 class StdoutLogger:
-    """Prints rows of figures on stdout, at most one every `every_seconds`; figures of rows that are
-    left out come with the next one.
+    """Prints rows of metrics on stdout, at most one every `every_seconds`. The next printed row
+    includes metrics of the rows that it skips.
     """
 
     def __init__(
@@ -31,20 +31,20 @@ class StdoutLogger:
         every_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepares printing. names: of the figures that are printed; None: all."""
+        """Prepares printing. names: of the metrics to print; None: all."""
         at_least(0, every_seconds=every_seconds)
         self._names, self._every, self._clock = names, every_seconds, clock
 
         self._printed = -math.inf
-        self._kept: dict[str, float] = {}  # the newest of each figure, since the last line
+        self._kept: dict[str, float] = {}  # newest values since the last printed row
         self._step = 0
 
     def open(self, run: LoggedRun) -> StdoutLogger:
-        """Begins with the next row."""
+        """Starts with the next row."""
         return StdoutLogger(self._names, self._every, self._clock)
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Prints a row if it is time. NaN is left out."""
+        """Prints a row if it is time, without NaN."""
         self._step = step
         for name, value in figures.items():
             if not math.isnan(value) and (self._names is None or name in self._names):
@@ -53,7 +53,7 @@ class StdoutLogger:
             self._print()
 
     def close(self) -> None:
-        """Prints the last row, if it was left out."""
+        """Prints the last row, if it was skipped."""
         if self._kept:
             self._print()
 
@@ -67,7 +67,7 @@ class TensorBoardLogger:
     """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
 
     def open(self, run: LoggedRun) -> Log:
-        """Opens the events of a run; those after the checkpoint that it goes on from are hidden."""
+        """Opens the events of a run, and hides events after the checkpoint that it resumes."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -79,13 +79,13 @@ class TensorBoardLog:
     """The events of a run. Used by one thread at a time."""
 
     def __init__(self, writer: Any) -> None:
-        """Takes a SummaryWriter."""
+        """writer: a SummaryWriter."""
         self._writer, self._time = writer, WallTime()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Adds a scalar for each figure but NaN.
+        """Adds a scalar for each metric except NaN.
 
-        Raises OSError once the writer's thread has met one, and from then on: it writes no more.
+        Raises OSError if the writer's thread has failed, which then does not write any more.
         """
         try:
             now = self._time.now()
@@ -101,10 +101,10 @@ class TensorBoardLog:
 
 
 class WandbLogger:
-    """Logs a run to a project of Weights & Biases, under its own name.
+    """Logs a run to a project of Weights & Biases, under the run's name.
 
-    Its variables work as always: WANDB_MODE=offline writes files only, which `wandb sync` sends
-    later. They are in `wandb/` of the run's folder.
+    The environment variables of wandb work as usual: WANDB_MODE=offline only writes files, into
+    `wandb/` of the run's folder, which `wandb sync` can send later.
     """
 
     def __init__(self, project: str, **init: Any) -> None:
@@ -112,9 +112,10 @@ class WandbLogger:
         self._project, self._init = project, init
 
     def open(self, run: LoggedRun) -> WandbLog:
-        """Begins the run there, or goes on with it: a folder is one run, however often resumed.
+        """Starts the run in Weights & Biases, or continues it if the folder has one.
 
-        Raises UsageError without the package or an account, OSError if it cannot be reached.
+        Raises UsageError without the package or an account, and OSError if the server is out of
+        reach.
         """
         try:
             import wandb
@@ -130,8 +131,8 @@ class WandbLogger:
             "config": dict(run.settings),
             "allow_val_change": True,  # a resumed run may have other settings
             "resume": "allow",
-            "reinit": "create_new",  # beside one that a notebook has begun
-            "settings": wandb.Settings(console="off"),  # the display is no log
+            "reinit": "create_new",  # in addition to a run of a notebook
+            "settings": wandb.Settings(console="off"),  # the display is not a log
         }
         try:
             return WandbLog(wandb.init(**of_this_run | self._init))
@@ -139,7 +140,7 @@ class WandbLogger:
             raise UsageError(
                 f"Weights & Biases: {error}. Call `wandb login`, or set WANDB_MODE=offline"
             ) from error
-        except wandb.Error as error:  # such as one of the network
+        except wandb.Error as error:  # for example of the network
             raise OSError(str(error)) from error
 
 
@@ -147,26 +148,28 @@ class WandbLog:
     """The log of a run. Used by one thread at a time."""
 
     def __init__(self, run: Any) -> None:
-        """Takes a wandb.Run. Its own step counts calls, so that a resumed run can log again what
-        came after the checkpoint; charts are over ours.
+        """run: a wandb.Run. Its own step counts calls, so that a resumed run can log steps after
+        the checkpoint again. Charts use our step as x axis.
         """
         self._run = run
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Logs each figure but NaN."""
+        """Logs each metric except NaN."""
         known = {name: value for name, value in figures.items() if not math.isnan(value)}
         self._run.log({"step": step, **known})
 
     def close(self) -> None:
-        """Waits until everything is sent."""
+        """Waits until everything has been sent."""
         self._run.finish()
 
 
 def _id_in(folder: Path) -> str:
-    """Returns the run's id, which a file keeps: with a name of the user's, two runs of one project
-    might meet, and a run that was deleted there could not be logged again.
+    """Returns the run's random ID, which is kept in a file.
+
+    If the ID were the name of the run, two runs of a project could collide, and a run that was
+    deleted there could not be logged again.
     """
     path = folder / "torchbeast_id"
     if not path.exists():

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics for Prometheus: the newest figures of a program, at http://HOST:PORT/metrics.
+"""Metrics for Prometheus: the newest metrics of a program, at http://HOST:PORT/metrics.
 
     main thread -- show() --> newest metrics <-- reads -- threads of the HTTP server, one a request
 
-Only figures that the display and the log have already are served, under Prometheus' conventions:
-totals end in _total and begin at 0 where nothing says otherwise, shares are ratios, times seconds.
-docs/how-to/operations.md lists the metrics of a learner.
+It only serves metrics that the display and the log have as well, under Prometheus' conventions:
+names of totals end in _total, and totals start at 0 unless stated otherwise; shares are ratios, and
+times are in seconds. docs/how-to/operations.md lists the metrics of a learner.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class MetricsConfig:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure, or one for each value of a label. NaN stands for an unknown one."""
+    """A metric, with one value, or one for each value of a label. NaN means unknown."""
 
-    name: str  # without torchbeast_, and without the _total of a counter
+    name: str  # without torchbeast_, and without _total of a counter
     help: str
     values: float | Mapping[str, float]  # by value of the label
     label: str = ""
@@ -65,18 +65,18 @@ class Metric:
 
 
 class Metrics:
-    """Serves the metrics that were shown last. Any thread may show; None is served before."""
+    """Serves the metrics that `show` was last called with. Any thread may call it."""
 
     def __init__(self) -> None:
         self._newest: Sequence[Metric] = ()
 
     def show(self, metrics: Sequence[Metric]) -> None:
-        """Replaces what is served."""
+        """Replaces the served metrics."""
         self._newest = tuple(metrics)
 
     @contextmanager
     def served(self, config: MetricsConfig) -> Iterator[Metrics]:
-        """Serves until the block ends; a no-op if nobody asked for it.
+        """Serves until the block ends; does nothing without --metrics_port.
 
         Warns if the address cannot be used. Raises UsageError if the package is missing.
         """
@@ -86,7 +86,7 @@ class Metrics:
             yield self
 
     def collect(self) -> Iterator[Any]:
-        """Yields the metrics for prometheus_client, which calls it for every request."""
+        """Yields the metrics; prometheus_client calls it for every request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for metric in self._newest:

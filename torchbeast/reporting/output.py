@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output and logs of a run. No failure to write them ends the run.
+"""Output and logs of a run. A failure to write them never ends the run.
 
-    stdout and stderr   LossyStream: a full disk or a dead reader behind them loses lines
+    stdout and stderr   LossyStream: loses lines if the disk is full or the reader is gone
     out.log             OutLog, over a LossyStream
-    other logs          AppendedFile: a full disk loses a row as a whole and never cuts it
+    other logs          AppendedFile: on a full disk it loses complete rows, never parts
 
-Where there is room again, the number of lost lines is written first. A file can be locked against
-other processes. WallTime dates what is logged.
+When writing works again, the number of lost lines is written first. A file can be locked against
+other processes. WallTime provides the times in logs.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class LossyStream:
-    """Writes to a stream of text. Where this fails, lines are lost and counted until it can again.
+    """Writes to a text stream. While that fails, it loses lines and counts them.
 
-    Any thread may write. There is no lock, so that a handler of signals may print; threads that
-    lose lines at the same moment may count one of them twice, or not at all.
+    Any thread may write. It does not use a lock, so that signal handlers can print. If several
+    threads lose lines at the same moment, the count may be wrong by one.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
         self._is_failing = False
-        self._begins = True  # whether the next text begins a line
-        self._lost = 0  # lines, since it fails
+        self._begins = True  # whether the next text starts a line
+        self._lost = 0  # number of lost lines
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes text, or loses it; of a line whose beginning is lost, the end is lost too."""
+        """Writes text, or loses it. If the start of a line is lost, so is its end."""
         begins, self._begins = self._begins, text.endswith("\n")
         if not self._is_failing or (begins and self._is_mended()):
             try:
@@ -58,7 +58,7 @@ class LossyStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flushes the stream; what it could not write stays with it, to be tried again."""
+        """Flushes the stream, which keeps text that it could not write for the next attempt."""
         if self._is_failing:
             return
         try:
@@ -67,12 +67,12 @@ class LossyStream:
             self._fail(error)
 
     def close(self) -> None:
-        """Closes the stream, and drops what it could not write."""
+        """Closes the stream, and drops text that it could not write."""
         with suppress(OSError):
             self._stream.close()
 
     def _fail(self, error: OSError) -> None:
-        self._is_failing = True  # first: the warning may come here too
+        self._is_failing = True  # first, because the warning may come here too
         _log.warning(
             "%s cannot be written (%s): output there is lost until it can; the run continues",
             self._name,
@@ -80,9 +80,9 @@ class LossyStream:
         )
 
     def _is_mended(self) -> bool:
-        """Tries to say how many lines are lost; returns whether the stream takes text again."""
+        """Tries to write the number of lost lines; returns whether the stream works again."""
         try:
-            self._stream.flush()  # first: while this fails, nothing more piles up in its buffer
+            self._stream.flush()  # first, so that its buffer does not grow while this fails
             if self._lost:
                 self._stream.write(f"({self._lost} lines could not be written here)\n")
                 self._stream.flush()
@@ -96,15 +96,15 @@ class LossyStream:
 def lossy_output() -> Iterator[None]:
     """Lets stdout and stderr lose what they cannot write, instead of raising OSError.
 
-    For the time of a run, which is worth more than what it prints. A program whose product is what
-    it prints should rather fail.
+    This is for runs, which are worth more than their output. A program whose purpose is its output
+    should rather fail.
     """
     with ExitStack() as kept:
         for stream, name, redirect in (
             (sys.stdout, "stdout", redirect_stdout),
             (sys.stderr, "stderr", redirect_stderr),
         ):
-            if stream is not None:  # of a program that was started without one
+            if stream is not None:  # None if the program was started without it
                 kept.callback(forget_unwritten, stream)
                 kept.enter_context(redirect(cast(TextIO, LossyStream(stream, name))))
         yield
@@ -115,11 +115,11 @@ class Lock(Enum):
 
     OURS = "ours"
     OTHERS = "another process has it"
-    NONE = "its file system has no locks"  # Lustre with noflock, NFS without its lock daemon
+    NONE = "its file system has no locks"  # Lustre with noflock, NFS without lock daemon
 
 
 def lock(file: IO[bytes], shared: bool = False) -> Lock:
-    """Tries to lock an open file; shared: with others that lock it so too."""
+    """Tries to lock an open file; shared: together with others that do the same."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -132,22 +132,22 @@ def lock(file: IO[bytes], shared: bool = False) -> Lock:
 
 
 class AppendedFile:
-    """Appends pieces of text, each at once. Used by one thread at a time."""
+    """Appends pieces of text, each completely or not at all. Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it."""
+        """Opens the file, and creates it if necessary."""
         self.path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     @property
     def size(self) -> int:
-        """Bytes in it."""
+        """Size of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def append(self, text: str) -> None:
-        """Appends all of the text. Raises OSError, and leaves the file as it was, if it cannot.
+        """Appends the text. If it cannot, raises OSError and leaves the file unchanged.
 
-        Names of files that are not UTF-8 are written with escapes.
+        File names that are not UTF-8 are written with escapes.
         """
         before, data = self.size, memoryview(text.encode(errors="backslashreplace"))
         try:
@@ -160,12 +160,12 @@ class AppendedFile:
     def lock(self) -> bool:
         """Locks the file until it is closed; returns False if another process has locked it.
 
-        On a file system without locks it does nothing.
+        Does nothing on a file system without locks.
         """
         return lock(self._file) is not Lock.OTHERS
 
     def close(self) -> None:
-        """Closes the file. No method may be called afterwards."""
+        """Closes the file. Do not call any method afterwards."""
         self._file.close()
 
 
@@ -177,23 +177,23 @@ class OutLog(logging.FileHandler):
 
 
 class WallTime:
-    """Seconds since 1970 that go on evenly when somebody sets the clock of the system: its time at
-    the start, and the time that has passed since.
+    """Seconds since 1970 that advance evenly even if somebody sets the system clock: the system
+    time at the start, plus the elapsed time.
     """
 
     def __init__(self, at_least: float = -math.inf) -> None:
-        """Reads the system's clock, for the only time.
+        """Reads the system clock, only this once.
 
-        at_least: seconds since 1970 of what was logged before, where the clock may be behind it.
+        at_least: the last logged time, in case the system clock is behind it.
         """
         self._start = max(time.time(), at_least) - _seconds_elapsed()
 
     def now(self) -> float:
-        """Returns the seconds since 1970; never less than before."""
+        """Returns the seconds since 1970, which never decrease."""
         return self._start + _seconds_elapsed()
 
 
 def _seconds_elapsed() -> float:
-    """Returns seconds that no setting of the clock changes; on Linux with those of a suspend."""
+    """Returns seconds of a monotonic clock, which on Linux includes time in suspend."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: `{savedir}/{xpid}/` with meta.json and out.log, and `latest` beside it.
+"""The folder of a run: `{savedir}/{xpid}/` with meta.json and out.log, and the link `latest`.
 
-`latest` points to the run that was the last to learn from its first batch.
+`latest`, next to the folder, points to the run that most recently completed its first update.
 
-meta.json holds the resolved flags, dates, the git commit, which job of Slurm it was and whether the
-run succeeded; never the rest of the process environment, which may hold passwords.
+meta.json contains the resolved flags, dates, the git commit, the Slurm job, and whether the run
+succeeded. It never contains the rest of the environment variables, which may include passwords.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from torchbeast.reporting.output import Lock, OutLog, lock
 LOGGER_NAME = "torchbeast"
 CHECKPOINT = "model.tar"
 
-# Flags with which the next command reaches others, and is reached, as this one was.
+# Flags about connections, which the next command must repeat.
 REACHING = (
     *("address", "env_servers", "listen", "insecure", "replay_service"),
     *("tls_ca", "tls_cert", "tls_key", "tls_client_ca", "token_file", "metrics_port"),
     *("working_dir", "dashboard"),
 )
-# Flags of one command, not of a run.
+# Flags that belong to a command, not to a run.
 OF_ONE_COMMAND = (
     *("mode", "xpid", "savedir", "follow", "checkpoint", "num_episodes", "sampled"),
     *("random_start", "preset", "suppress_logs"),
@@ -44,12 +44,12 @@ OF_ONE_COMMAND = (
 
 _log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 
-# How often, and after which pauses, a folder is found locked before another run has it: `is_in_use`
-# holds it for less.
+# How often, and after which pauses, a folder must be found locked to count as in use by a run:
+# `is_in_use` locks it for a shorter time.
 _ATTEMPTS = 20
 _PAUSE_S = 0.01
 
-# Others of Slurm's variables may be credentials: SLURM_JWT is one.
+# Other variables of Slurm may be credentials, for example SLURM_JWT.
 _OF_SLURM = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 
 
@@ -95,7 +95,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock, held = _lock(path)
             opened.callback(self._lock.close)
-            if held is Lock.OURS:  # else another process may be writing them
+            if held is Lock.OURS:  # otherwise another process may be writing them
                 _remove_unfinished(path)
             self._write_meta()
             self._handlers = _log_to(path / "out.log")
@@ -115,7 +115,7 @@ class RunFolder:
     def update(self, **entries: Any) -> None:
         """Adds entries to meta.json, such as the name of the environment that the servers serve.
 
-        On a full disk it stays as it was; the next call writes them too.
+        On a full disk the file stays unchanged, and the next call writes these entries too.
         """
         self._meta.update(entries)
         try:
@@ -124,8 +124,9 @@ class RunFolder:
             _warn_of(self.path / "meta.json", error, f"it lacks {', '.join(entries)}")
 
     def become_latest(self) -> None:
-        """Points the symlink `latest` here, unless a real file or folder has that name: a run that
-        has learnt something can be tested.
+        """Points the symlink `latest` here, unless a real file or folder has that name.
+
+        Called after the first update, because a run can be tested from then on.
         """
         latest = self.path.parent / "latest"
         if latest.exists() and not latest.is_symlink():
@@ -145,7 +146,7 @@ class RunFolder:
         self._lock.close()
 
     def discard(self) -> None:
-        """Removes a folder that is new and has nothing but the files made here; after `finish`."""
+        """Removes a new folder that only contains the files made here; call it after `finish`."""
         ours = {self.path / "meta.json", self.path / "out.log"}
         if self._is_new and set(self.path.iterdir()) == ours:
             for file in ours:
@@ -158,9 +159,9 @@ class RunFolder:
 
 
 def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Replaces the contents of `path` atomically: a reader, or a crash, sees old or new data.
+    """Replaces the contents of `path` atomically: readers see old or new data, even after a crash.
 
-    mode: permissions of the new file, less those that the process's umask takes away.
+    mode: permissions of the new file, reduced by the process's umask.
     """
     with replaced_atomically(path, mode) as file:
         file.write(data)
@@ -168,9 +169,9 @@ def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o666) ->
 
 @contextmanager
 def replaced_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Opens a file that takes the place of `path` when the block ends without an exception."""
+    """Opens a file that replaces `path` if the block ends without an exception."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    unfinished.unlink(missing_ok=True)  # of a killed process, or planted: with other permissions
+    unfinished.unlink(missing_ok=True)  # from a killed process, or planted with other permissions
     try:
         with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
@@ -193,15 +194,15 @@ def _beginning_in(path: Path) -> Iterator[None]:
 
 
 def _warn_of(path: Path, error: OSError, what: str) -> None:
-    """Warns that a file, without which the run goes on, was not written; what: the consequence."""
+    """Warns that an optional file was not written; what: the consequence."""
     _log.warning("%s was not written (%s): %s", path, error.strerror, what)
 
 
 def _lock(path: Path) -> tuple[IO[bytes], Lock]:
-    """Locks the folder for this process until the file is closed, which a kill does too.
+    """Locks the folder for this process until the file is closed, or the process is killed.
 
-    Another process that only looks, with `is_in_use`, is waited for. Where there are no locks, the
-    folder is not locked.
+    Waits for processes that only look at the folder with `is_in_use`. On a file system without
+    locks, the folder is not locked.
     """
     file = open(path / "out.log", "ab")  # noqa: SIM115
     for _ in range(_ATTEMPTS):
@@ -209,30 +210,30 @@ def _lock(path: Path) -> tuple[IO[bytes], Lock]:
             return file, held
         time.sleep(_PAUSE_S)
     file.close()
-    # Passes by itself where a job that is started again meets the one before, which still ends.
+    # A restarted job may find the previous one still ending; then waiting suffices.
     raise RunError(f"another process is running in {path}: wait for it, or give another name")
 
 
 def is_in_use(path: Path) -> bool:
-    """Returns whether a process runs in a run's folder; where there are no locks, always False."""
+    """Returns whether a process uses a run's folder; always False without locks."""
     try:
         with open(path / "out.log", "rb") as file:
             return lock(file, shared=True) is Lock.OTHERS
-    except OSError:  # there is no run
+    except OSError:  # the run does not exist
         return False
 
 
 def _remove_unfinished(path: Path) -> None:
-    """Removes files that a killed process has not finished. The caller has locked the folder."""
+    """Removes unfinished files of a killed process. The caller must have locked the folder."""
     for unfinished in path.glob("*.tmp"):
-        if unfinished.stem.rpartition(".")[2].isdigit():  # as `replaced_atomically` names them
+        if unfinished.stem.rpartition(".")[2].isdigit():  # a name of `replaced_atomically`
             unfinished.unlink(missing_ok=True)
 
 
 def _log_to(path: Path) -> list[logging.Handler]:
     """Logs everything to the file, and warnings to stderr too.
 
-    Errors are not shown here, because the program ends with them and prints them then.
+    Errors are not shown here, because the program prints them when it ends.
     """
     file, shown = OutLog(path, encoding="utf-8", errors="backslashreplace"), warning_handler()
     file.setFormatter(
@@ -247,7 +248,7 @@ def _log_to(path: Path) -> list[logging.Handler]:
 
 
 def _stop_logging_to(handlers: Sequence[logging.Handler]) -> None:
-    """Ends what `_log_to` began; without any run in this process the logger is as at first."""
+    """Undoes `_log_to`; after the last run of this process, also the logger's settings."""
     logger = logging.getLogger(LOGGER_NAME)
     for handler in handlers:
         logger.removeHandler(handler)
