@@ -248,21 +248,21 @@ def test_a_free_learner_and_its_workers_do_not_wait_for_each_other(tmp_path: Pat
     [
         (
             lambda: scheme_of(algo=SAC.create_factory()),
-            "OnPolicyGAEBuffer gives Rollout, but SAC learns from Transitions: use ReplayBuffer",
+            "OnPolicyGAEBuffer yields Rollout, but SAC trains on Transitions: use ReplayBuffer",
         ),
         (
             lambda: scheme_of(
                 algo=DQN.create_factory(), storage=OnPolicyBuffer.create_factory(size=5)
             ),
-            "OnPolicyBuffer gives Rollout, but DQN",
+            "OnPolicyBuffer yields Rollout, but DQN",
         ),
         (
             lambda: off_policy_of(algo=PPO.create_factory()),
-            "ReplayBuffer gives Transitions, but PPO learns from Rollout: use OnPolicyGAEBuffer",
+            "ReplayBuffer yields Transitions, but PPO trains on Rollout: use OnPolicyGAEBuffer",
         ),
         (
             lambda: off_policy_of(algo=LASER.create_factory()),
-            "ReplayBuffer gives .* LASER .*: use OnPolicyVTraceBuffer",
+            "ReplayBuffer yields .* LASER .*: use OnPolicyVTraceBuffer",
         ),
         (
             lambda: scheme_of(algo=SAC.create_factory(), storage=small()),
