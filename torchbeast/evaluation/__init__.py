@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation: playing whole episodes to measure an agent, and videos of them."""
+"""Evaluation: plays whole episodes to measure an agent, and writes videos of them."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--mode test --follow`: evaluates each new checkpoint of a run, in a process beside it.
+"""`--mode test --follow`: evaluates each new checkpoint of a run, in a separate process.
 
     run          model.tar ......... model.tar ......... model.tar, end
                      |                   |                   |
     follower     play, keep, row     play, keep, row     play, keep, row, end
 
-It only reads what the run writes, so it may be on any machine that sees the folder. The best
-checkpoint is kept before the row is written: a process that is killed in between evaluates the
-checkpoint again, with the same starts.
+It only reads the run's files, so it can be on any machine that sees the folder. It keeps the best
+checkpoint before it writes the row. If it is killed in between, it evaluates that checkpoint again
+when it is restarted, from the same starts.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import is_in_use
 from torchbeast.run import checkpoint as checkpoints
 
-# A run writes a row for each update. The lock alone does not tell: it may not reach other machines,
-# and a run that is started together with this process takes it seconds later.
+# A run writes a row for each update. The lock alone does not suffice: it may not work across
+# machines, and a run that is started together with this process locks its folder seconds later.
 QUIET_S = 120.0
 _WRITTEN = (NEWEST, "logs.csv", "out.log", "meta.json")
 _POLL_S = 1.0
 
 Check = Callable[[dict[str, Any], Path], None]
-"""Raises UsageError for a checkpoint, at its path, of another agent than the one asked for."""
+"""Raises UsageError if a checkpoint, at a path, has another agent than the user asked for."""
 
 
 class RunWatch:
-    """Looks at the files of a run. Used by one thread."""
+    """Watches the files of a run. Used by one thread."""
 
     def __init__(
         self, folder: Path, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begins to watch the folder, which need not exist.
+        """Starts to watch the folder, which need not exist yet.
 
-        quiet_s: seconds without a new byte after which a run that is not seen to run has stopped.
+        quiet_s: seconds without a new byte after which a run without a visible process counts as
+        stopped.
         """
         self._files = [folder / name for name in _WRITTEN]
         self._folder, self._quiet_s, self._clock = folder, quiet_s, clock
@@ -57,14 +58,14 @@ class RunWatch:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process is seen to run in the folder."""
+        """Whether a process visibly uses the folder."""
         return is_in_use(self._folder)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether there is a run of which no process is seen, and which wrote nothing for a while.
+        """Whether the run exists, has no visible process, and has not written for a while.
 
-        Only what was asked while the run still wrote can tell; so ask every few seconds.
+        Call it every few seconds, also while the run is still writing.
         """
         state, now = self._state(), self._clock()
         if state != self._seen or self.is_running:
@@ -76,7 +77,7 @@ class RunWatch:
 
 
 def _time_of(path: Path) -> float | None:
-    """Returns when a file was written, in milliseconds' precision; None if it is not there."""
+    """Returns when a file was written, with a precision of 1 ms; None if it does not exist."""
     try:
         return round(path.stat().st_mtime, 3)
     except OSError:
@@ -93,8 +94,9 @@ def follow(
 ) -> int:
     """Evaluates each new checkpoint until the run ends or a signal comes; returns the exit code.
 
-    folder: of the run, which need not have begun. asked: the environment; its name and options
-    default to those of training. seed: of every evaluation. check: of the first checkpoint.
+    folder: of the run, which need not have started. asked: the environment; name and options of the
+    training environment are the defaults. seed: of every evaluation. check: checks the first
+    checkpoint.
     """
     supervisor = Supervisor()
     show_output()
@@ -109,7 +111,7 @@ def follow(
 class RunFollower:
     """Evaluates the checkpoints of one run, in the thread that calls `run`."""
 
-    _player: EpisodePlayer  # is made for the first checkpoint, and used for all
+    _player: EpisodePlayer  # made for the first checkpoint, and used for all
 
     def __init__(
         self,
@@ -123,14 +125,14 @@ class RunFollower:
         *,
         watch: RunWatch | None = None,
     ) -> None:
-        """Prepares it; `ending` closes the environments, and supervisor.stop ends `run`."""
+        """Prepares `run`; `ending` closes the environments, and supervisor.stop ends `run`."""
         self._folder, self._path, self._config = folder, folder / NEWEST, config
         self._asked, self._seed, self._check = asked, seed, check
         self._supervisor, self._ending = supervisor, ending
         self._watch = watch or RunWatch(folder)
         self._scores: Scores | None = None
         self._tried: float | None = None  # time of the newest file that was read
-        self._problem: UsageError | RunError | None = None  # of that file, if it could not be read
+        self._problem: UsageError | RunError | None = None  # if that file could not be read
         self._learnt = self._target = 0  # env steps of the newest checkpoint, and of the run
 
     def run(self) -> None:
@@ -147,16 +149,16 @@ class RunFollower:
                 return
 
     def _is_new(self) -> bool:
-        """Returns whether there is a file that was not tried."""
+        """Returns whether there is a file that has not been tried."""
         return _time_of(self._path) not in (None, self._tried)
 
     def _look(self) -> bool:
-        """Evaluates the newest checkpoint if it is new or could not be read before; returns whether
-        it did.
+        """Evaluates the newest checkpoint if it is new, or could not be read before; returns
+        whether it did.
         """
         if not self._is_new() and self._problem is None:
             return False
-        self._tried = _time_of(self._path)  # one that is replaced from here on is new again
+        self._tried = _time_of(self._path)  # a file that replaces it from now on is new
         try:
             saved = checkpoints.load(self._path, (*NEEDED, "stats"))
         except (UsageError, RunError) as error:
@@ -193,7 +195,7 @@ class RunFollower:
         """Makes the environments and the agent, and opens the files."""
         if self._check is not None:
             self._check(saved, self._path)
-        kept_score(self._folder)  # raises if it is damaged, before anything is played
+        kept_score(self._folder)  # raises if it is damaged, before playing
         player = EpisodePlayer(
             saved,
             self._path,
@@ -213,14 +215,14 @@ class RunFollower:
         return self._scores
 
     def _check_goes_on(self) -> None:
-        """Ends an evaluation when a signal has come."""
+        """Ends an evaluation if a signal has come."""
         if self._supervisor.wait(0):
             raise KeyboardInterrupt
 
     def _has_ended(self) -> bool:
-        """Returns whether the run has learnt all its steps, or stopped before.
+        """Returns whether the run has learnt all its steps, or has stopped before that.
 
-        Learnt steps do not end it while it runs: it may have been resumed with more.
+        A run that is still running has not ended, because it may have been resumed with more steps.
         """
         return self._watch.has_stopped or (self._is_complete and not self._watch.is_running)
 

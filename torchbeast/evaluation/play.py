@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays whole episodes with a checkpoint and reports their returns: `--mode test`, `test_render`.
 
-Each environment plays its own share of the episodes: counting the first N that end in any
-environment would favour short ones.
+Each environment plays its own share of the episodes, because counting the first N episodes that end
+in any environment would favour short ones.
 
-Greedy actions repeat the same game in a deterministic environment: games of Pong that start a few
-frames later are the same from the first ball on. An evaluation therefore counts the distinct
-episodes, and may start each with random actions.
+In a deterministic environment, greedy actions repeat the same episode: games of Pong that start a
+few frames later are identical from the first ball on. An evaluation therefore counts distinct
+episodes, and may start each episode with random actions.
 
-Checkpoints of the original TorchBeast can be evaluated too.
+Checkpoints of TorchBeast 2019 can be evaluated too.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from torchbeast.run.recorded_settings import check_named
 from torchbeast.seeds import seed_of
 
 MAX_PARALLEL = 8
-COMPARED_STEPS = 100  # last steps of episodes, by which they are compared
+COMPARED_STEPS = 100  # number of last steps that are compared to find distinct episodes
 MAX_EPISODE_STEPS = 500_000  # env steps; the longest Atari game has 27,000, of 108,000 frames
-_SAY_S = 8.0  # between two messages about the progress
+_SAY_S = 8.0  # between two progress messages
 
 
 class Episodes(NamedTuple):
@@ -74,15 +74,15 @@ class Episodes(NamedTuple):
 
     @property
     def distinct(self) -> int:
-        """The number of episodes that differ in their return or in their last steps.
+        """The number of episodes that differ in their return or last steps.
 
-        Episodes that only start a few frames later than others are not distinct.
+        Episodes that only start a few frames later than others do not count as distinct.
         """
         return len(set(zip(self.returns, self.endings, strict=True)))
 
 
 class RandomStarts:
-    """Starts each episode with random actions, a random number of them from 0 to `most`."""
+    """Starts each episode with a random number of random actions, from 0 to `most`."""
 
     def __init__(self, env: VecEnv, most: int, seed: int) -> None:
         self._env, self._most = env, most
@@ -93,7 +93,7 @@ class RandomStarts:
         return self._rng.integers(0, self._most + 1, self._env.num_envs)
 
     def replace(self, action: Nest[Tensor]) -> Nest[Tensor]:
-        """Returns actions [1, E, ...], with random ones where an episode has just started."""
+        """Returns actions [1, E, ...], with random actions for episodes that have just started."""
         starting = self._left > 0
         if not starting.any():
             return action
@@ -107,7 +107,7 @@ class RandomStarts:
         return map_leaves2(mixed, action, drawn)
 
     def count(self, episode_end: np.ndarray) -> None:
-        """Draws a new number of random actions where an episode ended; episode_end: bool [E]."""
+        """Draws a new number of random actions for ended episodes; episode_end: bool [E]."""
         self._left = np.where(episode_end, self._draw(), self._left)
 
 
@@ -131,7 +131,7 @@ class Endings:
 
 
 Watcher = Callable[[Any], object]
-"""Receives every observation of an evaluation, a nest of arrays [E, ...], such as for a video."""
+"""Receives every observation of an evaluation, a nest of arrays [E, ...], e.g. for a video."""
 
 
 def play(
@@ -145,10 +145,9 @@ def play(
 ) -> Episodes:
     """Plays `num_episodes` whole episodes, `env.num_envs` of them at a time.
 
-    Prints now and then how many have ended. Raises RunError if one takes more than
-    MAX_EPISODE_STEPS.
+    Prints progress messages. Raises RunError if an episode takes more than MAX_EPISODE_STEPS.
 
-    greedy: take the most likely actions; else sample them with torch's generator.
+    greedy: take the most likely actions; False: sample with torch's random generator.
     random_start: start each episode with 0 to this many random actions.
     """
     left = np.array([len(share) for share in np.array_split(range(num_episodes), env.num_envs)])
@@ -208,7 +207,7 @@ def report(episodes: Episodes) -> str:
 _ATARI_RANDOM_START = 30  # the usual number of no-ops in the literature
 ENV_OF_THE_RUN = EnvSpec("")
 NEEDED = ("model_state_dict", "flags")
-"""The keys that a checkpoint must have to be evaluated."""
+"""The keys that a checkpoint needs for an evaluation."""
 
 
 class EpisodePlayer:
@@ -228,10 +227,10 @@ class EpisodePlayer:
         """Starts the environments, and makes the agent with the weights of a checkpoint.
 
         saved: the checkpoint; path: its file, for messages.
-        asked: the environment; its name and options default to those of training.
-        seed: of every evaluation; None: a random one.
-        film: the environment, which is a single one then, renders itself if it can.
-        check_goes_on: raises an exception to give up a wait for the environments.
+        asked: the environment; name and options of the training environment are the defaults.
+        seed: of every evaluation; None: a random seed.
+        film: use a single environment, which renders itself if it can.
+        check_goes_on: raises an exception to stop waiting for the environments.
         """
         self._config = config
         self._seed = secrets.randbits(31) if seed is None else seed
@@ -253,18 +252,18 @@ class EpisodePlayer:
             ) from error
 
     def load(self, saved: Mapping[str, Any], path: Path) -> None:
-        """Takes the weights of another checkpoint; raises UsageError if they do not fit."""
+        """Loads the weights of another checkpoint; raises UsageError if they do not fit."""
         checkpoints.load_model(self._agent.model, saved, path)
 
     def play(self, watch: Watcher | None = None) -> Episodes:
-        """Plays whole episodes, from the same starts every time; watch: gets every observation.
+        """Plays whole episodes, always from the same starts; watch: receives every observation.
 
-        Raises RunError in place of an exception of the environment.
+        Converts exceptions of the environment to RunError.
         """
         torch.manual_seed(self._seed)
         config = self._config
         try:
-            with one_thread():  # batches are small: more of them would mostly wait
+            with one_thread():  # batches are small, so more threads would mostly wait
                 return play(
                     self.env,
                     self._agent,
@@ -285,20 +284,20 @@ class EpisodePlayer:
 
     @property
     def where(self) -> str:
-        """The environment, and that of training where it is another."""
+        """The name of the environment, and of the training environment if it differs."""
         trained = f" (trained on {self._trained_on})" if self._is_other else ""
         return f"{self.env.env_id}{trained}"
 
     @property
     def how(self) -> str:
-        """How actions are chosen."""
+        """How it chooses actions, for messages."""
         actions = "sampled actions" if self._config.sampled else "the most likely actions"
         most = random_start(self.env, self._config)
         return f"{actions} after 0 to {most} random ones" if most else actions
 
 
 def random_start(env: VecEnv, config: EvaluationConfig) -> int:
-    """Returns the number asked for; by default 30 in Atari games, which are deterministic."""
+    """Returns the setting, or by default 30 in Atari games, which are deterministic, else 0."""
     if config.random_start is not None:
         return config.random_start
     return _ATARI_RANDOM_START if is_atari(env.env_id) else 0
@@ -363,7 +362,7 @@ def test(
     """Plays whole episodes, prints their returns, and returns the exit code.
 
     folder: the folder of the run whose checkpoint is evaluated.
-    asked: the environment; its name and options default to those of training.
+    asked: the environment; name and options of the training environment are the defaults.
     film: also write a video into the folder.
     """
     saved, path, _ = newest_of(folder / config.checkpoint)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What evaluations of a run leave in its folder while it trains.
+"""The files that evaluations of a run write into its folder.
 
 evaluations.csv   a row for each checkpoint
-NAME_best.tar     the best checkpoint. Its entry callbacks[NAME]["best"] is its mean return, so the
-                  next evaluation, by a Learner or by `--mode test --follow`, replaces it by a
-                  better one only
+NAME_best.tar     the best checkpoint. Its entry callbacks[NAME]["best"] is its mean return, so that
+                  later evaluations, by a Learner or by `--mode test --follow`, only replace it by a
+                  better one
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ COLUMNS = (
 
 
 Weights = tuple[int, int]
-"""Env steps learnt and a CRC of the weights, which tell the weights of a run apart.
+"""Learnt env steps and a CRC of the weights, which together identify the weights of a run.
 
-A run that stands still writes the same weights again; one that went back to an earlier checkpoint
-writes others after as many steps.
+A run that makes no progress writes the same weights again. A run that went back to an earlier
+checkpoint writes different weights after the same number of steps.
 """
 
 
 def weights_of(checkpoint: Mapping[str, Any]) -> Weights:
-    """Returns what identifies the weights of a checkpoint."""
+    """Returns the identity of a checkpoint's weights."""
     crc32 = 0
     for _, tensor in sorted(checkpoint["model_state_dict"].items()):
         crc32 = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), crc32)
@@ -47,12 +47,12 @@ def weights_of(checkpoint: Mapping[str, Any]) -> Weights:
 
 
 class Scores:
-    """Appends rows to evaluations.csv. One process at a time, and one thread of it."""
+    """Appends rows to evaluations.csv. Used by one process at a time, and by one thread of it."""
 
     def __init__(self, folder: Path) -> None:
         """Opens the file in a run's folder, or makes it.
 
-        Raises UsageError if it cannot be written, or is another process's.
+        Raises UsageError if it cannot be written, or if another process uses it.
         """
         path = folder / "evaluations.csv"
         with refusing_paths("make it writable"):
@@ -66,12 +66,12 @@ class Scores:
         self._time = WallTime(at_least=rows[-1]["_time"] if rows else -math.inf)
 
     def knows(self, weights: Weights) -> bool:
-        """Returns whether the weights were evaluated."""
+        """Returns whether the weights have been evaluated."""
         return weights in self._known
 
     def add(self, weights: Weights, played: Episodes) -> None:
-        """Appends a row. Raises OSError, and leaves the file as it was, if it cannot."""
-        self._known.add(weights)  # also without a row: it would not be played again
+        """Appends a row. If it cannot, raises OSError and leaves the file unchanged."""
+        self._known.add(weights)  # even if writing fails: they are not played again
         heading = "" if self._file.size else csv_line(COLUMNS)
         returns, lengths = played.returns, played.lengths
         row = [round(self._time.now(), 3), *weights, len(returns), played.distinct]
@@ -79,7 +79,7 @@ class Scores:
         self._file.append(heading + csv_line(row))
 
     def close(self) -> None:
-        """Closes the file. No method may be called afterwards."""
+        """Closes the file. Do not call any method afterwards."""
         self._file.close()
 
 
@@ -93,7 +93,7 @@ def best_path(folder: Path, name: str = NAME) -> Path:
 
 
 def kept_score(folder: Path, name: str = NAME) -> float:
-    """Returns the mean return of the best checkpoint; -inf without one.
+    """Returns the mean return of the best checkpoint, or -inf without a checkpoint.
 
     Raises UsageError or RunError if it cannot be read.
     """
@@ -105,9 +105,9 @@ def kept_score(folder: Path, name: str = NAME) -> float:
 
 
 def keep_if_better(folder: Path, checkpoint: Mapping[str, Any], score: float) -> bool:
-    """Makes a checkpoint the best if its score is higher than that of the one kept.
+    """Keeps a checkpoint as the best if its score is higher than the kept checkpoint's score.
 
-    Returns whether it was. Raises OSError if it cannot be written; the one before is kept then.
+    Returns whether it was. If it cannot be written, raises OSError and keeps the previous one.
     """
     if not score > kept_score(folder):  # nor is NaN
         return False

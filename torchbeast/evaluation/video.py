@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Videos of evaluation episodes.
 
-A frame is the environment's own rendering where it has one (Gymnasium's environments), else the
-newest frame of the observation.
+A frame is the environment's own rendering if it has one, as Gymnasium's environments do, otherwise
+the newest frame of the observation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ try:
 except ImportError:
     raise UsageError("--mode test_render needs OpenCV: pip install 'torchbeast[video]'") from None
 
-_FRAMES_PER_SECOND = 15.0  # Atari's 60, divided by the frame skip of 4
+_FRAMES_PER_SECOND = 15.0  # Atari has 60, divided by the frame skip of 4
 _SMALLEST = 240  # pixels a side; smaller frames are enlarged by a whole factor
 
 
@@ -40,15 +40,15 @@ class VideoWriter:
         self._writer.write(np.ascontiguousarray(frame[..., ::-1]))  # OpenCV expects BGR
 
     def close(self) -> None:
-        """Ends the file."""
+        """Completes the file."""
         self._writer.release()
 
 
 def picture(drawn: np.ndarray | None, observation: Any) -> np.ndarray:
     """Returns a frame of environment 0, uint8 [H, W, 3].
 
-    drawn: what the environment renders, None if it does not. observation: nest of arrays [1, ...].
-    Raises UsageError when there is neither a rendering nor an image among the observations.
+    drawn: the environment's rendering, or None. observation: nest of arrays [1, ...]. Raises
+    UsageError if there is neither a rendering nor an image among the observations.
     """
     return to_frame(observation) if drawn is None else _enlarged(drawn)
 
@@ -56,9 +56,9 @@ def picture(drawn: np.ndarray | None, observation: Any) -> np.ndarray:
 def to_frame(observation: Any) -> np.ndarray:
     """Returns a frame uint8 [H, W, 3] of the first image [1, C, H, W] or [1, H, W, C].
 
-    Channels are fewer than rows. Three channels are colours; of other numbers the last one is shown
-    in gray. An image of booleans (MinAtar) shows every channel in its own shade of gray. Raises
-    UsageError when no leaf is an image.
+    There are fewer channels than rows. Three channels are colours; with other numbers, it shows the
+    last channel in gray. An image of booleans (MinAtar) shows each channel in a different shade of
+    gray. Raises UsageError if no leaf is an image.
     """
     images = [leaf[0] for leaf in flatten(observation) if leaf.ndim == 4]
     if not images:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torchbeast.collect.config import BufferedActorsConfig
 from torchbeast.core.base.checks import above, at_least, require
 
-CLIENT = "ray://"  # begins the address of a cluster that this machine is no part of
+CLIENT = "ray://"  # prefix of the address of a cluster from outside
 
 
 @dataclass(frozen=True, kw_only=True)

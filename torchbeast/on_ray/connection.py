@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection of a process to Ray, as a run needs it.
+"""The connection of a process to Ray.
 
-Ray is quiet, starts nothing by itself, and leaves the program's signal handlers alone.
+It keeps Ray quiet, keeps it from starting a cluster on its own, and keeps the program's signal
+handlers.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ ENDED = (
 )
 RESUME = "The last checkpoint of the run is kept, if there was one; the same --xpid resumes it."
 
-_PROBE_S = 5.0  # to reach the address of a cluster
+_PROBE_S = 5.0  # time limit to reach the address of a cluster
 _SUBMITTED_AS_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-# Read when Ray is imported or starts. It would run workers at niceness 15, below everything else on
-# the machine, and any call without a connection would start a Ray of its own.
+# Ray reads these variables when it is imported or starts. Without them it would run workers at
+# niceness 15, below everything else on the machine, and any call without a connection would start
+# Ray.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
@@ -49,10 +51,11 @@ _ENVIRONMENT = {
 
 @contextmanager
 def prepared_environment() -> Iterator[None]:
-    """Sets what Ray reads when it is imported, unless the user has: enter it before that.
+    """Sets variables that Ray reads when it is imported, unless the user has set them. Enter it
+    before importing Ray.
 
-    At the end the process has the variables of before, and faulthandler is off if it was: Ray sets
-    some, and switches it on, for the rest of the process.
+    At the end it restores the variables and the state of faulthandler, which Ray changes for the
+    rest of the process.
     """
     before = {name: value for name, value in os.environ.items() if _is_rays(name)}
     handles_faults = faulthandler.is_enabled()
@@ -72,7 +75,7 @@ def _is_rays(variable: str) -> bool:
 
 
 def import_ray() -> Any:
-    """Returns Ray's module; RunError where it is not installed."""
+    """Returns Ray's module; raises RunError if Ray is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -84,25 +87,25 @@ def import_ray() -> Any:
 
 
 def connected_ray() -> Any | None:
-    """Returns Ray's module if this process is connected to Ray already, else None."""
+    """Returns Ray's module if this process is already connected to Ray, else None."""
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None
 
 
 def address_in_use(ray: Any) -> str:
-    """Returns the address of the cluster that this process is connected to; CLIENT from outside."""
+    """Returns the address of this process's cluster; CLIENT if it is connected from outside."""
     from ray.util.client import ray as client
 
     return CLIENT if client.is_connected() else str(ray.get_runtime_context().gcs_address)
 
 
 def check_reachable(address: str, said_in: str, start: str) -> None:
-    """Raises RunError if nobody listens at HOST:PORT, for which Ray would wait minutes.
+    """Raises RunError if nobody listens at HOST:PORT; Ray itself would wait for minutes.
 
-    said_in: where the user gives the address. start: what to do without a cluster.
+    said_in: where the user gave the address. start: what to do without a cluster.
     """
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
-    if not host or not port.isdecimal():  # auto, or a form that Ray knows
+    if not host or not port.isdecimal():  # auto, or another form that Ray knows
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
@@ -113,10 +116,10 @@ def check_reachable(address: str, said_in: str, start: str) -> None:
 
 
 def initialise(ray: Any, address: str, start: str, **options: Any) -> Callable[[], None]:
-    """Connects to the cluster at an address; "local" starts one as the options say.
+    """Connects to the cluster at an address; "local" starts a cluster with the options.
 
-    start: what to do without a cluster. Returns a function that, after the end of the connection,
-    lets Ray print and log as before.
+    start: what to do without a cluster. Returns a function that restores Ray's output and logging;
+    call it after the end of the connection.
     """
     worker, log = ray._private.worker, logging.getLogger("ray")
     prints, level = worker.print_to_stdstream, log.level
@@ -133,15 +136,15 @@ def initialise(ray: Any, address: str, start: str, **options: Any) -> Callable[[
             raise RunError(f"there is no Ray cluster on this machine: {start}") from error
         where = "on this machine" if address == "local" else f"at {address}"
         raise RunError(f"Ray {where} cannot be used: {first_sentence(error)}") from error
-    # Ray prints a page about every worker that is lost; the program says it in a line.
+    # Ray prints a page about every lost worker; the program reports it in a line.
     worker.print_to_stdstream = _log_what_ray_prints
     return undo
 
 
 def runtime_env(folder: str | None) -> dict[str, Any]:
-    """Returns the code to copy; a job submitted to the cluster has brought its own.
+    """Returns Ray's settings for the code to copy. A job submitted to the cluster has its own.
 
-    folder: of the user's code; None: there is none.
+    folder: of the user's code; None: do not copy any.
     """
     if _SUBMITTED_AS_JOB in os.environ:
         return {}
@@ -150,7 +153,7 @@ def runtime_env(folder: str | None) -> dict[str, Any]:
 
 
 def end_with(end: Callable[..., Any], *arguments: Any) -> None:
-    """Ends something of Ray's, and goes on where that fails: the connection may be what failed."""
+    """Ends something of Ray's. Ignores failures, because the connection may already be broken."""
     try:
         end(*arguments)
     except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
@@ -159,10 +162,11 @@ def end_with(end: Callable[..., Any], *arguments: Any) -> None:
 
 @contextmanager
 def last_words(who: str, how_to_go_on: str = RESUME) -> Iterator[None]:
-    """Lets a shell say how to go on if this process ends within; who: begins what it says.
+    """Lets a shell print how to continue if this process dies in the block; who: prefix of the
+    message.
 
-    When the raylet dies, or the head has been out of reach for a minute, Ray ends every process
-    that uses them, without an exception.
+    If the raylet dies, or if the head is out of reach for a minute, Ray kills every process that
+    uses them, without an exception.
     """
     command = ["sh", "-c", 'read -r line || echo "$0" >&2', ENDED.format(who, how_to_go_on)]
     shell = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
@@ -174,7 +178,7 @@ def last_words(who: str, how_to_go_on: str = RESUME) -> Iterator[None]:
 
 @contextmanager
 def signal_handlers_kept() -> Iterator[None]:
-    """Puts the program's signal handlers back, which Ray replaces."""
+    """Restores the program's signal handlers, which Ray replaces."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     before = {number: signal.getsignal(number) for number in numbers}
@@ -187,9 +191,9 @@ def signal_handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def _hang_up_kept_from_children() -> Iterator[None]:
-    """Starts processes that SIGHUP does not end. Ray itself does the same with SIGINT only.
+    """Starts processes that SIGHUP does not end. Ray itself only does this for SIGINT.
 
-    A terminal that goes away sends it to Ray's processes too, which the program still needs.
+    A terminal that goes away also sends SIGHUP to Ray's processes, which the program still needs.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
@@ -199,7 +203,7 @@ def _hang_up_kept_from_children() -> Iterator[None]:
 
 
 def first_sentence(error: BaseException) -> str:
-    """Returns the first line of an error's message without the addresses that Ray puts below."""
+    """Returns the first line of an error message; Ray appends addresses below it."""
     text = str(error).strip() or type(error).__name__
     return re.sub(r"\s+", " ", text.split("\n")[0]).rstrip(".")
 

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers as Ray actors.
 
-    with nothing given       Ray is started on this machine, and ended with the run
-    with an address          the cluster there is joined, and left as it was
-    after ray.init()         the caller's connection is used, and left as it was
+    without an address       starts Ray on this machine, and ends it with the run
+    with an address          joins the cluster there, and leaves it running
+    after ray.init()         uses the caller's connection, and leaves it open
 
-Rollouts are results of calls, so they are put into the object store of the worker's node, fetched
-into that of the learner's node as soon as they are there, and read there without another copy.
-Weights are put once, and each node fetches them once, by their reference; workers on the learner's
-node read them from its memory, without a call and without Ray.
+Rollouts are results of calls, so Ray puts them into the object store of the worker's node and
+transfers them to the learner's node as soon as they are complete. The learner reads them there
+without another copy. Weights are put once, and each node fetches them once, by reference. Workers
+on the learner's node read them from its memory, without a call and without Ray.
 
-Ray's own restarts are off: a source replaces a worker that is lost, so that its successor gets
-seeds of its own.
+Ray's restarts are off, because sources replace lost workers, and give the replacements new seeds.
 """
 
 from __future__ import annotations
@@ -61,26 +60,26 @@ from torchbeast.on_ray.room import Node, Room
 
 _log = logging.getLogger("torchbeast.ray")
 
-_RESERVE_S = 20.0  # for what is kept free for the learner
-_END_S = 3.0  # for the present step of all actors; a stuck environment is abandoned
-_LAST_LINES = 20  # of a dead worker's output
-_LONGEST_FOLDER = 40  # of Ray's files, since the names of sockets below it are limited to 107
+_RESERVE_S = 20.0  # time limit to reserve resources for the learner
+_END_S = 3.0  # for actors to finish their step; a stuck environment is abandoned
+_LAST_LINES = 20  # of a dead worker's output to show
+_LONGEST_FOLDER = 40  # path of Ray's files; paths of its sockets are limited to 107
 _OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
-_MARK = ":"  # begins lines that Ray itself writes to the output of workers, such as :job_id:01
+_MARK = ":"  # prefix of lines that Ray adds to the output of workers, such as :job_id:01
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or {} to start Ray for this run"
 _FULL = FULL.format("fewer num_buffers or num_actors, a smaller unroll_length")
-_has_made_connection = threading.Event()  # a fleet of this process, which will end it
+_has_made_connection = threading.Event()  # set while a fleet of this process owns it
 _GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can be reached"
 
 
 class _OnRay:
-    """What workers do as Ray actors; Ray's dashboard shows the names of their classes."""
+    """The base class of workers as Ray actors. Ray's dashboard shows the class names."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)  # type: ignore[call-arg]
-        # Weights are in the object store, which is read-only, and nobody writes to them.
+        # Weights are in the object store, which is read-only, and are never written to.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
     def place(self) -> WorkerLocation:
@@ -95,9 +94,10 @@ class TorchBeastActor(_OnRay, RolloutWorker):
     """A worker that plays rollouts."""
 
     def fetched(self, weights: Any) -> Packed:
-        """Returns the weights behind a reference.
+        """Returns the weights of a reference.
 
-        It is in a list, because Ray fetches a bare one before the call, and holds up later calls.
+        The reference is in a list, because Ray would resolve a bare one before the call, and delay
+        later calls.
         """
         import ray
 
@@ -105,11 +105,11 @@ class TorchBeastActor(_OnRay, RolloutWorker):
 
 
 class TorchBeastGradientWorker(_OnRay, GradientWorker):
-    """A gradient worker; Ray fetches weights before it executes a call."""
+    """A gradient worker. Ray fetches the weights before it executes a call."""
 
 
 def _failure(error: BaseException) -> RunError:
-    """Returns an error of Ray as the run's failure."""
+    """Converts an error of Ray to the failure of the run."""
     if isinstance(error, ConnectionError):
         return RunError(f"the connection to Ray was lost ({first_sentence(error)}): {_GO_ON}")
     return RunError(f"Ray: {error!r}")
@@ -117,7 +117,7 @@ def _failure(error: BaseException) -> RunError:
 
 @contextmanager
 def _needing_connection() -> Iterator[None]:
-    """Raises a lost connection as the run's failure."""
+    """Converts a lost connection to the failure of the run."""
     try:
         yield
     except ConnectionError as error:
@@ -129,10 +129,10 @@ class RayWorker:
 
     def __init__(self, handle: Any, on_kill: Callable[[RayWorker], None]) -> None:
         self._handle, self._on_kill = handle, on_kill
-        self.has_begun = False  # and has answered
+        self.has_begun = False  # whether it has answered a call
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
-        """Calls a method, without waiting for it; see Worker."""
+        """Calls a method without waiting for it; see Worker."""
         try:
             future = getattr(self._handle, method).remote(*arguments).future()
         except ConnectionError as error:  # to the proxy of a learner outside the cluster
@@ -145,7 +145,7 @@ class RayWorker:
         then(_result(done))
 
     def kill(self) -> None:
-        """Ends the actor by force, also one that has found no room yet."""
+        """Kills the actor, even if it is still waiting for room."""
         import ray
 
         end_with(ray.kill, self._handle)
@@ -156,7 +156,7 @@ class User(NamedTuple):
     """A program that uses Ray. environment: variables of its processes on the nodes."""
 
     name: str
-    how_to_go_on: str  # after it was ended by force
+    how_to_go_on: str  # what to do if Ray kills it
     environment: Mapping[str, str] = MappingProxyType({})
 
 
@@ -167,7 +167,7 @@ class Actors(NamedTuple):
     """The actors of a fleet.
 
     kind: their class, with LANES. resources: what Ray reserves for each, such as num_cpus.
-    last_calls: methods with which one ends in order, before it is ended by force.
+    last_calls: methods to call to end an actor, before killing it.
     """
 
     kind: Any
@@ -176,14 +176,14 @@ class Actors(NamedTuple):
 
 
 def gradient_actors(cpus: float, gpus: float) -> Actors:
-    """Returns the actors of gradient workers, for each of which Ray reserves so much."""
+    """Returns the settings of gradient workers; cpus, gpus: that Ray reserves for each."""
     return Actors(TorchBeastGradientWorker, {"num_cpus": cpus, "num_gpus": gpus})
 
 
 class RayFleet:
     """The connection of a program to Ray. One per process, used as a context manager.
 
-    Threads: made and ended by the main thread; other methods by any.
+    Threads: the main thread makes and ends it; any thread may call other methods.
     """
 
     shares_memory = False
@@ -198,15 +198,15 @@ class RayFleet:
     ) -> None:
         """Uses the caller's connection, joins a cluster, or starts Ray here.
 
-        run: name of the run, which begins the names of its actors.
-        own_code: whether environment or network are in a module of the user's.
-        actors: None: those that play rollouts, as the Config says.
+        run: name of the run, the prefix of the names of its actors.
+        own_code: whether environment or network are in a module of the user.
+        actors: None: actors that play rollouts, with the settings of the Config.
 
-        Raises RunError without Ray or cluster, and UsageError when what the learner needs is not
-        there.
+        Raises RunError without Ray or a cluster, and UsageError if the learner's resources are not
+        available.
         """
         self._config, self._run, self._user = config, run, user
-        self._workers: set[RayWorker] = set()  # that were not killed
+        self._workers: set[RayWorker] = set()  # not killed yet
         self._lock = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
@@ -231,13 +231,13 @@ class RayFleet:
 
     @_needing_connection()
     def room(self) -> Room:
-        """Returns the resources of the cluster at present."""
+        """Returns the current resources of the cluster."""
         here = self.own_node
         nodes = [_node(node, here) for node in self._ray.nodes() if node["Alive"]]
         return Room(nodes, self._ray.available_resources().get("CPU", 0.0))
 
     def reserve_for_learner(self) -> None:
-        """Keeps CPUs and GPUs of this machine free for the learner, and lets it see these GPUs.
+        """Reserves CPUs and GPUs of this machine for the learner, and lets it see these GPUs.
 
         Call it before anything uses a GPU. Raises UsageError if others use too many of them.
         """
@@ -262,7 +262,7 @@ class RayFleet:
 
     @_needing_connection()
     def worker(self, name: str, descriptors: Sequence[int] = ()) -> RayWorker:
-        """Asks for an actor, which begins once there is room for it."""
+        """Requests an actor, which starts when there is room for it."""
         options = self._actor_class.options(
             name=f"{self._run}: {name}",
             scheduling_strategy="SPREAD",
@@ -285,7 +285,7 @@ class RayFleet:
 
     @_needing_connection()
     def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
-        """Returns the loss with the worker's place, its last words, and the end of its node."""
+        """Returns the error with the worker's place, its last output, and the state of its node."""
         if place is None:
             return error
         alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
@@ -308,7 +308,7 @@ class RayFleet:
         self._closing.close()
 
     def _let_end(self, workers: Sequence[RayWorker]) -> None:
-        """Lets actors end in order, for as long as a step may take."""
+        """Lets actors finish their step and end, within a time limit."""
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         calls = [(worker, method) for worker in workers for method in self._actors.last_calls]
         for worker, method in calls:
@@ -328,7 +328,7 @@ class RayFleet:
 
     @property
     def cluster(self) -> str:
-        """The address at which other processes on the nodes of the cluster join it."""
+        """The address at which other processes on the cluster's nodes join it."""
         return str(self._ray.get_runtime_context().gcs_address)
 
     @property
@@ -343,7 +343,7 @@ class RayFleet:
 
     @property
     def own_node(self) -> str:
-        """The id of the node of this process; "" outside the cluster."""
+        """The ID of this process's node; "" outside the cluster."""
         return "" if self._is_client else str(self._ray.get_runtime_context().get_node_id())
 
     @contextmanager
@@ -355,7 +355,7 @@ class RayFleet:
             raise
 
     def _use(self, ray: Any) -> None:
-        """Uses the connection that the caller has made, which stays when the fleet ends."""
+        """Uses the connection that the caller has made, and keeps it at the end."""
         if self._config.address is not None or self._user.environment:
             raise UsageError(
                 "Ray is initialised in this process already: call ray.shutdown() before, or leave "
@@ -394,7 +394,7 @@ class RayFleet:
         self._init(str(self._address), runtime_env(folder))
 
     def _start_instead(self) -> str:
-        """Says what to do without a cluster."""
+        """Returns advice on what to do without a cluster."""
         return _START.format("leave out --address" if self._config.address else "unset RAY_ADDRESS")
 
     def _init(self, address: str, code: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -408,7 +408,7 @@ class RayFleet:
         _has_made_connection.set()
 
     def _gpus_of(self, group: Any) -> list[str]:
-        """Returns the ids of the GPUs in a placement group."""
+        """Returns the IDs of the GPUs in a placement group."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(group)
@@ -418,7 +418,7 @@ class RayFleet:
         return self._ray.get(task.remote())
 
     def _last_lines(self, place: WorkerLocation) -> list[str]:
-        """Returns what a dead worker of this machine printed at last; [] elsewhere."""
+        """Returns the last output of a dead worker on this machine; [] on other machines."""
         if self._is_client or place.host != self._ray.util.get_node_ip_address():
             return []
         logs = Path(self._ray._private.worker._global_node.get_logs_dir_path())
@@ -429,11 +429,11 @@ class RayFleet:
 
 
 class _OutOfReach(WorkerLost):
-    """The connection to a worker broke. Ray learns later of the end of the node, if that is why."""
+    """The connection to a worker broke. If its node has died, Ray only learns of it later."""
 
 
 def _result(done: concurrent.futures.Future[Any]) -> Any:
-    """Returns the result of a call, or the error that stands for its exception."""
+    """Returns the result of a call, or the error that represents its exception."""
     from ray import exceptions
 
     error = done.exception()
@@ -453,7 +453,7 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
 
 
 def _actor_class(ray: Any, actors: Actors) -> Any:
-    """Returns the class of actors, with a thread for each lane beside that of all other methods."""
+    """Returns the class of actors, with a thread per lane and one for all other methods."""
     for name, lane in actors.kind.LANES.items():
         ray.method(concurrency_group=lane)(getattr(actors.kind, name))
     groups = {lane: 1 for lane in actors.kind.LANES.values()}
@@ -462,11 +462,11 @@ def _actor_class(ray: Any, actors: Actors) -> Any:
 
 @contextmanager
 def _own_files() -> Iterator[Path]:
-    """Makes a folder for a Ray that is started here: logs, sockets, objects that do not fit.
+    """Makes a folder for the files of a Ray that is started here: logs, sockets, spilled objects.
 
-    In it is a token, without which nobody can use that Ray. By default Ray leaves one in the home
-    folder, which every later cluster of the user then demands too. Ray reads where it is when it is
-    imported: where the caller has imported it before, it does what it does by default.
+    It contains a token that is required to use that Ray. By default Ray leaves its token in the
+    home folder, and then every later cluster of the user requires it too. Ray reads the location of
+    the token when it is imported, so if the caller has already imported Ray, the default applies.
     """
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + len("/torchbeast-ray-") < _LONGEST_FOLDER else "/tmp"

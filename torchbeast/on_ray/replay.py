@@ -9,11 +9,11 @@
             <-- fill: [T+1, S], through the object store ---   one call after the other
     agent b <-> ...
 
-Bounds: the actor has the memory of the capacity, which it checks on its node, and a batch of S
-columns for each agent that has joined. An agent has one call on its way.
+Bounds: the actor has memory for the capacity, which it checks on its node, and for a batch of S
+columns per agent. An agent has at most one open call.
 
-The actor knows of an agent's death when it joins again under its name; until then its walks are
-kept. Agents are trusted: whoever reaches a Ray cluster may run code there.
+The actor only learns of an agent's death when the agent joins again under its name, and keeps its
+walks until then. Agents are trusted, because anyone with access to a Ray cluster can run code.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from torchbeast.shared_replay.client import SharingAgent
 from torchbeast.shared_replay.replay import JoinRequest, ReplayFigures, SharedReplay, Ticket
 from torchbeast.shared_replay.service import Served
 
-ON_RAY = "ray:"  # begins the address of a replay on Ray
+ON_RAY = "ray:"  # prefix of the address of a replay on Ray
 
-_NAMESPACE = "torchbeast"  # of names of Ray actors, which every program finds
+_NAMESPACE = "torchbeast"  # of the names of Ray actors, shared by all programs
 _VALID = re.compile(r"[\w.,=+-][\w.,=+ -]*")
 _START_S = 60.0
-_ANSWER_S = 120.0  # longest wait for an answer: the actor has others to answer first
-_MOST_WAITING = 20_000  # calls that wait in the actor: one of each agent at least, for its end
+_ANSWER_S = 120.0  # longest wait for an answer, because the actor may be busy with others
+_MOST_WAITING = 20_000  # pending calls of the actor; each agent has one until it ends
 _FULL = FULL.format("a smaller --batch_size, --replay_ratio or --unroll_length")
 _WITHOUT_CLUSTER = (
     "start one with `ray start --head`, or say in $RAY_ADDRESS where the one of the replay is"
@@ -66,21 +66,21 @@ _WITHOUT_CLUSTER = (
 
 
 class TorchBeastReplay:
-    """A SharedReplay as a Ray actor; Ray's dashboard shows the name of this class.
+    """A SharedReplay as a Ray actor. Ray's dashboard shows the name of this class.
 
-    Calls are made one after the other, but for those that wait for an end.
+    It executes calls one after the other, except calls that wait for the end.
     """
 
     def __init__(self) -> None:
         self._replay = SharedReplay(free_memory)
-        self._filled: dict[Ticket, Arrays] = {}  # [T+1, S, ...], which every `fill` overwrites
+        self._filled: dict[Ticket, Arrays] = {}  # [T+1, S, ...], overwritten by every `fill`
 
     async def pid(self) -> int:
-        """Returns the actor's process."""
+        """Returns the actor's process ID."""
         return os.getpid()
 
     async def until_the_end(self) -> None:
-        """Waits as long as the actor lives."""
+        """Never returns; the call ends with the actor."""
         await asyncio.Event().wait()
 
     async def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayFigures]:
@@ -95,7 +95,7 @@ class TorchBeastReplay:
         return ticket, self._replay.figures()
 
     async def leave(self, ticket: Ticket) -> None:
-        """Forgets an agent's walks and its batch, unless it was replaced."""
+        """Drops an agent's walks and its batch, unless it was replaced."""
         self._replay.leave(ticket)
 
     async def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayFigures:
@@ -105,7 +105,7 @@ class TorchBeastReplay:
     async def fill(
         self, ticket: Ticket, first_walk: int | None
     ) -> tuple[Filled | None, Arrays, ReplayFigures]:
-        """Returns SharedReplay.fill's result, and between its parts the windows [T+1, S, ...]."""
+        """Returns the result of SharedReplay.fill, with the windows [T+1, S, ...] in the middle."""
         self._replay.check_present(ticket)
         batch = self._filled[ticket]
         filled, figures = self._replay.fill(ticket, batch, first_walk)
@@ -115,13 +115,13 @@ class TorchBeastReplay:
 class RayReplayClient(SharingAgent):
     """One agent's part of a shared replay on Ray; see Replay. It has joined when it is made.
 
-    One thread makes all calls but `close`. A call fails the run where the actor has ended.
+    One thread makes all calls except `close`. If the actor has ended, calls make the run fail.
     """
 
     def __init__(self, name: str, joining: JoinRequest) -> None:
         """Joins the replay of this name in the cluster to which this process is connected.
 
-        Raises UsageError when it is not there, and when it refuses this agent.
+        Raises UsageError if it does not exist, or if it refuses this agent.
         """
         self._address = ON_RAY + name
         self._joining = joining
@@ -141,10 +141,10 @@ class RayReplayClient(SharingAgent):
             raise UsageError(f"--replay_service {self._address}: {error}") from error
 
     def start(self, supervisor: Supervisor) -> None:
-        """Does nothing: every update calls the actor, which shows its end."""
+        """Does nothing, because every update calls the actor, and thereby notices its end."""
 
     def close(self) -> None:
-        """Leaves the replay, which ends every call; may be called by any thread, and again."""
+        """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
@@ -155,12 +155,12 @@ class RayReplayClient(SharingAgent):
 
     def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
         filled, batch, figures = self._ask("fill", self._ticket, first_walk)
-        if filled is not None:  # what comes from the object store is read-only
+        if filled is not None:  # arrays from the object store are read-only
             filled = Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
         return filled, batch, figures
 
     def _ask(self, method: str, *arguments: Any, timeout: float = _ANSWER_S) -> Any:
-        """Calls a method of the actor and returns its result, unless this is closed before."""
+        """Calls a method of the actor and returns its result, unless it is closed meanwhile."""
         if self._closed.done():
             raise ReplayClosed
         try:
@@ -178,11 +178,11 @@ class RayReplayClient(SharingAgent):
         return result.result()
 
     def _failure(self, error: BaseException) -> Exception:
-        """Returns what the actor raised, or a sentence about its end."""
+        """Returns the exception that the actor raised, or an error about its end."""
         from ray import exceptions
 
         if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
-            return RunError(_FULL)  # here, or the actor's, which is a RayTaskError too
+            return RunError(_FULL)  # raised here or in the actor, then also a RayTaskError
         if isinstance(error, exceptions.RayTaskError):
             cause: Exception = error.cause
             return cause if isinstance(cause, (ValueError, RunError)) else RunError(str(error))
@@ -193,10 +193,10 @@ class RayReplayClient(SharingAgent):
 
 @contextmanager
 def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClient]:
-    """Joins the replay at ray:NAME; leaves it, and Ray if need be, after the block.
+    """Joins the replay at ray:NAME; leaves it after the block, and Ray if it was not connected.
 
-    Uses the connection to Ray that this process has, else the cluster in $RAY_ADDRESS, else the one
-    that this machine belongs to.
+    Uses this process's connection to Ray, or else the cluster in $RAY_ADDRESS, or else the cluster
+    to which this machine belongs.
     """
     name = checked_name(address.removeprefix(ON_RAY))
     with _connected(None, f"the run with --replay_service {address}"):
@@ -210,11 +210,11 @@ def serving_on_ray(
 ) -> Iterator[Served]:
     """Starts a shared replay as a Ray actor, and ends it with the block, or with this process.
 
-    address: of the cluster; by default that of the connection that this process has, else that in
-    $RAY_ADDRESS, else the one that this machine belongs to. num_cpus: that Ray reserves for it.
-    node: id of the one where it runs; by default Ray chooses.
+    address: of the cluster. Default: this process's connection, or else $RAY_ADDRESS, or else the
+    cluster to which this machine belongs. num_cpus: that Ray reserves for it. node: ID of the node
+    for it; by default Ray chooses.
 
-    Raises UsageError when the name is in use, and RunError without a cluster or room in it.
+    Raises UsageError if the name is in use, and RunError without a cluster or room in it.
     """
     checked_name(name)
     who = f"the program with the shared replay {ON_RAY}{name}"
@@ -228,19 +228,19 @@ def serving_on_ray(
 
 
 class _ServedOnRay(Served):
-    """A shared replay on Ray. is_over: whether its end is wanted."""
+    """A shared replay on Ray. is_over: whether it is expected to end."""
 
     is_over = False
 
     def note_end(self, done: concurrent.futures.Future[Any]) -> None:
-        """Takes note of the actor's end."""
+        """Notes the actor's end."""
         error = done.exception()
         if error is not None and not self.is_over:
             self.failure = RunError(f"its process {self.pid} has died: {first_sentence(error)}")
 
 
 def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _ServedOnRay]:
-    """Returns the actor once it answers."""
+    """Starts the actor, and returns it when it answers."""
     ray = import_ray()
     options = {"name": name, "namespace": _NAMESPACE, "num_cpus": num_cpus, "max_restarts": 0}
     if node is not None:
@@ -274,7 +274,7 @@ def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _Served
 def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
     """Connects to Ray for the block, unless this process is connected.
 
-    who: begins the last words of a process that Ray ends by force. options: of a new connection.
+    who: prefix of the message if Ray kills this process. options: of a new connection.
     """
     with prepared_environment():
         ray = import_ray()
@@ -294,7 +294,7 @@ def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
 
 
 def checked_name(name: str) -> str:
-    """Returns the name of a replay; raises UsageError for one that it cannot have."""
+    """Returns the name of a replay; raises UsageError for an invalid name."""
     if not _VALID.fullmatch(name):
         raise UsageError(
             f"a shared replay cannot have the name {name!r}: --replay_service takes {ON_RAY}NAME, "

@@ -17,7 +17,7 @@ class Node(NamedTuple):
     host: str
     cpus: float
     gpus: float
-    is_learners: bool  # the learner runs here
+    is_learners: bool  # whether the learner runs here
     object_store_bytes: float
 
 
@@ -25,7 +25,7 @@ class Room(NamedTuple):
     """The resources of a cluster."""
 
     nodes: Sequence[Node]
-    free_cpus: float  # of all nodes, not used by others
+    free_cpus: float  # of all nodes
 
     def __str__(self) -> str:
         each = [f"{node.host} {_count(node.cpus, 'CPU')}{_gpus(node)}" for node in self.nodes]
@@ -37,7 +37,7 @@ class Room(NamedTuple):
         )
 
 
-_SHOWN = 8  # nodes in a sentence, at most
+_SHOWN = 8  # nodes that a message lists, at most
 
 
 def num_workers(config: RayConfig, room: Room) -> int:
@@ -61,7 +61,7 @@ def num_workers(config: RayConfig, room: Room) -> int:
 class WorkerGroup(NamedTuple):
     """Workers of one kind.
 
-    name: for the sentence. cpus, gpus: that Ray reserves for each.
+    name: for the message. cpus, gpus: that Ray reserves for each.
     """
 
     name: str
@@ -75,9 +75,9 @@ class WorkerGroup(NamedTuple):
 
 
 def check_room(room: Room, groups: Sequence[WorkerGroup]) -> None:
-    """Raises UsageError unless all these workers have room at once, if nobody else uses the nodes.
+    """Raises UsageError unless the cluster, if otherwise unused, has room for all these workers.
 
-    They are placed one after the other, those that need most first, where there is room.
+    It places them one after the other, the largest first, where there is room.
     """
     left = [(node.cpus, node.gpus) for node in room.nodes]
     for group in sorted(groups, key=lambda group: (group.gpus, group.cpus), reverse=True):
@@ -91,7 +91,7 @@ def check_room(room: Room, groups: Sequence[WorkerGroup]) -> None:
 
 
 def _takes_place(group: WorkerGroup, left: list[tuple[float, float]]) -> bool:
-    """Takes the CPUs and GPUs of one worker from those that are left; False: no node has them."""
+    """Takes CPUs and GPUs for one worker from those left; False if no node has enough."""
     for index, (cpus, gpus) in enumerate(left):
         if cpus + 1e-9 >= group.cpus and gpus + 1e-9 >= group.gpus:
             left[index] = cpus - group.cpus, gpus - group.gpus
@@ -100,10 +100,11 @@ def _takes_place(group: WorkerGroup, left: list[tuple[float, float]]) -> bool:
 
 
 def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_bytes: int) -> None:
-    """Raises UsageError if what a run may have in the learner's object store does not fit.
+    """Raises UsageError if the rollouts and weights of a run do not fit into the object store on
+    the learner's node.
 
-    rollout_bytes: of one environment. rollouts: of one environment, that may wait for the learner.
-    weights_bytes: of one version.
+    rollout_bytes: of one environment. rollouts: largest number that may wait for the learner, each
+    of one environment. weights_bytes: of one version.
     """
     needed = rollouts * rollout_bytes + _VERSIONS * weights_bytes
     stores = [node.object_store_bytes for node in room.nodes if node.is_learners]
@@ -117,7 +118,7 @@ def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_by
     )
 
 
-_VERSIONS = 4  # of the weights: the newest, one that acts until a step ends, two being fetched
+_VERSIONS = 4  # of the weights: the newest, one in use until a step ends, two in transfer
 
 
 def _check_learner(config: RayConfig, room: Room) -> None:
@@ -140,7 +141,7 @@ def _check_learner(config: RayConfig, room: Room) -> None:
 
 
 def _fitting(config: RayConfig, node: Node) -> int:
-    """Returns the number of workers that one node has room for if it is used by nobody else."""
+    """Returns the number of workers for which an otherwise unused node has room."""
     cpus = node.cpus - (config.learner_cpus if node.is_learners else 0)
     return math.floor(cpus / config.actor_cpus + 1e-9)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay that several agents share, in a process of its own."""
+"""A replay that several agents share, in a separate process."""

@@ -26,11 +26,11 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.shared_replay.replay import JoinRequest, ReplayFigures
 from torchbeast.shared_replay.service import Region, key_path, shut
 
-_ANSWER_S = 120  # longest wait for an answer: the service has others to answer first
+_ANSWER_S = 120  # longest wait for an answer, because the service may be busy with others
 
 
 class SharingAgent(ABC):
-    """One agent's part of a shared replay; see Replay. It has joined when it is made.
+    """One agent's client of a shared replay; see Replay. Its constructor joins the replay.
 
     `insert` copies columns to `_inserted` [T+1, B, ...] and sends it. `fill` receives a batch
     [T+1, S, ...] and copies it to columns.
@@ -51,7 +51,7 @@ class SharingAgent(ABC):
         return self._figures.episodes
 
     def facts(self) -> Facts:
-        """Returns the figures of the replay, of all agents together, when it was last used."""
+        """Returns metrics of the replay, over all agents, when it was last used."""
         return Facts(self._figures.fill, self._figures.samples_per_insert)
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
@@ -74,19 +74,19 @@ class SharingAgent(ABC):
 
     @abstractmethod
     def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
-        """Returns windows [T+1, S, ...] and what SharedReplay.fill returns."""
+        """Returns windows [T+1, S, ...] and the result of SharedReplay.fill."""
 
 
 class SharedReplayClient(SharingAgent):
     """An agent of a replay that serves at a socket.
 
-    One thread makes all calls but `close`. A call fails the run where the service has ended.
+    One thread makes all calls except `close`. If the service has ended, calls make the run fail.
     """
 
     def __init__(self, address: str, joining: JoinRequest) -> None:
         """Joins the replay that serves at the path of a socket.
 
-        Raises UsageError when nobody serves there, and when the replay refuses this agent.
+        Raises UsageError if no replay serves there, or if it refuses this agent.
         """
         self._address, self._joining = address, joining
         self._closed = threading.Event()
@@ -102,10 +102,10 @@ class SharedReplayClient(SharingAgent):
             ) from error
 
     def start(self, supervisor: Supervisor) -> None:
-        """Does nothing: every update calls the service, which shows its end."""
+        """Does nothing, because every update calls the service, and thereby notices its end."""
 
     def close(self) -> None:
-        """Leaves the replay, which ends every call; may be called by any thread, and again."""
+        """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
         self._closed.set()
         shut(self._connection)
 
@@ -130,7 +130,7 @@ class SharedReplayClient(SharingAgent):
         return filled, self._region.filled, figures
 
     def _ask(self, method: str, argument: Any) -> Any:
-        """Sends a request and returns its answer, unless this is closed before."""
+        """Sends a request and returns its answer, unless it is closed meanwhile."""
         try:
             self._connection.send((method, argument))
             if not self._connection.poll(_ANSWER_S):
@@ -148,7 +148,7 @@ class SharedReplayClient(SharingAgent):
 
 
 def _key(address: str) -> bytes:
-    """Returns the key of a service. Raises ValueError unless this user's service has made it."""
+    """Returns the key of a service. Raises ValueError unless this user's service made it."""
     with open(key_path(address), "rb") as file:
         is_own = os.fstat(file.fileno()).st_uid == os.getuid()
         require(is_own, f"{file.name} belongs to another user: join a replay that you have started")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay that several agents insert into and sample from, without any transport.
+"""A replay into which several agents insert and from which they sample, without transport.
 
     agent 0 --- insert ---> one ring, first in first out <--- insert --- agent 1
             <-- windows --- drawn from the episodes of all --- windows -->
 
-An agent sends a `JoinRequest` when it joins. The first agent decides what a row is and how many
-there are. When an agent leaves or dies, its episodes stay. When it joins again under its name, its
-new rollouts continue none of the old ones.
+An agent sends a `JoinRequest` when it joins. The first agent decides what a row contains, and how
+many rows there are. When an agent leaves or dies, its episodes stay. When it joins again under its
+name, its new rollouts do not continue the old ones.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NUMBERS = ("env_index", "rollout_index")
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """An agent's rollouts, and the replay that it expects.
+    """Describes an agent's rollouts, and the replay that it expects.
 
-    row: a nest of ArraySpec [*shape] for each field that is stored; stacks are whole.
+    row: a nest of ArraySpec [*shape] for each stored field, with complete frame stacks.
     """
 
     name: str  # of the agent's run; a run that joins again under its name is the same agent
@@ -41,9 +41,9 @@ class JoinRequest:
     unroll_length: int
     frame_stack: int
     capacity: int  # of the replay, in transitions
-    columns: int  # of an insertion
-    spare_columns: int  # that are filled at once
-    seed: int  # of the replay's draws, if this agent is the first
+    columns: int  # per insertion
+    spare_columns: int  # per `fill`
+    seed: int  # of sampling, if this agent is the first
 
     def batch(self, columns: int) -> dict[str, Any]:
         """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
@@ -52,8 +52,8 @@ class JoinRequest:
         return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
 
     def check_same(self, other: JoinRequest) -> None:
-        """Raises ValueError, naming the difference, unless another agent's rollouts go into the
-        replay that this one's decided.
+        """Raises ValueError, with the difference, unless another agent's rollouts fit into the
+        replay that this agent's request has determined.
         """
         ours, theirs = self._described(), other._described()
         require(
@@ -63,7 +63,7 @@ class JoinRequest:
         )
 
     def _described(self) -> set[str]:
-        """Returns what the agents of a replay have in common."""
+        """Returns descriptions of everything that must be equal in all agents."""
         rows = described(row_specs(self.batch(1), 1))
         return {
             f"--replay_size {self.capacity}",
@@ -87,32 +87,32 @@ _AGAIN = "another run with the same name has joined the shared replay: give each
 
 
 class ReplayFigures(NamedTuple):
-    """What agents are told with every answer."""
+    """Metrics that agents receive with every answer."""
 
     fill: float  # share of the memory in use
     samples_per_insert: float  # steps read per step inserted, by all agents since the beginning
     size: int  # stored transitions
-    episodes: int  # that can be sampled
+    episodes: int  # number that can be sampled
 
 
 class Ticket(NamedTuple):
-    """Identifies one joining of an agent; the agent passes it with every call."""
+    """Identifies one session of an agent, which passes it with every call."""
 
     agent: int  # its number, which stays the same for its name
-    joined: int  # different for every joining
+    joined: int  # different for every session
 
 
 class SharedReplay:
-    """A RolloutReplay with agents, whose calls any thread may make.
+    """A RolloutReplay for several agents. Any thread may call it.
 
-    Bounds: memory is that of the capacity. An agent's walks, and the environments whose rollouts
-    may be continued, are forgotten when it leaves.
+    Bounds: its memory is the memory of the capacity. When an agent leaves, its walks, and the
+    environments whose rollouts may be continued, are dropped.
     """
 
     def __init__(self, free_memory: Callable[[], int | None]) -> None:
-        """Makes a replay without memory; the first agent that joins decides how much it has.
+        """Makes a replay without memory. The first agent that joins determines its capacity.
 
-        free_memory: returns the bytes that are free; None: unknown.
+        free_memory: returns the number of free bytes; None: unknown.
         """
         self._free_memory = free_memory
         self._lock = threading.RLock()
@@ -126,13 +126,13 @@ class SharedReplay:
     def join(
         self, joining: JoinRequest, batches: int, on_end: Callable[[], None] = lambda: None
     ) -> Ticket:
-        """Adds an agent, which replaces one that has joined under the same name before.
+        """Adds an agent, which replaces an earlier agent with the same name.
 
-        batches: bytes of memory that the transport takes for this agent. on_end: called once the
-        agent is replaced or leaves; from then on the ticket is invalid.
+        batches: bytes of memory that the transport uses for this agent. on_end: called when the
+        agent is replaced or leaves, after which the ticket is invalid.
 
-        Raises ValueError, with what to do, when the agent's rollouts do not go into this replay,
-        and when the memory is not there.
+        Raises ValueError, with a remedy, if the agent's rollouts do not fit into this replay, or if
+        there is not enough memory.
         """
         with self._lock:
             self._check_room(batches)
@@ -148,25 +148,23 @@ class SharedReplay:
             return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Forgets an agent's walks, and what its rollouts would follow, unless it was replaced.
-        Its episodes stay.
-        """
+        """Drops an agent's walks and open rollouts, unless it was replaced. Its episodes stay."""
         with self._lock:
             if ticket in self._present:
                 self._forget(ticket)
 
     def check_present(self, ticket: Ticket) -> None:
-        """Raises RunError once another run has joined under the agent's name."""
+        """Raises RunError if another run has joined under the agent's name."""
         if ticket not in self._present:
             raise RunError(_AGAIN)
 
     def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayFigures:
         """Stores all columns of a batch.
 
-        arrays: the fields of JoinRequest.batch, and final_observation. Nobody changes them
-            meanwhile.
+        arrays: the fields of JoinRequest.batch, and final_observation. They must not change during
+            the call.
 
-        Raises ValueError when they are no rollouts that this replay stores.
+        Raises ValueError if this replay cannot store them.
         """
         with self._lock:
             self.check_present(ticket)
@@ -184,7 +182,7 @@ class SharedReplay:
             return filled, self.figures()
 
     def figures(self) -> ReplayFigures:
-        """Returns figures for logs and for the agents."""
+        """Returns metrics for logs and for the agents."""
         with self._lock:
             return ReplayFigures(*self._used.facts(), self._used.size, self._used.episodes)
 
@@ -199,8 +197,8 @@ class SharedReplay:
         return self._replay
 
     def _check_room(self, size: int) -> None:
-        """Raises ValueError when the batches of one more agent, of so many bytes, do not fit the
-        memory that is free, beside what the replay takes of it while it fills.
+        """Raises ValueError if the batches of one more agent, `size` bytes, do not fit into the
+        free memory, in addition to the memory that the replay will use as it fills.
         """
         free, later = self._free_memory(), self._not_yet_taken()
         require(
@@ -211,7 +209,7 @@ class SharedReplay:
         )
 
     def _not_yet_taken(self) -> int:
-        """Returns the bytes that the replay has reserved, but not written to."""
+        """Returns the bytes that the replay has reserved, but not yet written to."""
         if (replay := self._replay) is None:
             return 0
         return int((1 - replay.facts().fill) * replay.capacity * self._bytes_per_transition)

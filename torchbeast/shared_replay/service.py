@@ -53,18 +53,18 @@ _log = logging.getLogger("torchbeast.replay_service")
 
 _MODULE = "torchbeast.shared_replay.service"
 _START_S = 60.0
-_WAITING = 100  # connections that are not accepted yet
+_WAITING = 100  # connections that wait to be accepted
 
 
 class Region:
-    """Two batches in memory that an agent and the service share.
+    """Two batches in memory that an agent shares with the service.
 
     inserted, filled: by field of Rollout, nests of arrays [T+1, B, ...] and [T+1, S, ...]. The
-    kernel frees the memory however the processes end.
+    kernel frees the memory when the processes end, for any reason.
     """
 
     def __init__(self, joining: JoinRequest, descriptor: int | None = None) -> None:
-        """Makes the memory, or maps that behind a descriptor, which may be closed afterwards."""
+        """Creates the memory, or maps the memory of a descriptor, which can then be closed."""
         inserted, filled = _specs(joining)
         self._file = SharedFile(region_bytes(joining), descriptor)
         self.inserted = arrays_at(inserted, self._file.bytes, 0)
@@ -72,12 +72,12 @@ class Region:
 
     @property
     def descriptor(self) -> int:
-        """The file."""
+        """The file descriptor."""
         return self._file.descriptor
 
 
 def region_bytes(joining: JoinRequest) -> int:
-    """Returns the bytes of the region of an agent."""
+    """Returns the size of an agent's region in bytes."""
     return sum(map(slot_size, _specs(joining)))
 
 
@@ -86,12 +86,12 @@ def _specs(joining: JoinRequest) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Service:
-    """Serves a replay at a socket, each agent in a thread. replay: the replay."""
+    """Serves a replay at a socket, with a thread for each agent. replay: the replay."""
 
     def __init__(self, path: Path, free_memory: Callable[[], int | None]) -> None:
-        """Opens the socket, which only the user can connect to.
+        """Opens the socket, to which only the user can connect.
 
-        free_memory: see SharedReplay. Raises OSError where there is one already.
+        free_memory: see SharedReplay. Raises OSError if the socket already exists.
         """
         self._key = secrets.token_bytes(32)
         self.replay = SharedReplay(free_memory)
@@ -119,7 +119,7 @@ class Service:
                 shut(connection)
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
-        """Serves one agent. Whatever it does ends its connection only."""
+        """Serves one agent. Errors only end the connection of this agent."""
         try:
             with connection:
                 deliver_challenge(connection, self._key)
@@ -162,7 +162,7 @@ class Service:
 
 
 def shut(connection: Connection[Any, Any]) -> None:
-    """Ends the calls of a connection, also those that wait in another thread."""
+    """Ends all calls of a connection, even if they wait in another thread."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
 
@@ -173,9 +173,9 @@ def key_path(path: str | Path) -> Path:
 
 
 class Served:
-    """A shared replay that was started.
+    """A running shared replay.
 
-    address: for --replay_service. pid: its process. failure: how it died; None while it lives.
+    address: for --replay_service. pid: of its process. failure: how it died; None if it is alive.
     """
 
     def __init__(self, address: str) -> None:
@@ -188,10 +188,10 @@ class Served:
 def serving(folder: Path) -> Iterator[Served]:
     """Starts a shared replay on this machine, and ends it with the block.
 
-    folder: is made for its socket, for this user only, and removed in the end. Its path is short,
-    as a Unix socket's must be.
+    folder: for its socket; created for this user only, and removed at the end. Its path must be
+    short, because paths of Unix sockets are limited.
 
-    Raises RunError when the process does not start. The process ends when this one dies, and then
+    Raises RunError if the process does not start. If this process dies, the process ends and
     removes the folder.
     """
     folder.mkdir(mode=0o700, parents=True)
@@ -214,7 +214,7 @@ def serving(folder: Path) -> Iterator[Served]:
 
 
 def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
-    """Waits until the process says that it serves; raises what it says instead."""
+    """Waits until the process reports that it serves; raises its error otherwise."""
     try:
         error = first.get(timeout=_START_S)
     except queue.Empty:

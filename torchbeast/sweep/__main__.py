@@ -40,7 +40,7 @@ def run(argv: Sequence[str] | None) -> int:
     flags, words = parse_known(SweepFlags, PROGRAM, argv)
     config = flags.sweep
     folder = config.folder()
-    if config.address and config.on == "local":  # of agents that use Ray themselves
+    if config.address and config.on == "local":  # for agents of raybeast
         words.append(f"--address={config.address}")
     with refusing_paths("give another --savedir or --name"):
         what = compared(config, words, folder)
@@ -60,7 +60,7 @@ def run(argv: Sequence[str] | None) -> int:
 def _train(
     rows: Sequence[Row], config: SweepConfig, shared_replay: bool, supervisor: Supervisor
 ) -> None:
-    """Runs the agents that are not complete, until they or the sweep have ended."""
+    """Runs the unfinished agents, until they have ended or the sweep ends."""
     if all(row.state == "done" for row in rows):
         print(f"All {len(rows)} agents are complete; a larger --total_steps continues them.")
         return
@@ -82,7 +82,7 @@ def _train(
 def _runner(
     ending: ExitStack, rows: Sequence[Row], config: SweepConfig, shared_replay: bool
 ) -> tuple[Runner, Served | None]:
-    """Returns what runs the agents, and the replay that they share, if they do."""
+    """Returns the runner of the agents, and the replay that they share, or None."""
     waiting = [row.agent for row in rows if row.state == "waiting"]
     steps = min(agent.total_steps for agent in waiting)
     asha = Asha(steps) if config.scheduler == "asha" else None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main module of an agent of a sweep; started by runner.py, never by a user.
+"""The main module of an agent of a sweep. Started by runner.py, not by users.
 
-stdin   nothing. It is closed when the agent is to stop, and when the sweep dies: the agent then
-        stops like a program that gets SIGTERM, with a checkpoint
-stdout  one line of JSON in the end: {"ended": true}, with why if the run failed
+stdin   carries no data. When it is closed, because the agent is to stop or the sweep died, the
+        agent writes a checkpoint and stops, like a program that gets SIGTERM
+stdout  one line of JSON at the end: {"ended": true}, with the reason if the run failed
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(arguments: dict[str, Any]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # Ray's threads block it
     follow_stdin(lambda _: None, lambda: os.kill(os.getpid(), signal.SIGTERM), GRACE_S)
     program, words = arguments["program"], arguments["words"]
-    sys.argv = [program, *words]  # meta.json says what was run
+    sys.argv = [program, *words]  # recorded in meta.json
     with lossy_output(), contextlib.suppress(BrokenPipeError):  # the sweep may have been killed
         why = _run(program, words)
         report({"ended": True} if why is None else {"ended": True, "why": why})

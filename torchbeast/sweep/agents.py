@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents of a sweep: every combination of the values, with its name and its command line.
+"""The agents of a sweep: all combinations of the values, each with a name and a command line.
 
-The record in the sweep's folder says what it compares, so its name alone continues it.
+The sweep records in its folder what it compares, so that its name suffices to continue it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEED = "seed"
 
 _LONGEST_NAME = 120
 _OPEN, _CLOSE = "[{(", ")}]"
-_OF_SWEEP = {  # flags of the program that the sweep gives itself
+_OF_SWEEP = {  # flags of the program that only the sweep may give
     "xpid": "a sweep names its agents by their settings: give --name for the sweep",
     "savedir": "all agents of a sweep are in its folder: give --savedir once, not in --set",
     "mode": "a sweep trains: leave out --mode, and test an agent with its own program",
@@ -43,7 +43,7 @@ _OF_SWEEP = {  # flags of the program that the sweep gives itself
     "suppress_logs": "a sweep shows its agents in one table: leave out --suppress_logs",
 }
 
-# A shared replay holds rollouts of one shape and of one task.
+# A shared replay holds rollouts with the same shape, of the same task.
 _OF_SHARED_REPLAY = ("replay_size", "unroll_length", "env", "env_kwargs")
 
 Values = dict[str, list[str]]
@@ -56,19 +56,19 @@ class AgentRun:
     name: str
     settings: Mapping[str, str]  # the values that the sweep varies, by their flags, as typed
     program: ProgramName
-    words: Sequence[str]  # the program's command line
+    words: Sequence[str]  # command line of the program
     folder: Path  # of its run
     total_steps: int
-    episodes: int  # the last ones, over which returns are averaged
+    episodes: int  # number of last episodes whose returns are averaged
 
     @property
     def compared(self) -> dict[str, str]:
-        """The settings without the seed: agents with the same are ranked together."""
+        """The settings without the seed. Agents with equal ones are ranked together."""
         return {key: value for key, value in self.settings.items() if key != SEED}
 
 
 def values_of(words: Sequence[str]) -> Values:
-    """Returns the values of --set by their flags; raises UsageError where they are none."""
+    """Returns the values of --set by their flags; raises UsageError if they are invalid."""
     found: Values = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -115,7 +115,7 @@ def agents_of(
     """Returns an agent for each combination of the values.
 
     words: the flags that all agents have. folder: of the sweep. shared_replay: whether the agents
-    will share one; its address is no part of their command lines yet.
+    will share a replay, whose address their command lines do not contain yet.
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
@@ -137,7 +137,7 @@ def combinations(values: Values) -> list[dict[str, str]]:
 
 def typed(settings: Mapping[str, str]) -> list[str]:
     """Returns settings as words of a command line."""
-    flags = {"true": "--{}", "false": "--no_{}"}  # of those without a value
+    flags = {"true": "--{}", "false": "--no_{}"}  # flags without a value
     return [
         flags.get(value.lower(), "--{}={}").format(key, value) for key, value in settings.items()
     ]
@@ -154,7 +154,7 @@ def _check_keys(values: Values, words: Sequence[str]) -> None:
 
 
 def _flag_of(word: str) -> str:
-    """Returns the flag's name in a word of a command line, as its Config has it; else ""."""
+    """Returns the name of the flag in a word of a command line, or ""."""
     if not word.startswith("--"):
         return ""
     flag = by_its_name(word)
@@ -168,9 +168,9 @@ def _agent(
     more: Sequence[str],
     folder: Path,
 ) -> AgentRun:
-    """Returns the agent, once the program has accepted its command line.
+    """Returns the agent, if the program accepts its command line.
 
-    more: flags that the agent is given only when it starts.
+    more: flags that the agent will only get when it starts.
     """
     name = name_of(settings)
     words = [*common, *typed(settings)]
@@ -188,7 +188,7 @@ def _agent(
 
 
 def name_of(settings: Mapping[str, str]) -> str:
-    """Returns a folder's name that says the settings, as far as it can."""
+    """Returns the name of a folder that contains the settings, possibly shortened."""
     text = ",".join(f"{key}={value}" for key, value in settings.items())
     plain = re.sub(r"[^\w.,=+-]", "_", text)
     if plain == text and len(text) <= _LONGEST_NAME:
@@ -196,7 +196,7 @@ def name_of(settings: Mapping[str, str]) -> str:
     return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-# Flags that a continued sweep may change: its agents remain comparable.
+# Flags that a continued sweep may change, because its agents remain comparable.
 _MAY_CHANGE = {"total_steps", *OF_ONE_COMMAND}.union(
     field.name
     for config in (CheckpointConfig, DisplayConfig, EvaluationConfig, HardwareConfig)
@@ -214,7 +214,7 @@ class Compared:
     shared_replay: bool
 
     def settings(self) -> dict[str, Any]:
-        """Returns what it compares as typed, and every setting of the first agent by its flag."""
+        """Returns the values as typed, and every setting of the first agent by its flag."""
         first = combinations(self.set)[0]
         words = [*self.words, *typed(first)]
         return {
@@ -226,11 +226,11 @@ class Compared:
 
 
 def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compared:
-    """Returns what a sweep compares: as the command line says, or as an earlier part recorded.
+    """Returns what a sweep compares, from the command line or from the record of an earlier part.
 
     words: the command line without the flags of the sweep.
 
-    Raises UsageError where the two differ.
+    Raises UsageError if command line and record differ.
     """
     before, values = _recorded(folder), values_of(config.set)
     if before is None:
@@ -254,7 +254,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Raises UsageError where settings differ that make agents differ."""
+    """Raises UsageError if settings differ that a continued sweep may not change."""
     for name, value in now.items():
         if name not in _MAY_CHANGE and before.get(name) != value:
             raise UsageError(
@@ -264,9 +264,9 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
 
 
 def _recorded(folder: Path) -> Compared | None:
-    """Returns what the earlier part of a sweep recorded, or None if there is none.
+    """Returns what the earlier part of a sweep recorded, or None for a new sweep.
 
-    Raises UsageError if the folder is another one.
+    Raises UsageError if the folder is not the folder of a sweep.
     """
     if not folder.exists() or not any(folder.iterdir()):
         return None

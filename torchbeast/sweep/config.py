@@ -73,7 +73,7 @@ class SweepConfig:
         )
 
     def folder(self) -> Path:
-        """Returns the sweep's folder, {savedir}/{name}; a new one at each call without a name."""
+        """Returns the sweep's folder, {savedir}/{name}; without a name, a new one at each call."""
         new = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         with refusing_paths("give another --savedir"):
             return expanded(self.savedir).absolute() / (self.name or new)

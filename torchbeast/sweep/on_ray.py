@@ -7,8 +7,8 @@
                                       ^ v  columns, if agents share a replay
                                  ray_replay.py: a Ray actor on the sweep's node
 
-Ray decides where and when agents run. The sweep reads their metrics from their files, as it does
-for agents on this machine.
+Ray decides where and when agents run. The sweep reads their metrics from their files, like the
+metrics of agents on this machine.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _ADDRESS = "RAY_ADDRESS"
 _SWEEP = User(
     "sweep",
     "Its agents write checkpoints where Ray lets them; the same --name continues it.",
-    # When Ray ends an actor, it does not kill the agent, which notices and writes its checkpoint.
+    # When Ray ends an actor, it does not kill the agent, which then writes its checkpoint.
     {"RAY_kill_child_processes_on_worker_exit": "false"},
 )
 
 
 class TorchBeastAgent:
-    """An agent on a node of a cluster, as a Ray actor. Its process ends when the actor does."""
+    """An agent on a node of a cluster, as a Ray actor. Its process ends with the actor."""
 
     LANES = MappingProxyType({"ask_to_end": "asking"})
 
@@ -56,15 +56,15 @@ class TorchBeastAgent:
         self._is_asked = False
 
     def begin(self) -> None:
-        """Returns once Ray has made the actor."""
+        """Returns when Ray has made the actor."""
 
     def run(
         self, agent: AgentRun, cores: int, more: Sequence[str], environment: Mapping[str, str]
     ) -> Report | None:
-        """Runs the agent's program with so many cores; returns its last report, or None if it was
-        asked to end and has none.
+        """Runs the agent's program with this number of cores. Returns its last report, or None if
+        it was asked to end and did not report.
 
-        more: flags to add to the agent's own. environment: variables of its process.
+        more: additional flags for the agent. environment: variables of its process.
         """
         if not (parent := agent.folder.parent).is_dir():
             why = f"node {socket.gethostname()} does not see the sweep's folder {parent}: give a "
@@ -90,7 +90,7 @@ class ProcessOnRay:
     """The process of an agent on a node of a cluster. Used by the main thread."""
 
     def __init__(self, fleet: RayFleet, row: Row, *how: Any) -> None:
-        """Asks for an actor, which runs the agent once there is room for it.
+        """Requests an actor, which runs the agent when there is room for it.
 
         how: further arguments of TorchBeastAgent.run.
         """
@@ -109,7 +109,7 @@ class ProcessOnRay:
         self._worker.call(lambda _: None, "ask_to_end")
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (by time.monotonic), then ends the actor, and its process too."""
+        """Waits until `deadline` (of time.monotonic), then ends the actor and its process."""
         self._end.wait(max(0.0, deadline - time.monotonic()))
         self._worker.kill()
 
@@ -129,11 +129,11 @@ class ProcessOnRay:
 def on_ray(
     config: SweepConfig, agents: Sequence[AgentRun], shared_replay: bool, asha: Asha | None = None
 ) -> Iterator[tuple[Runner, Served | None]]:
-    """Joins the cluster, or starts Ray here; ends it, or leaves it as it was.
+    """Joins the cluster, or starts Ray here and ends it again.
 
-    Yields what runs agents, and the replay that they share, if they do.
+    Yields the runner of the agents, and the replay that they share, or None.
 
-    Raises RunError without Ray or cluster, and UsageError where no agent has room.
+    Raises RunError without Ray or a cluster, and UsageError if there is no room for any agent.
     """
     name, ray = agents[0].folder.parent.name, RayConfig(address=config.address)
     cpus, gpus = config.agent_cpus, config.agent_gpus
@@ -144,7 +144,7 @@ def on_ray(
         )
         check_room(fleet.room(), [WorkerGroup("agent", 1, cpus, gpus)])
         served, more, environment = None, [], {}
-        if shared_replay:  # on this node, whose end is that of the sweep anyway
+        if shared_replay:  # on this node, without which the sweep ends anyway
             served = ending.enter_context(
                 serving_on_ray(replay_name(name), num_cpus=0.0, node=fleet.own_node)
             )
@@ -159,11 +159,11 @@ def on_ray(
 
 
 def replay_name(sweep: str) -> str:
-    """Returns a new name of a shared replay: other sweeps of this name may be on the cluster."""
+    """Returns a new name for a shared replay, unique even among sweeps with the same name."""
     return f"sweep-{re.sub(r'[^A-Za-z0-9_.-]', '_', sweep)}-{secrets.token_hex(4)}"
 
 
 def _is_own_code(agents: Sequence[AgentRun]) -> bool:
-    """Whether nodes must import a module of the user's."""
+    """Returns whether nodes must import a module of the user."""
     settings = [flatten(parse(FLAGS[each.program], each.program, each.words)) for each in agents]
     return any(":" in str(each[name]) for each in settings for name in ("env", "model", "algo"))

@@ -5,8 +5,9 @@
                                                                  v
                                        logs.csv, meta.json, model.tar in the agent's folder
 
-An agent ends with the sweep, however that ends: its standard input is then closed. It leads a
-session of its own, so Ctrl-C reaches the sweep alone, which lets each agent write a checkpoint.
+An agent ends with the sweep, for whatever reason, because its standard input is then closed. It
+leads a separate session, so that Ctrl-C only reaches the sweep, which lets each agent write a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from torchbeast.sweep.agent_main import GRACE_S
 from torchbeast.sweep.agents import AgentRun
 from torchbeast.sweep.table import Row
 
-_FACTOR, _RUNGS = 3, 3  # the best third goes on at 1/27, 1/9 and 1/3 of the steps
+_FACTOR, _RUNGS = 3, 3  # the top third continues at 1/27, 1/9 and 1/3 of the steps
 
 
 class Asha:
-    """Compares each agent at some steps, its rungs, with the agents that came as far before it."""
+    """ASHA: compares each agent at certain steps, the rungs, with agents that got there before."""
 
     def __init__(self, total_steps: int) -> None:
-        """total_steps: of the agents; the smallest number if they differ."""
+        """total_steps: of the agents; if they differ, the smallest number."""
         first = max(1, total_steps // _FACTOR**_RUNGS)
         rungs = [first * _FACTOR**rung for rung in range(_RUNGS)]
         self._returns: dict[int, dict[str, float]] = {step: {} for step in rungs}
 
     def ends(self, agent: str, step: int, mean_return: float) -> bool:
-        """Returns whether the agent is to end; it is compared once at each rung, by its return when
-        it is first seen there. NaN: no episode has ended, so it is not compared yet.
+        """Returns whether to end the agent. It is compared once per rung, by its return when it is
+        first seen there. NaN: no episode has ended, so it is not compared yet.
         """
         reached = [rung for rung in self._returns if rung <= step]
         if not reached or math.isnan(mean_return) or agent in self._returns[reached[-1]]:
@@ -53,7 +54,7 @@ class Asha:
 
 
 _EVERY_S = 1.0
-_END_S = 10.0  # beyond the agents' own time limit
+_END_S = 10.0  # in addition to the agents' time limit
 
 
 class Process(Protocol):
@@ -61,13 +62,13 @@ class Process(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended; `end_by` then waits for its last report."""
+        """Whether it has ended. Call `end_by` to wait for its last report."""
 
     def ask_to_end(self) -> None:
         """Lets the agent write a checkpoint and end. May be called again."""
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (by time.monotonic), then kills the process."""
+        """Waits until `deadline` (of time.monotonic), then kills the process."""
 
 
 def process_here(
@@ -78,8 +79,8 @@ def process_here(
 ) -> ChildProcess:
     """Starts the process of an agent on this machine.
 
-    more: flags to add to the agent's own. environment: variables of its process. on_report: called
-    with how it ended, perhaps twice.
+    more: additional flags for the agent. environment: variables of its process. on_report: called
+    with a report of how it ended, possibly twice.
     """
     return ChildProcess(
         name=agent.name,
@@ -94,10 +95,9 @@ def process_here(
 def runner_here(
     agents: int, parallel: int | None, more: Sequence[str] = (), asha: Asha | None = None
 ) -> Runner:
-    """Returns what runs so many agents on this machine, whose cores it divides: by default an agent
-    for each, and each agent at least one.
+    """Returns a runner for this number of agents on this machine, among which it divides the cores.
 
-    more: further flags for every agent.
+    parallel: agents at a time; None: one per core. more: additional flags for every agent.
     """
     cores = available_cores()
     at_once = min(agents, parallel or cores)
@@ -117,14 +117,14 @@ class Runner:
     def __init__(
         self, how: str, at_once: int, start: Callable[[Row], Process], asha: Asha | None = None
     ) -> None:
-        """how: says how agents run. at_once: agents that are started at the same time, at most.
-        start: starts the process of an agent, and lets it begin, perhaps later.
+        """how: describes how agents run. at_once: largest number of agents at a time. start: starts
+        the process of an agent, possibly later.
         """
         self.how, self._at_once, self._start_process, self._asha = how, at_once, start, asha
         self._running: list[tuple[Row, Process]] = []
 
     def run(self, rows: Sequence[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
-        """Runs all agents that wait, until they or the sweep have ended; calls `show` often."""
+        """Runs all waiting agents until they have ended or the sweep ends; often calls `show`."""
         while not supervisor.ended:
             try:
                 self._start(rows)
@@ -138,9 +138,9 @@ class Runner:
         self._stop(show)
 
     def _start(self, rows: Sequence[Row]) -> None:
-        """Starts agents that wait while there is room.
+        """Starts waiting agents as long as there is room.
 
-        The process of an earlier part of the sweep that was killed may still write its checkpoint.
+        An agent of an earlier, killed part of the sweep may still be writing its checkpoint.
         """
         started = [row for row, _ in self._running]
         for row in rows:
@@ -170,7 +170,7 @@ class Runner:
         """Lets all agents write a checkpoint and end."""
         begun = [(row, process) for row, process in self._running if row.state == "running"]
         for row, process in self._running:
-            if (row, process) not in begun:  # first: an agent that ends makes room for them
+            if (row, process) not in begun:  # first, because ending agents make room for them
                 process.end_by(time.monotonic())
         for row, process in begun:
             row.state = "stopping"

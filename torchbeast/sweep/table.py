@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agents of a sweep do: a row for each, in a live table on a terminal, else in lines.
+"""Shows the agents of a sweep: a row for each, in a live table on a terminal, otherwise in lines.
 
-At the end their settings are ranked, as a table, a CSV and a plot.
+At the end it ranks their settings, as a table, a CSV and a plot.
 
-In the ranking, agents that are done come first, ordered by their mean returns. All others follow,
-ordered by the steps that they reached, because their mean returns cannot be compared: an agent that
-failed early is never better than an agent that is done.
+In the ranking, agents that are done come first, ordered by mean return. All others follow, ordered
+by the steps that they reached, because their mean returns cannot be compared. An agent that failed
+early is therefore never better than an agent that is done.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from torchbeast.sweep.agents import AgentRun
 
 
 class AgentProgress(NamedTuple):
-    """The figures of an agent at one moment."""
+    """The metrics of an agent at one moment."""
 
     step: int = 0
     episodes: int = 0
-    mean_return: float = math.nan  # of the last episodes; NaN: none has ended
+    mean_return: float = math.nan  # of the last episodes; NaN: no episode has ended
 
 
 class LogFollower:
-    """Reads what an agent appends to logs.csv. Used by one thread.
+    """Reads the rows that an agent appends to logs.csv. Used by one thread.
 
-    A resumed agent that drops the rows after its checkpoint replaces the file: it is read again.
+    If a resumed agent replaces the file, to drop rows after its checkpoint, it is read again.
     """
 
     def __init__(self, folder: Path, episodes: int) -> None:
-        """Prepares reading; folder: of the run, which need not exist; episodes: in the mean."""
+        """folder: of the run, which need not exist yet. episodes: number in the mean."""
         self._folder, self._file = folder, -1
         self._returns: collections.deque[float] = collections.deque(maxlen=episodes)
         self.figures = AgentProgress()
 
     def read(self) -> AgentProgress:
-        """Reads what is new; returns the newest figures."""
-        with contextlib.suppress(OSError):  # there is no log yet
+        """Reads new rows; returns the newest metrics."""
+        with contextlib.suppress(OSError):  # the log does not exist yet
             file = (self._folder / "logs.csv").stat().st_ino
             if file != self._file:
                 self._file, self._reader = file, LogReader(self._folder)
@@ -91,38 +91,38 @@ State = Literal[
 WIDE = 200  # columns of a table that is not on a terminal
 _LINES_EVERY_S = 30.0
 _LONGEST_WHY = 60
-_AROUND = 7  # lines of a terminal that are not rows
+_AROUND = 7  # lines of the terminal around the rows
 _STYLES = {"running": "bold", "done": "green", "failed": "red"}
 
 
 class Row:
-    """An agent and what it does. Used by the main thread; `begin` and `on_report` by any."""
+    """An agent and its state. Used by the main thread; any may call `begin` and `on_report`."""
 
     def __init__(self, agent: AgentRun) -> None:
-        """Reads what an earlier part of the sweep has left of the agent."""
+        """Reads the state that an earlier part of the sweep left in the agent's folder."""
         self.agent = agent
         self._follower = LogFollower(agent.folder, agent.episodes)
         self._rate = Rate()
         self.figures = self._follower.read()
-        self._first_step = self.figures.step  # learnt by earlier processes
+        self._first_step = self.figures.step  # of earlier processes
         self.steps_per_second = math.nan
         complete = self.figures.step >= agent.total_steps and has_ended_well(agent.folder)
         self.state: State = "done" if complete else "waiting"
         self.report: Report | None = None  # how its process ended
-        self.is_held = False  # another process runs in its folder
-        self.is_ended_early = False  # the scheduler has asked it to end
+        self.is_held = False  # whether another process uses its folder
+        self.is_ended_early = False  # whether the scheduler has asked it to end
 
     def begin(self) -> None:
-        """Notes that the agent's program runs."""
+        """Notes that the agent's program is running."""
         if self.state == "waiting":
             self.state = "running"
 
     def on_report(self, report: Report) -> None:
-        """Notes how the process has ended; what comes after the agent's own report is dropped."""
+        """Notes how the process has ended. Ignores reports after the agent's own report."""
         self.report = self.report or report
 
     def follow(self, now: float | None = None) -> None:
-        """Reads the newest figures of a running agent."""
+        """Reads the newest metrics of a running agent."""
         before, self.figures = self.figures, self._follower.read()
         if self.figures.step != before.step or not math.isnan(self.steps_per_second):
             now = time.monotonic() if now is None else now
@@ -142,13 +142,13 @@ class Row:
 
     @property
     def why(self) -> str:
-        """Why the agent failed, as a whole text; empty if it did not."""
+        """Why the agent failed, as a full text; "" if it did not."""
         return str((self.report or {}).get("why", ""))
 
     @property
     def reason(self) -> str:
-        """Why the agent failed, in one line: the last one of an error, which names it, or the
-        signal that killed a process, whatever that printed at last.
+        """Why the agent failed, in one line: the last line of an error, or the signal that killed
+        the process.
         """
         lines = [line.strip() for line in self.why.splitlines() if line.strip()]
         if lines and KILLED in lines[0]:
@@ -157,7 +157,7 @@ class Row:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The figures as texts; an unknown one is a dash."""
+        """The metrics as text; unknown ones are a dash."""
         figures = self.figures
         rate = self.steps_per_second if self.state == "running" else math.nan
         return {
@@ -196,7 +196,7 @@ class Board(Panel):
                 self._print(f"{row.agent.name}: {said(row)}  {line_of(cells)}")
 
     def _table(self, room: int) -> Group:
-        """Lays out the rows; where they do not fit, only those of agents that run or failed."""
+        """Lays out the rows; if they do not fit, only rows of agents that are running or failed."""
         rows = list(self._rows)
         if len(rows) > room:
             rows = [row for row in rows if row.state in ("running", "failed")][: max(1, room)]
@@ -219,7 +219,7 @@ def said(row: Row) -> str:
 
 
 def counts(rows: Sequence[Row]) -> str:
-    """Returns how many agents are in each state, as in "2 running, 4 waiting"."""
+    """Returns how many agents are in each state, such as "2 running, 4 waiting"."""
     found = collections.Counter(row.state for row in rows)
     return ", ".join(f"{count} {state}" for state, count in found.items())
 
@@ -229,11 +229,11 @@ _FIGURES = ("state", "step", "total_steps", "episodes", "mean_return", "why")
 
 
 class Standing(NamedTuple):
-    """How good an agent is; a greater one is better."""
+    """The rank of an agent; greater is better."""
 
     is_done: bool
-    step: int  # that the agent reached; 0 if it is done
-    mean_return: float  # -inf: no episode has ended
+    step: int  # last step of the agent; 0 if it is done
+    mean_return: float  # -inf if no episode has ended
 
     def __str__(self) -> str:
         value = number(self.mean_return if math.isfinite(self.mean_return) else math.nan)
@@ -241,19 +241,19 @@ class Standing(NamedTuple):
 
 
 def standing(row: Row) -> Standing:
-    """Returns how good an agent is."""
+    """Returns the rank of an agent."""
     is_done, figures = row.state == "done", row.figures
     value = -math.inf if math.isnan(figures.mean_return) else figures.mean_return
     return Standing(is_done, 0 if is_done else figures.step, value)
 
 
 Ranked = Sequence[Row]
-"""Agents that differ in their seed alone."""
+"""Agents that differ only in their seed."""
 
 
 def median(group: Ranked) -> Standing:
-    """Returns the median over all agents, including agents that are not done; of two in the middle
-    the worse one.
+    """Returns the median over all agents, including agents that are not done. If two are in the
+    middle, it is the worse one.
     """
     return statistics.median_low(map(standing, group))
 
