@@ -124,45 +124,69 @@ explore: as the algorithm collects experience; the same as sample unless the act
 
 
 class ModelInputs(NamedTuple):
-    """The inputs of a model, [T, B, ...]."""
+    """The inputs of a model: T rows of B environments.
 
-    observation: Nest[Tensor]  # leaves [T, B, *shape] in the environment's dtype
-    reward: Tensor  # float32 [T, B], as the environment gave it
-    done: Tensor  # bool or uint8 [T, B]: the observation is the first of an episode
-    last_action: Nest[Tensor]  # leaves [T, B, ...]
+    Attributes:
+        observation: Leaves [T, B, *shape] in the environment's dtype.
+        reward: float32 [T, B], as the environment gave it.
+        done: bool or uint8 [T, B]: the observation is the first of an episode.
+        last_action: Leaves [T, B, ...], the actions before the observations.
+    """
+
+    observation: Nest[Tensor]
+    reward: Tensor
+    done: Tensor
+    last_action: Nest[Tensor]
 
 
 class ModelOutput(NamedTuple):
-    """The outputs of an actor-critic, [T, B, ...]."""
+    """The outputs of an actor-critic: T rows of B environments.
 
-    policy_logits: Tensor  # float32 [T, B, num_params] of the actor's distribution
-    baseline: Tensor  # float32 [T, B] the value
-    core_state: Nest[Tensor]  # leaves [layers, B, hidden], to be given with the next row
+    Attributes:
+        policy_logits: float32 [T, B, num_params], the params of the actor's distribution.
+        baseline: float32 [T, B], the values.
+        core_state: Leaves [layers, B, hidden], the recurrent state for the next row; () when
+            feed-forward.
+    """
+
+    policy_logits: Tensor
+    baseline: Tensor
+    core_state: Nest[Tensor]
 
 
 class Acted(NamedTuple):
-    """The results of acting on one row."""
+    """The results of acting on one row of B environments.
 
-    action: Nest[Tensor]  # leaves [1, B, ...]
-    extras: dict[str, Tensor]  # [1, B, ...], those of Actor.extra_specs
-    state: Nest[Tensor]  # leaves [layers, B, hidden], to be given with the next row
+    Attributes:
+        action: Leaves [1, B, ...].
+        extras: The outputs of Actor.extra_specs by name, [1, B, ...].
+        state: Leaves [layers, B, hidden], the recurrent state for the next row.
+    """
+
+    action: Nest[Tensor]
+    extras: dict[str, Tensor]
+    state: Nest[Tensor]
 
 
 class Actor(nn.Module, ABC):
-    """A network that chooses actions over one observation space and one action space.
+    """Base class of networks that choose actions, for one observation space and one action space.
 
-    A row whose done is true starts an episode: before it the actor zeros the state of that column.
-    Nothing is kept between calls: given the same weights, inputs and random numbers an actor
-    returns the same, even while another thread calls it.
+    A row whose `done` is true starts an episode: before it the actor zeros the state of that
+    column. An actor keeps nothing between calls: given the same weights, inputs and random numbers
+    it returns the same, even while another thread calls it.
 
-    distribution: over the action space. make_model sets the space's own unless the actor has set
-        one; every actor needs it for the action that stands for "none yet", its zero_action.
-    compute_dtype: what features may be computed in, set by the program before the actor learns or
-        acts. Outputs and state are float32 in any case.
-    reward_input: the form in which `seen_reward` gives rewards to the network, set likewise.
-    separable: each column's outputs depend on that column's inputs alone, so gradients may be
-        computed for slices of a batch's columns, by several threads. An actor that normalises over
-        the batch, or stores something in `self` while it computes, is not; only its author knows.
+    Attributes:
+        distribution: The distribution over the action space. make_model sets the space's own unless
+            the actor has set one; every actor needs it for the action before the first one, its
+            zero_action.
+        compute_dtype: The dtype in which features may be computed. The program sets it before the
+            actor trains or acts. Outputs and state are float32 in any case.
+        reward_input: The form in which `seen_reward` gives rewards to the network. The program sets
+            it too.
+        separable: Whether each column's outputs depend on that column's inputs alone, so that
+            several threads may compute gradients of slices of a batch's columns. An actor that
+            normalises over the batch, or stores something in `self` while it computes, is not
+            separable; only its author knows.
     """
 
     distribution: ActionDistribution
@@ -171,17 +195,34 @@ class Actor(nn.Module, ABC):
     separable: bool = False
 
     def act(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode = "sample") -> Acted:
-        """Chooses an action for one row, [1, B, ...].
+        """Chooses an action for one row, without a graph.
 
-        No graph is recorded. The results are inference tensors: copy them before learning from
-        them. Random numbers come from torch's global generator.
+        The results are inference tensors: copy them before you train on them. Random numbers come
+        from torch's global generator.
+
+        Args:
+            inputs: One row, [1, B, ...].
+            state: Leaves [layers, B, hidden] of the recurrent state; () when feed-forward.
+            mode: "sample" from the policy, "greedy" for its best action, or "explore" as the
+                algorithm collects experience.
+
+        Example:
+            ```python
+            acted = actor.act(inputs, actor.initial_state(batch_size=1), mode="greedy")
+            ```
         """
         with own_torch_settings(), torch.inference_mode():
             return self.choose(inputs, state, mode)
 
     @abstractmethod
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """Computes the result of `act`; defined by each kind of actor."""
+        """Computes the result of `act`; each kind of actor defines it.
+
+        Args:
+            inputs: One row, [1, B, ...].
+            state: Leaves [layers, B, hidden] of the recurrent state; () when feed-forward.
+            mode: As in `act`.
+        """
 
     @property
     @abstractmethod
@@ -215,18 +256,39 @@ class Actor(nn.Module, ABC):
 
 
 class ActorCritic(Actor):
-    """A policy and a value function. Gives the extras policy_logits and baseline.
+    """A policy and a value function, with the extras policy_logits and baseline.
 
-    forward neither samples nor keeps anything between calls. It need not know of action masks:
-    calling the actor-critic, as acting and learning do, rules out masked actions.
+    Subclasses define `forward`, which neither samples nor keeps anything between calls. It need not
+    know of action masks: calling the actor-critic, as acting and training do, rules out masked
+    actions.
 
-    action_mask: how observations mask actions, None where they do not; set by make_model.
+    Attributes:
+        action_mask: How observations mask actions, set by make_model; None if they do not.
+
+    Example:
+        ```python
+        class MyNet(ActorCritic):
+            def __init__(self, observation_space, action_space, use_lstm):
+                super().__init__()
+                self.body = nn.Linear(math.prod(observation_space.shape), 64)
+                self.policy = nn.Linear(64, distribution_for(action_space).num_params)
+                self.baseline = nn.Linear(64, 1)
+
+            def forward(self, inputs, core_state):
+                x = torch.relu(self.body(inputs.observation.float().flatten(2)))
+                return ModelOutput(self.policy(x), self.baseline(x).squeeze(-1), core_state)
+        ```
     """
 
     action_mask: ActionMask | None = None
 
     def __call__(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
-        """Returns the outputs of forward, with logits of -inf for masked actions."""
+        """Returns the outputs of forward, with logits of -inf for masked actions.
+
+        Args:
+            inputs: Rows [T, B, ...].
+            core_state: Leaves [layers, B, hidden] before the first row; () when feed-forward.
+        """
         output: ModelOutput = super().__call__(inputs, core_state)
         if self.action_mask is None:
             return output
@@ -234,13 +296,27 @@ class ActorCritic(Actor):
         return output._replace(policy_logits=logits)
 
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
-        """Returns policies, values and the state after the last row."""
+        """Returns policies and values of all rows, and the state after the last one.
+
+        Args:
+            inputs: Rows [T, B, ...].
+            core_state: Leaves [layers, B, hidden] before the first row; () when feed-forward.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not define forward(inputs, core_state)"
         )
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """Samples the policy, or takes its most likely action. RunError if all are masked."""
+        """Samples the policy, or takes its most likely action.
+
+        Args:
+            inputs: One row, [1, B, ...].
+            state: Leaves [layers, B, hidden] of the recurrent state; () when feed-forward.
+            mode: "greedy" for the most likely action; otherwise actions are sampled.
+
+        Raises:
+            RunError: If a mask rules out all actions.
+        """
         if self.action_mask is not None:
             self.action_mask.check(inputs.observation)
         logits, baseline, state = self(inputs, state)

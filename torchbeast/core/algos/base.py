@@ -271,7 +271,7 @@ class Algorithm(ABC, Generic[BatchT]):
         return batch
 
     def metrics(self, batch: BatchT) -> Mapping[str, Tensor | Mean]:
-        """Returns metrics of a whole prepared batch, besides those that `losses` returns.
+        """Returns metrics of a whole prepared batch, which join the metrics of `losses`.
 
         It is called before the first optimiser step, without a gradient graph.
         """

@@ -30,19 +30,24 @@ _LARGEST_CATEGORY = 2**62 - 1
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of an observation: its shape, its numpy dtype's name, and known facts about its
-    values.
+    """One array of an observation: its shape, its dtype, and known facts about its values.
 
-    categories, start: one number for all entries or one per entry, in C order. They are stored as
-    one number where all are equal.
+    Args:
+        shape: The shape of the array.
+        dtype: The numpy name of its dtype.
+        low: Lower bound of every entry; -inf: unbounded, None: unknown.
+        high: Upper bound of every entry; inf: unbounded, None: unknown.
+        categories: Number of categories, one for all entries or one per entry in C order; stored as
+            one number if all are equal. None: entries are quantities.
+        start: The smallest category, likewise.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    low: float | None = None  # lower bound of every entry; -inf: unbounded, None: unknown
-    high: float | None = None  # upper bound of every entry; inf: unbounded, None: unknown
-    categories: tuple[int, ...] | None = None  # number of categories; None: quantities
-    start: tuple[int, ...] = (0,)  # the smallest category
+    low: float | None = None
+    high: float | None = None
+    categories: tuple[int, ...] | None = None
+    start: tuple[int, ...] = (0,)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -76,7 +81,12 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One of the integers start, ..., start + n - 1, as an int64 of shape ()."""
+    """Space of the integers start, ..., start + n - 1, as an int64 of shape ().
+
+    Args:
+        n: Number of actions.
+        start: The smallest action.
+    """
 
     n: int
     start: int = 0
@@ -90,7 +100,11 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """len(nvec) integers, the i-th in 0, ..., nvec[i] - 1, as int64 [len(nvec)]."""
+    """Space of several choices, as int64 [len(nvec)].
+
+    Args:
+        nvec: Numbers of alternatives; the i-th choice is one of 0, ..., nvec[i] - 1.
+    """
 
     nvec: tuple[int, ...]
 
@@ -102,7 +116,11 @@ class MultiDiscrete:
 
 @dataclass(frozen=True)
 class MultiBinary:
-    """An array of zeros and ones of the given shape."""
+    """Space of arrays of zeros and ones.
+
+    Args:
+        shape: The shape of the arrays.
+    """
 
     shape: tuple[int, ...]
 
@@ -112,10 +130,14 @@ class MultiBinary:
 
 @dataclass(frozen=True)
 class Box:
-    """An array of real numbers between low and high (infinite: unbounded).
+    """Space of arrays of real numbers between low and high.
 
-    low and high are one number for all entries or one per entry; they are stored as flat tuples
-    with one float per entry, in C order.
+    Args:
+        low: Lower bound, one for all entries or one per entry; -inf: unbounded. Stored as a flat
+            tuple with one float per entry, in C order.
+        high: Upper bound, likewise; inf: unbounded.
+        shape: The shape of the arrays.
+        dtype: The numpy name of their dtype.
     """
 
     low: float | tuple[float, ...]

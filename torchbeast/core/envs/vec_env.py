@@ -62,19 +62,34 @@ else:
 
 
 class VecStep(NamedTuple):
-    """The results of one step of E environments."""
+    """The results of one step of E environments.
 
-    observation: ArrayNest  # leaves [E, ...]; where an episode ended, the next one's first
-    reward: np.ndarray  # float32 [E], for the action just executed
-    terminated: np.ndarray  # bool [E], an end for learning (a lost life too, where so configured)
-    truncated: np.ndarray  # bool [E], cut by a time limit; never true together with terminated
-    episode_end: np.ndarray  # bool [E], the whole game is over: counters and returns restart
-    final_observation: ArrayNest | None  # leaves [K, ...], of the truncated episodes, in index
-    # order; None when K == 0
+    Attributes:
+        observation: Leaves [E, ...]; where an episode ended, the first of the next one.
+        reward: float32 [E], for the action just executed.
+        terminated: bool [E], an end for learning; a lost life too, if so configured.
+        truncated: bool [E], cut by a time limit; never true together with terminated.
+        episode_end: bool [E], the whole game is over: counters and returns restart.
+        final_observation: Leaves [K, ...] of the K truncated episodes, in index order; None if K is
+            0.
+    """
+
+    observation: ArrayNest
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    episode_end: np.ndarray
+    final_observation: ArrayNest | None
 
     @staticmethod
     def of_games(observation: ArrayNest, reward: np.ndarray, ended: np.ndarray) -> VecStep:
-        """Returns the results of games without lives or time limits, ended [E]."""
+        """Returns the results of games without lives or time limits.
+
+        Args:
+            observation: Leaves [E, ...].
+            reward: float32 [E].
+            ended: bool [E], the games that ended.
+        """
         return VecStep(observation, reward, ended, np.zeros_like(ended), ended.copy(), None)
 
 
@@ -94,18 +109,36 @@ class _WithFactory(_ProtocolType):
         log_dir: str | Path | None = None,
         info_keywords: Sequence[str] = (),
     ) -> tuple[VecEnvFactory, ActionSpace, ObservationSpace]:
-        """Returns what makes environments wherever they are stepped, and their two spaces, for
-        which one environment is made here and closed again. Observations are as the policy sees
-        them, with frames stacked.
+        """Returns a factory of environments, and their action and observation spaces.
 
-        env_fn: a function that returns one environment with Gymnasium's interface, or, when it has
-            a parameter num_envs, as many of them as a VecEnv. Lambdas and functions of a notebook
-            need cloudpickle to reach other processes.
-        env_kwargs: its keyword arguments; JSON when other processes make environments.
-        vec_env_size: number of environments that are stepped together.
-        log_dir: folder of a Learner's logs that is given none itself.
-        info_keywords: names of numbers in the info of a game's last step; their means over games
-            are logged as info_NAME. Raises ValueError when the environment gives no info.
+        It makes one environment to find the spaces, and closes it. Observations are as the policy
+        sees them, with frames stacked.
+
+        Args:
+            env_fn: A function that returns one environment with Gymnasium's interface, or, if it
+                has a parameter num_envs, that many as a VecEnv. Lambdas and functions of a notebook
+                need cloudpickle to reach other processes.
+            env_kwargs: Keyword arguments of env_fn; JSON if other processes make environments.
+            vec_env_size: Number of environments of a worker, which are stepped together.
+            log_dir: Folder of the run's logs, unless the Learner is given one.
+            info_keywords: Names of numbers in the info of a game's last step. Their means over
+                games are logged as info_NAME.
+
+        Returns:
+            The `train_envs_factory` of a Scheme, the action space, and the observation space.
+
+        Raises:
+            TypeError: If env_fn is not a function, or does not take env_kwargs.
+            ValueError: If vec_env_size is below 1, or info_keywords are given but the environment
+                gives no info.
+            UsageError: If env_fn returns something that is not an environment.
+
+        Example:
+            ```python
+            envs, action_space, obs_space = VecEnv.create_factory(
+                env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=8
+            )
+            ```
         """
         check_keywords(info_keywords)
         if not callable(env_fn):
@@ -128,12 +161,13 @@ class _WithFactory(_ProtocolType):
 
 
 class VecEnv(Protocol, metaclass=_WithFactory):
-    """E environments stepped together.
+    """Vector environment: E environments that are stepped together.
 
-    The caller owns every array that reset() and step() return: no later call writes to it.
+    `VecEnv.create_factory` describes environments for a Scheme. The caller owns every array that
+    reset() and step() return: no later call writes to it.
 
-    Environments with an info have the attribute `final_info` too, see `info.FinalInfo`: that of the
-    games that ended in the last step().
+    Environments with an info have the attribute `final_info` too, see `contract.FinalInfo`: the
+    info of the games that ended in the last step().
     """
 
     @property
@@ -161,10 +195,21 @@ class VecEnv(Protocol, metaclass=_WithFactory):
         """
 
     def reset(self, seed: int) -> ArrayNest:
-        """Resets every environment, e seeded by (seed, e); returns observation leaves [E, ...]."""
+        """Starts an episode in every environment.
+
+        Args:
+            seed: Environment e is seeded by (seed, e).
+
+        Returns:
+            The observations, leaves [E, ...].
+        """
 
     def step(self, action: ArrayNest) -> VecStep:
-        """Executes one action per environment; action: leaves [E, ...]."""
+        """Executes one action per environment; an environment whose episode ended is reset.
+
+        Args:
+            action: Leaves [E, ...].
+        """
 
     def close(self) -> None:
         """Frees the environments' resources. No method may be called afterwards."""
@@ -172,15 +217,26 @@ class VecEnv(Protocol, metaclass=_WithFactory):
 
 @dataclass(frozen=True, kw_only=True)
 class VecEnvFactory:
-    """Makes the environments of a worker; see VecEnv.create_factory."""
+    """Makes the environments of a worker; see VecEnv.create_factory.
+
+    Attributes:
+        env_fn: The function that makes them.
+        env_kwargs: Its keyword arguments.
+        vec_env_size: Number of environments of a worker.
+        log_dir: Folder of the run's logs.
+        info_keywords: Numbers to log.
+        action_space: Space of one environment's actions.
+        sent_space: Space of one environment's observations, without stacks.
+        frame_stack: Number of frames in a stack.
+    """
 
     env_fn: Callable[..., Any]
     env_kwargs: Mapping[str, Any]
     vec_env_size: int
     log_dir: Path | None
-    info_keywords: tuple[str, ...]  # numbers to log, see VecEnv.create_factory
-    action_space: ActionSpace  # of one environment
-    sent_space: ObservationSpace  # of the observations of one environment, without stacks
+    info_keywords: tuple[str, ...]
+    action_space: ActionSpace
+    sent_space: ObservationSpace
     frame_stack: int
 
     def __post_init__(self) -> None:
@@ -215,11 +271,18 @@ def vec_env_of(
     env_id: str,
     observation_keys: Sequence[str] = (),
 ) -> VecEnv:
-    """Makes environments by a function that returns one of them, or, when it has a parameter
-    num_envs, a VecEnv, or a vector environment of Gymnasium, as gymnasium.make_vec does.
+    """Makes environments by a function that returns one of them, or, if it has a parameter
+    num_envs, a VecEnv or a vector environment of Gymnasium, as gymnasium.make_vec does.
 
-    env_id: names them, unless they come as a VecEnv. observation_keys: see SyncVecEnv. Raises
-    UsageError when the function returns something else, or another number of environments.
+    Args:
+        env_fn: The function.
+        env_kwargs: Its keyword arguments.
+        num_envs: Number of environments.
+        env_id: Names the environments, unless they come as a VecEnv.
+        observation_keys: See SyncVecEnv.
+
+    Raises:
+        UsageError: If the function returns something else, or another number of environments.
     """
     from torchbeast.core.envs.gym_vector import adopted  # which needs VecStep
 
@@ -297,10 +360,16 @@ class SyncVecEnv:
         env_id: str,
         observation_keys: Sequence[str] = (),
     ) -> None:
-        """Makes the environments; observation_keys: entries to keep of dict observations, (): all.
+        """Makes the environments.
 
-        Raises UsageError when what was made is not an environment, when an environment has no
-        usable spaces, or another action space than the first.
+        Args:
+            env_fns: One function for each environment.
+            env_id: The name of the environments.
+            observation_keys: Entries of dict observations to keep; (): all.
+
+        Raises:
+            UsageError: If what was made is not an environment, or an environment has no usable
+                spaces, or another action space than the first.
         """
         self.env_id = env_id
         self.num_envs = len(env_fns)
@@ -325,6 +394,7 @@ class SyncVecEnv:
         return getattr(self._envs[0], "unwrapped", self._envs[0])
 
     def reset(self, seed: int) -> ArrayNest:
+        """Starts an episode in every environment; returns observations, leaves [E, ...]."""
         rows = self._empty_rows(self.num_envs)
         self.final_info = {}
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
@@ -333,6 +403,7 @@ class SyncVecEnv:
         return pack_as(self.observation_space, rows)
 
     def step(self, action: ArrayNest) -> VecStep:
+        """Executes one action per environment, leaves [E, ...]; resets those whose episode ended."""
         rows = self._empty_rows(self.num_envs)
         self._steps += 1
         reward = np.empty(self.num_envs, np.float32)
@@ -364,6 +435,7 @@ class SyncVecEnv:
         return picture if is_picture else None
 
     def close(self) -> None:
+        """Closes every environment."""
         with ExitStack() as stack:  # closes the others when one of them fails
             for env in self._envs:
                 if hasattr(env, "close"):

@@ -19,12 +19,15 @@ Self = TypeVar("Self", bound="Batch")
 
 
 class Feedback(NamedTuple):
-    """The results of an update that the replay of its batch needs."""
+    """The results of an update that the replay of its batch needs.
+
+    Attributes:
+        priorities: [B] new priorities of the transitions, such as the sizes of their TD errors.
+        final_state: Leaves [layers, B, hidden], the recurrent state after rows 0..T-1.
+    """
 
     priorities: Tensor | None = None
-    """[B] new priorities of the transitions, such as the sizes of their errors."""
     final_state: Nest[Tensor] | None = None
-    """The recurrent state after rows 0..T-1, leaves [layers, B, hidden]."""
 
 
 NO_FEEDBACK = Feedback()
@@ -33,7 +36,9 @@ NO_FEEDBACK = Feedback()
 def joined(parts: Sequence[Feedback], columns: int) -> Feedback:
     """Returns the feedback of a batch: the newest of each column.
 
-    parts: of its columns, in order, once or several times. columns: their number.
+    Args:
+        parts: The feedback of its columns, in order, once or several times.
+        columns: The number of columns.
     """
     if len(parts) == 1:
         return parts[0]

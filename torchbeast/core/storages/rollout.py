@@ -39,29 +39,56 @@ _NO_TENSORS = ("collected", "feeds_back", "hand_back")
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """A batch of rollouts, for algorithms that learn from sequences."""
+    """A batch of rollouts, for algorithms that train on sequences: T steps of B environments.
 
-    observation: Nest[Tensor]  # leaves [T+1, B, *shape], stacks included
-    reward: Tensor  # float32 [T+1, B], raw
-    done: Tensor  # bool [T+1, B] terminated or truncated
-    episode_step: Tensor  # int32 [T+1, B]
-    episode_return: Tensor  # float32 [T+1, B], raw
-    action: Nest[Tensor]  # leaves [T+1, B, ...]
-    extras: dict[str, Tensor]  # [T+1, B, ...] outputs of acting, by Algorithm.needs
-    initial_agent_state: Nest[Tensor]  # leaves [layers, B, hidden], for row 0; () when feed-forward
-    truncated: Tensor  # bool [T+1, B] cut by a time limit
-    episode_end: Tensor  # bool [T+1, B] the whole game is over, not only a life
-    policy_version: Tensor  # int64 [T+1, B] version of the weights that acted
-    final_observation: Nest[Tensor]  # leaves [K, *shape], in the order of truncations()
-    env_index: Tensor  # int64 [T+1, B] number of the environment, the same in all rows
-    rollout_index: Tensor  # int64 [T+1, B] number of its rollout, the same in all rows
-    # float32 [T+1, B] by keyword: numbers in the info of a game's last step; NaN where no game
-    # ended, or gave none.
+    Row t holds what followed action t; the module's docstring describes rows and numbers.
+
+    Attributes:
+        observation: Leaves [T+1, B, *shape], with frames stacked.
+        reward: float32 [T+1, B], unscaled.
+        done: bool [T+1, B], terminated or truncated.
+        episode_step: int32 [T+1, B], environment steps of the episode so far.
+        episode_return: float32 [T+1, B], sum of unscaled rewards of the episode so far.
+        action: Leaves [T+1, B, ...].
+        extras: Outputs of acting by name, [T+1, B, ...], as Algorithm.needs lists them.
+        initial_agent_state: Leaves [layers, B, hidden], the recurrent state for row 0; () when
+            feed-forward.
+        truncated: bool [T+1, B], cut by a time limit.
+        episode_end: bool [T+1, B], the whole game is over, not only a life.
+        policy_version: int64 [T+1, B], version of the weights that acted.
+        final_observation: Leaves [K, *shape], the last observations of the K truncated episodes, in
+            the order of truncations().
+        env_index: int64 [T+1, B], number of the environment, the same in all rows.
+        rollout_index: int64 [T+1, B], number of its rollout, the same in all rows.
+        info: float32 [T+1, B] by keyword, numbers in the info of a game's last step; NaN where no
+            game ended, or a game gave none.
+        valid: bool [T+1, B], whether to train on the step to row t. None: all are valid.
+        replayed: bool [T+1, B], whether a column comes from replay, the same in all rows. None:
+            none.
+        collected: Steps that no other batch counts. None: all online steps.
+        feeds_back: Whether a replay needs Feedback.final_state for the rollouts that follow these.
+        hand_back: Takes the Feedback of the update.
+    """
+
+    observation: Nest[Tensor]
+    reward: Tensor
+    done: Tensor
+    episode_step: Tensor
+    episode_return: Tensor
+    action: Nest[Tensor]
+    extras: dict[str, Tensor]
+    initial_agent_state: Nest[Tensor]
+    truncated: Tensor
+    episode_end: Tensor
+    policy_version: Tensor
+    final_observation: Nest[Tensor]
+    env_index: Tensor
+    rollout_index: Tensor
     info: dict[str, Tensor] = field(default_factory=dict)
-    valid: Tensor | None = None  # bool [T+1, B] the step to row t is learnt from; None: all are
-    replayed: Tensor | None = None  # bool [T+1, B] from replay, the same in all rows; None: no
-    collected: int | None = None  # steps that no other batch counts; None: all that are online
-    feeds_back: bool = False  # a replay needs Feedback.final_state to begin the next unroll with
+    valid: Tensor | None = None
+    replayed: Tensor | None = None
+    collected: int | None = None
+    feeds_back: bool = False
     hand_back: Callable[[Feedback], None] = ignore
 
     @property
@@ -107,10 +134,16 @@ class Rollout:
         return map_leaves(new, self.observation)
 
     def lags(self, version: int) -> dict[str, float]:
-        """Returns mean_lag and max_lag of the valid online steps, and replay_age, the mean lag of
-        the valid replayed ones, in versions; each only if there are such steps.
+        """Returns the policy lag of the valid steps, in versions.
 
         The lag of a step is `version` minus the version of the weights that chose its action.
+
+        Args:
+            version: The present version of the weights.
+
+        Returns:
+            mean_lag and max_lag of the online steps, and replay_age, the mean lag of the replayed
+            ones; each only if there are such steps.
         """
         lags = (version - self.policy_version[1:]).float()
         online, replayed = self.online_mask, self.replayed_mask
@@ -141,13 +174,20 @@ class Rollout:
         return both(self.mask, self.replayed[1:].bool())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
-        """Returns a rollout with function(tensor) in place of every tensor."""
+        """Returns a rollout with function(tensor) in place of every tensor.
+
+        Args:
+            function: Called with each tensor, for example to move it to a device.
+        """
         return replace(self, **mapped(function, self.tensors()))
 
     def split(self, max_columns: int) -> list[Rollout]:
-        """Returns slices of at most max_columns and nearly equal size, which share memory.
+        """Returns slices of nearly equal size, which share memory.
 
-        Where `collected` is given, it counts with the first.
+        If `collected` is given, the first slice has all of it.
+
+        Args:
+            max_columns: The most columns of a slice.
         """
         if max_columns >= self.batch_size:
             return [self]
@@ -155,11 +195,20 @@ class Rollout:
         return [self._columns(start, end, finals) for start, end in ranges]
 
     def columns(self, start: int, end: int) -> Rollout:
-        """Returns columns start..end-1, which share memory. No later column is looked at."""
+        """Returns some of the columns, which share memory. It reads no later column.
+
+        Args:
+            start: The first column.
+            end: The column after the last.
+        """
         return self._columns(start, end, self._first_finals())
 
     def take(self, which: Tensor) -> Rollout:
-        """Returns copies of columns [N] in this order, which count as learnt, not as collected."""
+        """Returns copies of some columns, which count as learnt steps but not as collected ones.
+
+        Args:
+            which: int64 [N], the columns in their new order.
+        """
         rows = torch.arange(len(self.reward), device=which.device)
         taken = self._gathered(
             rows.unsqueeze(1).expand(-1, len(which)), which.expand(len(rows), -1)
@@ -168,11 +217,19 @@ class Rollout:
         return replace(taken, initial_agent_state=state)
 
     def take_steps(self, which: Tensor) -> Rollout:
-        """Returns copies of single steps as columns of two rows, [2, N]; they count as learnt, not
-        as collected.
+        """Returns copies of single steps as columns of two rows, which count as learnt steps but
+        not as collected ones.
 
-        which: int64 [N]; number t * B + b is the step from row t to row t + 1 of column b. Only for
-        feed-forward networks: the state of a recurrent one is known for row 0 alone.
+        It is for feed-forward networks only: the state of a recurrent one is known for row 0 alone.
+
+        Args:
+            which: int64 [N]; number t * B + b is the step from row t to row t + 1 of column b.
+
+        Returns:
+            A rollout of shape [2, N].
+
+        Raises:
+            ValueError: If the rollout has a recurrent state.
         """
         if flatten(self.initial_agent_state):
             raise ValueError("single steps of a recurrent network have no state: take columns")
@@ -260,12 +317,19 @@ def _at(leaf: Tensor, places: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 class RolloutSpec(NamedTuple):
-    """What the rollouts of an agent hold, and how long they are."""
+    """What the rollouts of an agent hold, and how long they are.
+
+    Attributes:
+        agent: The agent that acts.
+        extras: Names of the outputs of acting to keep with the actions.
+        unroll_length: T, the number of steps.
+        info_keywords: See VecEnv.create_factory.
+    """
 
     agent: Agent
-    extras: Sequence[str]  # names of the outputs of acting that are kept beside the actions
-    unroll_length: int  # T
-    info_keywords: Sequence[str] = ()  # see VecEnv.create_factory
+    extras: Sequence[str]
+    unroll_length: int
+    info_keywords: Sequence[str] = ()
 
     def fields(self, columns: int = 1) -> dict[str, Any]:
         """Returns a nest of ArraySpec `[T+1, columns, ...]` for every field of Rollout except

@@ -25,26 +25,42 @@ _OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "hand_back")
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions:
-    """A batch of transitions; each is a column."""
+    """A batch of B transitions, for off-policy algorithms; each transition is a column.
 
-    observation: Nest[Tensor]  # leaves [B, *shape], stacks included
-    action: Nest[Tensor]  # leaves [B, ...]
-    reward: Tensor  # float32 [B], raw: of the first step
-    terminated: Tensor  # bool [B]: nothing follows, so there is nothing to bootstrap from
-    next_observation: Nest[Tensor]  # leaves [B, *shape]
-    # float32 [B, n-1], raw: of the steps after it, 0 behind the last; None: there is one step each
+    Attributes:
+        observation: Leaves [B, *shape], with frames stacked: what the action was chosen by.
+        action: Leaves [B, ...].
+        reward: float32 [B], the unscaled reward of the first step.
+        terminated: bool [B], whether the episode ended, so that no value is bootstrapped.
+        next_observation: Leaves [B, *shape].
+        later_rewards: float32 [B, n-1], unscaled rewards of the steps after the first, 0 behind the
+            last. None: every transition is one step.
+        num_joined: int64 [B], steps in each transition. None: one.
+        weights: float32 [B], importance-sampling weights of the losses. The replay then needs new
+            priorities as Feedback. None: all 1.
+        extras: Outputs of acting by name, [B, ...].
+        policy_version: int64 [B], version of the weights that acted. None: unknown.
+        env_steps: Steps collected since the batch before, whether they are in this one or not.
+        episodes: Returns and lengths of the games that ended meanwhile.
+        info: Numbers in the info of these games, by keyword.
+        collected_by: Mean and oldest version of the weights that acted meanwhile. None: nothing was
+            collected.
+        hand_back: Takes the Feedback of the update.
+    """
+
+    observation: Nest[Tensor]
+    action: Nest[Tensor]
+    reward: Tensor
+    terminated: Tensor
+    next_observation: Nest[Tensor]
     later_rewards: Tensor | None = None
-    num_joined: Tensor | None = None  # int64 [B] steps in each transition; None: one
-    # float32 [B] of their losses; the replay then needs new priorities as Feedback. None: 1
+    num_joined: Tensor | None = None
     weights: Tensor | None = None
-    extras: dict[str, Tensor] = field(default_factory=dict)  # [B, ...] of acting
-    policy_version: Tensor | None = None  # int64 [B] of the weights that acted; None: not known
-    env_steps: int  # collected since the batch before, whether they are in this one or not
-    episodes: tuple[
-        tuple[float, int], ...
-    ] = ()  # returns and lengths of those that ended meanwhile
-    info: Mapping[str, Sequence[float]] = field(default_factory=dict)  # theirs, by keyword
-    # Mean and oldest version of the weights that acted meanwhile; None: nothing was collected.
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    policy_version: Tensor | None = None
+    env_steps: int
+    episodes: tuple[tuple[float, int], ...] = ()
+    info: Mapping[str, Sequence[float]] = field(default_factory=dict)
     collected_by: tuple[float, int] | None = None
     hand_back: Callable[[Feedback], None] = ignore
 
@@ -65,12 +81,18 @@ class Transitions:
         return sum(leaf[0].nbytes for leaf in leaves)
 
     def new_observations(self) -> Nest[Tensor]:
-        """Leaves [1, B, *shape]: what is sampled again counts again, as often as it is learnt."""
+        """Returns observations as leaves [1, B, *shape]; what is sampled again counts again."""
         return map_leaves(lambda leaf: leaf.unsqueeze(0), self.observation)
 
     def lags(self, version: int) -> dict[str, float]:
-        """Returns mean_lag and max_lag of the steps that were collected, and replay_age, the mean
-        lag of those that are learnt from, in versions; each only if it is known.
+        """Returns the policy lag in versions.
+
+        Args:
+            version: The present version of the weights.
+
+        Returns:
+            mean_lag and max_lag of the steps that were collected, and replay_age, the mean lag of
+            the transitions in the batch; each only if it is known.
         """
         lags = {}
         if self.collected_by is not None:
@@ -93,8 +115,12 @@ class Transitions:
         return replace(self, **self._mapped(function))
 
     def split(self, max_columns: int) -> list[Transitions]:
-        """Returns the same transitions in nearly equal batches of at most max_columns, which share
-        memory. The first has all of env_steps and episodes.
+        """Returns the same transitions in batches of nearly equal size, which share memory.
+
+        The first has all of env_steps and episodes.
+
+        Args:
+            max_columns: The most transitions of a batch.
         """
         if max_columns >= self.batch_size:
             return [self]
