@@ -37,7 +37,7 @@ _REMEMBERED = 100  # number of different tracebacks that are shown once only
 
 
 class UsageError(ValueError):
-    """Wrong usage, exit code 2. The message says what the user has to change."""
+    """A request that cannot be met. The message says what to change; programs exit with code 2."""
 
 
 class IncompatibleParts(ValueError, NotImplementedError):
@@ -48,7 +48,9 @@ class IncompatibleParts(ValueError, NotImplementedError):
 
 
 class RunError(RuntimeError):
-    """A failure of the run, exit code 1. The message says where it happened, and what."""
+    """A failure of the run. The message names its origin and what happened; programs exit with code
+    1.
+    """
 
 
 @contextmanager

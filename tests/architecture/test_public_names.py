@@ -6,11 +6,14 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.metadata
+import inspect
 import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +75,38 @@ def test_readme_docs_and_examples_import_public_names_only() -> None:
     unknown = {(module, name) for module, name in found - known if module not in FUNCTIONS}
     assert len(found) > 15
     assert {".".join(imported) for imported in unknown} <= set(FUNCTIONS)
+
+
+def public_callables(module: str) -> Iterator[tuple[str, Any]]:
+    """Yields the public functions, classes and methods of a module, by name."""
+    found = vars(importlib.import_module(module))
+    names = found.get("__all__") or [
+        name for name, value in found.items() if getattr(value, "__module__", "") == module
+    ]
+    for name in names:
+        value = getattr(sys.modules[module], name)
+        if inspect.isfunction(value) and not name.startswith("_"):
+            yield name, value
+        if inspect.isclass(value):
+            yield name, value
+            methods = [method for method in vars(value) if not method.startswith("_")]
+            yield from ((f"{name}.{method}", getattr(value, method)) for method in methods)
+
+
+@pytest.mark.parametrize("module", [*PUBLIC, *FUNCTIONS])
+def test_a_public_function_with_several_arguments_describes_them(module: str) -> None:
+    """The fields of a Config are described by their help texts."""
+    missing = []
+    for name, found in public_callables(module):
+        is_error = inspect.isclass(found) and issubclass(found, Exception)
+        if not callable(found) or is_error or name.endswith(("Config", "Options")):
+            continue
+        of_class = f"{found.__init__.__doc__}" if inspect.isclass(found) else ""
+        described = re.search("(Args|Attributes):\n", f"{inspect.getdoc(found)}{of_class}")
+        parameters = inspect.signature(found).parameters.keys() - {"self", "args", "kwargs"}
+        if len(parameters) > 1 and not described:
+            missing.append(name)
+    assert not missing
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:

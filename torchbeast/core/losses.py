@@ -21,10 +21,15 @@ Reduction = Literal["sum", "mean"]
 
 
 class Mean(NamedTuple):
-    """A mean over some steps, whose parts are added up over slices before they are divided."""
+    """A mean over some steps, whose parts are added up over slices before they are divided.
 
-    total: Tensor  # sum over the steps
-    steps: Tensor  # their number; there is no mean of none
+    Attributes:
+        total: [], the sum over the steps.
+        steps: [], the number of steps; a mean over 0 steps is not logged.
+    """
+
+    total: Tensor
+    steps: Tensor
 
 
 def policy_gradient_loss(
@@ -33,9 +38,13 @@ def policy_gradient_loss(
     reduction: Reduction = "sum",
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns -log pi(a) * advantage, reduced to a scalar.
+    """Policy gradient: returns -log pi(a) * advantage, reduced to a scalar.
 
-    action_log_probs, advantages: [T, B]. No gradient flows into the advantages.
+    Args:
+        action_log_probs: [T, B], log pi(a).
+        advantages: [T, B]; no gradient flows into them.
+        reduction: Whether to "sum" the steps, or take their "mean".
+        mask: bool [T, B], the steps that count. None: all.
     """
     log_probs, advantages = masked(action_log_probs, mask), masked(advantages.detach(), mask)
     return _reduce(-log_probs * advantages, reduction, mask)
@@ -44,7 +53,13 @@ def policy_gradient_loss(
 def baseline_loss(
     errors: Tensor, reduction: Reduction = "sum", mask: Tensor | None = None
 ) -> Tensor:
-    """Returns 0.5 * (vs - V)^2, reduced to a scalar; errors: vs - V [T, B]."""
+    """Value loss: returns 0.5 * (vs - V)^2, reduced to a scalar.
+
+    Args:
+        errors: [T, B], vs - V.
+        reduction: Whether to "sum" the steps, or take their "mean".
+        mask: bool [T, B], the steps that count. None: all.
+    """
     return 0.5 * _reduce(masked(errors, mask).square(), reduction, mask)
 
 
@@ -55,12 +70,18 @@ def clipped_policy_loss(
     reduction: Reduction = "sum",
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns -min(r * advantage, clamp(r, 1 - clip, 1 + clip) * advantage), reduced to a scalar.
+    """PPO's clipped surrogate (arXiv 1707.06347, equation 7), reduced to a scalar.
 
-    It is PPO's (arXiv 1707.06347, equation 7): nothing is gained by moving a ratio r further than
-    clip in the direction in which the advantage asks for it.
+        -min(r * advantage, clamp(r, 1 - clip, 1 + clip) * advantage)
 
-    log_ratios: [T, B] log r, r = pi(a) / mu(a). advantages: [T, B], without a gradient.
+    Moving a ratio r further than clip in the direction of the advantage gains nothing.
+
+    Args:
+        log_ratios: [T, B], log r with r = pi(a) / mu(a).
+        advantages: [T, B]; no gradient flows into them.
+        clip: The clip range epsilon.
+        reduction: Whether to "sum" the steps, or take their "mean".
+        mask: bool [T, B], the steps that count. None: all.
     """
     ratios, advantages = masked(log_ratios, mask).exp(), masked(advantages.detach(), mask)
     clipped = ratios.clamp(1.0 - clip, 1.0 + clip)
@@ -75,10 +96,19 @@ def clipped_baseline_loss(
     reduction: Reduction = "sum",
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns 0.5 * max((vs - V)^2, (vs - clamp(V, V_old - clip, V_old + clip))^2), reduced to a
-    scalar: nothing is gained by moving a value further than clip towards its target.
+    """PPO's clipped value loss, reduced to a scalar.
 
-    values, old_values, targets: [T, B] V, V_old and vs; the last two without a gradient.
+        0.5 * max((vs - V)^2, (vs - clamp(V, V_old - clip, V_old + clip))^2)
+
+    Moving a value further than clip towards its target gains nothing.
+
+    Args:
+        values: [T, B], V.
+        old_values: [T, B], V_old; no gradient flows into them.
+        targets: [T, B], vs; no gradient flows into them.
+        clip: The clip range, in units of returns.
+        reduction: Whether to "sum" the steps, or take their "mean".
+        mask: bool [T, B], the steps that count. None: all.
     """
     old_values, targets = old_values.detach(), targets.detach()
     clipped = old_values + (values - old_values).clamp(-clip, clip)
@@ -91,34 +121,59 @@ def clipped_baseline_loss(
 def entropy_loss(
     entropies: Tensor, reduction: Reduction = "sum", mask: Tensor | None = None
 ) -> Tensor:
-    """Returns the negative entropy, reduced to a scalar; entropies: [T, B], in nats."""
+    """Returns the negative entropy, reduced to a scalar.
+
+    Args:
+        entropies: [T, B], in nats.
+        reduction: Whether to "sum" the steps, or take their "mean".
+        mask: bool [T, B], the steps that count. None: all.
+    """
     return -_reduce(masked(entropies, mask), reduction, mask)
 
 
 def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
-    """Returns rewards of any shape clipped to [-1, 1] ("abs_one") or unchanged ("none").
+    """Returns rewards clipped to [-1, 1], or unchanged.
 
-    ValueError for anything else, such as an "auto" that was not resolved.
+    Args:
+        rewards: Of any shape.
+        clipping: "abs_one" to clip them, or "none".
+
+    Raises:
+        ValueError: For anything else, such as an "auto" that was not resolved.
     """
     one_of(get_args(RewardClipping), reward_clipping=clipping)
     return rewards.clamp(-1.0, 1.0) if clipping == "abs_one" else rewards
 
 
 def mean(values: Tensor, mask: Tensor | None = None) -> Mean:
-    """Returns the mean of values [T, B] where the mask, bool [T, B], is true."""
+    """Returns the mean over some steps, as a metric of Losses.
+
+    Args:
+        values: [T, B].
+        mask: bool [T, B], the steps that count. None: all.
+    """
     steps = values.new_full((), values.numel()) if mask is None else mask.sum()
     return Mean(masked(values, mask).sum(), steps)
 
 
 def both(mask: Tensor | None, other: Tensor) -> Tensor:
-    """Returns where both masks, bool of one shape, are true; None is true everywhere."""
+    """Returns where both masks are true.
+
+    Args:
+        mask: bool, or None, which is true everywhere.
+        other: bool of the same shape.
+    """
     return other if mask is None else mask & other
 
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns values [T, B, ...] with 0 where the mask, bool of as many dimensions, is false.
+    """Returns values with 0 where the mask is false.
 
     Call it before any product: 0 times NaN is NaN, in a gradient too.
+
+    Args:
+        values: [T, B, ...].
+        mask: bool with as many dimensions as values. None: all true.
     """
     return values if mask is None else values.where(mask, 0.0)
 

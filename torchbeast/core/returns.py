@@ -34,18 +34,22 @@ def value_targets(
 ) -> Tensor:
     """Returns the value targets vs [T, B] of the recursion above, in float32, without a graph.
 
-    rewards: [T, B] r; where an episode was truncated, plus the discounted value of its final
-        observation.
-    values: [T, B] V.
-    bootstrap_value: [B] V_T.
-    discounts: [T, B] gamma, and 0 where the episode ended.
-    rhos: [T, B] clipped importance weights of the value error; None: all 1.
-    cs: [T, B] clipped importance weights of the trace; None: all 1.
-    mask: [T, B] m, bool or 0/1. Where it is 0, the target is V and the multi-step return is cut:
-        nothing else of that step counts, not even NaN. None: all 1.
-    lambda_: decay of the trace, in [0, 1].
+    Trailing dimensions beyond [T, B] broadcast.
 
-    Trailing dimensions beyond [T, B] broadcast. Raises ValueError when shapes do not match.
+    Args:
+        rewards: [T, B], r; where an episode was truncated, plus the discounted value of its final
+            observation.
+        values: [T, B], V.
+        bootstrap_value: [B], V_T.
+        discounts: [T, B], gamma, and 0 where the episode ended.
+        rhos: [T, B], clipped importance weights of the value error; None: all 1.
+        cs: [T, B], clipped importance weights of the trace; None: all 1.
+        mask: [T, B], m, bool or 0/1. Where it is 0, the target is V and the multi-step return is
+            cut: nothing else of that step counts, not even NaN. None: all 1.
+        lambda_: Decay of the trace, in [0, 1].
+
+    Raises:
+        ValueError: If shapes do not match.
     """
     return values.float() + gae(
         rewards=rewards,
@@ -71,13 +75,27 @@ def gae(
     cs: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns acc [T, B] of the recursion above, float32, without a graph; without rhos and cs the
-    advantages of generalised advantage estimation.
+    """Returns generalised advantage estimates, acc [T, B] of the recursion above, without a graph.
 
         A_t = sum over l >= 0 of (gamma lambda)^l delta_{t+l}
 
-    For lambda = 0 it is the error of one step, for lambda = 1 the discounted return minus V. Where
-    the mask is 0 the advantage is 0. The arguments are those of `value_targets`.
+    For lambda = 0 it is the one-step TD error, for lambda = 1 the discounted return minus V.
+
+    Args:
+        rewards: [T, B], as in `value_targets`.
+        values: [T, B], V.
+        bootstrap_value: [B], V_T.
+        discounts: [T, B], gamma, and 0 where the episode ended.
+        lambda_: Decay of the trace, in [0, 1].
+        rhos: [T, B], clipped importance weights of the value error; None: all 1.
+        cs: [T, B], clipped importance weights of the trace; None: all 1.
+        mask: [T, B]; where it is 0, the advantage is 0. None: all 1.
+
+    Returns:
+        float32 [T, B].
+
+    Raises:
+        ValueError: If shapes do not match.
     """
     optional = {"rhos": rhos, "cs": cs, "mask": mask}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
@@ -95,7 +113,12 @@ def gae(
 
 
 def next_values(values: Tensor, bootstrap_value: Tensor) -> Tensor:
-    """Returns V_{t+1} [T, B] from values [T, B] and bootstrap_value [B], which comes last."""
+    """Returns V_{t+1} [T, B].
+
+    Args:
+        values: [T, B], V_t.
+        bootstrap_value: [B], V_T, which comes last.
+    """
     return torch.cat([values[1:], bootstrap_value.float().unsqueeze(0)])
 
 
@@ -111,10 +134,13 @@ def _accumulate(deltas: Tensor, decays: Tensor) -> Tensor:
 
 
 def check_shapes(values: Tensor, bootstrap_value: Tensor, **others: Tensor) -> None:
-    """Raises ValueError on shapes that do not match.
+    """Raises ValueError for shapes that do not match.
 
-    values: [T, B, ...] with T > 0. bootstrap_value: [B, ...]. others: [T, B, ...], of the rank of
-    values; dimensions beyond time and batch may be 1.
+    Args:
+        values: [T, B, ...] with T > 0.
+        bootstrap_value: [B, ...].
+        **others: [T, B, ...], with as many dimensions as values; dimensions beyond time and batch
+            may be 1.
     """
     if values.dim() == 0 or not len(values):
         raise ValueError(f"values needs at least one step, got shape {list(values.shape)}")

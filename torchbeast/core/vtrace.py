@@ -25,27 +25,41 @@ Threshold: TypeAlias = float | Tensor | None
 
 
 class VTraceReturns(NamedTuple):
-    """V-trace's inputs to the value loss and to the policy gradient."""
+    """V-trace's inputs to the value loss and to the policy gradient.
 
-    vs: Tensor  # [T, B] value targets
-    pg_advantages: Tensor  # [T, B] advantages of the actions taken
+    Attributes:
+        vs: float32 [T, B], value targets.
+        pg_advantages: float32 [T, B], advantages of the actions taken.
+    """
+
+    vs: Tensor
+    pg_advantages: Tensor
 
 
 class VTraceFromLogitsReturns(NamedTuple):
-    """V-trace's results and the log-probabilities they were computed from."""
+    """V-trace's results, and the log-probabilities that they were computed from.
 
-    vs: Tensor  # [T, B]
-    pg_advantages: Tensor  # [T, B]
-    log_rhos: Tensor  # [T, B] log(pi(a) / mu(a)), not clipped
-    behavior_action_log_probs: Tensor  # [T, B] log mu(a)
-    target_action_log_probs: Tensor  # [T, B] log pi(a)
+    Attributes:
+        vs: float32 [T, B], value targets.
+        pg_advantages: float32 [T, B], advantages of the actions taken.
+        log_rhos: float32 [T, B], log(pi(a) / mu(a)), not clipped.
+        behavior_action_log_probs: float32 [T, B], log mu(a).
+        target_action_log_probs: float32 [T, B], log pi(a).
+    """
+
+    vs: Tensor
+    pg_advantages: Tensor
+    log_rhos: Tensor
+    behavior_action_log_probs: Tensor
+    target_action_log_probs: Tensor
 
 
 def action_log_probs(policy_logits: Tensor, actions: Tensor) -> Tensor:
     """Returns log pi(a) [T, B] of a categorical policy.
 
-    policy_logits: [T, B, num_actions] float.
-    actions: [T, B] integers in 0, ..., num_actions - 1.
+    Args:
+        policy_logits: float [T, B, num_actions].
+        actions: [T, B], integers in 0, ..., num_actions - 1.
     """
     log_probs = torch.log_softmax(policy_logits, dim=-1)
     return log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
@@ -65,9 +79,19 @@ def from_logits(
 ) -> VTraceFromLogitsReturns:
     """Computes V-trace for categorical policies; see `from_importance_weights`.
 
-    behavior_policy_logits, target_policy_logits: [T, B, num_actions] logits of mu and of pi.
-    actions: [T, B] integers.
-    The other arguments, results and errors are those of `from_importance_weights`.
+    Args:
+        behavior_policy_logits: [T, B, num_actions], logits of mu.
+        target_policy_logits: [T, B, num_actions], logits of pi.
+        actions: [T, B], integers.
+        discounts: [T, B], gamma, and 0 where the episode ended.
+        rewards: [T, B], as in `from_importance_weights`.
+        values: [T, B], V under the target policy.
+        bootstrap_value: [B], V_T.
+        clip_rho_threshold: rho^bar; None: no limit.
+        clip_pg_rho_threshold: The limit for the policy gradient; None: no limit.
+
+    Raises:
+        ValueError: If shapes do not match.
     """
     target_log_probs = action_log_probs(target_policy_logits.float(), actions)
     behavior_log_probs = action_log_probs(behavior_policy_logits.float(), actions)
@@ -97,20 +121,25 @@ def from_importance_weights(
     clip_pg_rho_threshold: Threshold = 1.0,
     mask: Tensor | None = None,
 ) -> VTraceReturns:
-    """Computes V-trace for any pair of policies.
+    """Computes V-trace (Espeholt et al. 2018) for any pair of policies.
 
-    log_rhos: [T, B] log(pi(a) / mu(a)).
-    discounts: [T, B] gamma, and 0 where the episode ended.
-    rewards: [T, B]; where an episode was truncated, plus the discounted value of its final
-        observation.
-    values: [T, B] V under the target policy.
-    bootstrap_value: [B] V_T.
-    clip_rho_threshold: rho^bar, the limit of the weights of the value error; None: no limit.
-    clip_pg_rho_threshold: the limit of the weights of the policy gradient; None: no limit.
-    mask: [T, B] bool; where false the target is V itself, the advantage is 0 and the return stops,
-        whatever else the step holds; None: all true.
+    Args:
+        log_rhos: [T, B], log(pi(a) / mu(a)).
+        discounts: [T, B], gamma, and 0 where the episode ended.
+        rewards: [T, B]; where an episode was truncated, plus the discounted value of its final
+            observation.
+        values: [T, B], V under the target policy.
+        bootstrap_value: [B], V_T.
+        clip_rho_threshold: rho^bar, the limit of the weights of the value error; None: no limit.
+        clip_pg_rho_threshold: The limit of the weights of the policy gradient; None: no limit.
+        mask: bool [T, B]; where false, the target is V itself, the advantage is 0 and the return
+            stops, whatever else the step holds. None: all true.
 
-    Returns targets and advantages [T, B]. Raises ValueError when shapes do not match.
+    Returns:
+        Value targets and advantages, float32 [T, B], without a graph.
+
+    Raises:
+        ValueError: If shapes do not match.
     """
     returns.check_shapes(
         values, bootstrap_value, log_rhos=log_rhos, discounts=discounts, rewards=rewards

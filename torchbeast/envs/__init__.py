@@ -44,14 +44,25 @@ BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
 def make(
     env: EnvSpec | str, num_envs: int = 1, *, num_threads: int = 1, render: bool = False
 ) -> VecEnv:
-    """Makes num_envs environments, stepped together; by default one.
+    """Makes environments that are stepped together.
 
-    env: a name alone is an EnvSpec without keyword arguments and options.
-    num_threads: threads that step them; only Atari games use more than one.
-    render: Gymnasium's can draw themselves (SyncVecEnv.render).
+    Args:
+        env: The id of an environment, such as "CartPole-v1", "ALE/Pong-v5" or "my_module:make_env";
+            or an EnvSpec, which adds keyword arguments and options.
+        num_envs: Number of environments.
+        num_threads: Threads that step them; only Atari games use more than one.
+        render: Whether Gymnasium's environments can draw themselves, see SyncVecEnv.render.
 
-    Raises EnvError when TorchBeast refuses the request. An exception of the environment's own code
-    is passed on as it is.
+    Raises:
+        EnvError: If TorchBeast refuses the request. Exceptions of the environment's own code pass
+            unchanged.
+
+    Example:
+        ```python
+        env = make_env("CartPole-v1", num_envs=8)
+        observation = env.reset(seed=1)
+        step = env.step(np.zeros(8, np.int64))
+        ```
     """
     spec = EnvSpec(env) if isinstance(env, str) else env
     keys = spec.options.observation_keys

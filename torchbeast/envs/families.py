@@ -21,7 +21,16 @@ from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec
 
 
 def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
-    """Makes games of Atari; options: those of EnvOptions, such as frame_skip=4."""
+    """Makes Atari games.
+
+    Args:
+        num_envs: Number of environments.
+        env_id: The id, such as ALE/Pong-v5.
+        **options: Options of EnvOptions, such as frame_skip=4.
+
+    Raises:
+        EnvError: If there is no such environment, or a package is missing.
+    """
     return make(_atari(env_id, **options), num_envs)
 
 
@@ -29,7 +38,16 @@ make_atari_test_env = make_atari_train_env
 
 
 def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
-    """Makes environments of MuJoCo, such as HalfCheetah-v5; kwargs: those of gymnasium.make."""
+    """Makes MuJoCo environments.
+
+    Args:
+        num_envs: Number of environments.
+        env_id: The id, such as HalfCheetah-v5.
+        **kwargs: Further arguments of gymnasium.make.
+
+    Raises:
+        EnvError: If there is no such environment, or a package is missing.
+    """
     return make(_mujoco(env_id, **kwargs), num_envs)
 
 
@@ -37,8 +55,17 @@ make_mujoco_test_env = make_mujoco_train_env
 
 
 def make_pybullet_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
-    """Makes environments of PyBullet, such as HalfCheetahBulletEnv-v0, which the package
-    pybullet-envs-gymnasium ports to Gymnasium; kwargs: those of gymnasium.make.
+    """Makes PyBullet environments.
+
+    The package pybullet-envs-gymnasium ports them to Gymnasium.
+
+    Args:
+        num_envs: Number of environments.
+        env_id: The id, such as HalfCheetahBulletEnv-v0.
+        **kwargs: Further arguments of gymnasium.make.
+
+    Raises:
+        EnvError: If there is no such environment, or a package is missing.
     """
     return make(_pybullet(env_id, **kwargs), num_envs)
 

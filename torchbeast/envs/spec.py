@@ -99,7 +99,18 @@ class EnvError(UsageError):
 
 @dataclass(frozen=True)
 class EnvSpec(Spec):
-    """An environment: a name that `envs.make` knows, arguments of its constructor, and options."""
+    """An environment: its id, keyword arguments of its constructor, and options.
+
+    Args:
+        name: An id that `make_env` knows.
+        kwargs: Keyword arguments of the constructor, as JSON has them.
+        options: Options such as frame_skip.
+
+    Example:
+        ```python
+        EnvSpec("FrozenLake-v1", {"is_slippery": False})
+        ```
+    """
 
     options: EnvOptions = field(default=DEFAULTS, kw_only=True)
     __repr__ = short_repr

@@ -56,11 +56,17 @@ _SAY_S = 8.0  # between two progress messages
 
 
 class Episodes(NamedTuple):
-    """Whole episodes, in the order in which they ended."""
+    """Whole episodes, in the order in which they ended.
+
+    Attributes:
+        returns: The sums of rewards.
+        lengths: Environment steps.
+        endings: Hashes of the last COMPARED_STEPS steps, by which episodes are told apart.
+    """
 
     returns: list[float]
-    lengths: list[int]  # env steps
-    endings: list[int]  # hashes of the last COMPARED_STEPS steps
+    lengths: list[int]
+    endings: list[int]
 
     def __repr__(self) -> str:
         mean, length = (statistics.fmean(of or [math.nan]) for of in self[:2])

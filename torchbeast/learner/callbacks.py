@@ -39,45 +39,63 @@ _log = logging.getLogger("torchbeast.learner")
 
 
 class Callback:
-    """Something to do while a Learner trains. Subclasses override what they need.
+    """Base class of callbacks: what a Learner does between its steps. Override what you need.
 
-    A callback may use the Learner that it is given, but not its `step`, `train`, `restore` and
-    `close`; `Learner.stop` ends the run after the present step.
+    A callback may use the Learner that it is given, except `step`, `train`, `restore` and `close`;
+    `Learner.stop` ends the run after the present step.
 
-    An exception ends the run as one of an environment does: model.tar is written, workers end, and
-    `Learner.step` raises a RunError that names the callback; a UsageError passes as it is. Ctrl-C
-    in a callback does not: the update remains, and the next step goes on.
+    An exception ends the run: model.tar is written, workers stop, and `Learner.step` raises a
+    RunError that names the callback; a UsageError passes unchanged. Ctrl-C in a callback does not
+    end the run: the update remains, and the next step continues.
+
+    Example:
+        ```python
+        class StopAt(Callback):
+            def __init__(self, goal):
+                self.goal = goal
+
+            def on_step(self, learner, figures):
+                if learner.get_metrics()["mean_return"] >= self.goal:
+                    learner.stop()
+        ```
     """
 
     @property
     def name(self) -> str:
-        """Name of its state in checkpoints; no two callbacks of a Learner have the same."""
+        """Name under which checkpoints store the callback's state; unique among a Learner's
+        callbacks.
+        """
         return type(self).__name__
 
     def on_start(self, learner: Learner) -> None:
-        """Called before the first step of a Learner, and before the first after `restore`.
+        """Runs before the first step of a Learner, and before the first step after `restore`.
 
         The state of an earlier part of the run is loaded by then.
         """
 
     def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
-        """Called after every update.
+        """Runs after every update.
 
-        figures: the row of logs.csv, with what the callbacks before this one have added. Figures
-            that are added are columns of their own, in every log; numbers only.
+        Args:
+            learner: The Learner.
+            figures: The row of logs.csv, with the numbers that earlier callbacks have added.
+                Numbers that you add become columns in every log.
         """
 
     def on_end(self, learner: Learner) -> None:
-        """Called once when a run that has started ends, however it ends, before model.tar is
-        written; but not where a Learner is only forgotten, or its process ends.
+        """Runs once when a run that has started ends for any reason, before model.tar is written.
+
+        It does not run if a Learner is only forgotten, or its process ends.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs: tensors and plain values. Every checkpoint has it."""
+        """Returns what a resumed run needs, as tensors and plain values; every checkpoint stores
+        it.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Called when a checkpoint is loaded that has such a state."""
+        """Restores the result of `state_dict`, when a checkpoint that has one is loaded."""
 
 
 class Interval:
@@ -138,9 +156,15 @@ class _Periodic(Callback):
 
 
 class Checkpoints(_Periodic):
-    """Writes model.tar every so often, and keeps a copy as checkpoints/STEPS.tar in log_dir.
+    """Writes model.tar at intervals, and keeps copies as checkpoints/STEPS.tar in log_dir.
 
-    A checkpoint that cannot be written, as on a full disk, is a warning; the run goes on.
+    If a checkpoint cannot be written, for example because the disk is full, it warns and the run
+    continues.
+
+    Example:
+        ```python
+        Learner(scheme, 1_000_000, callbacks=[Checkpoints(every_steps=100_000, keep=3)])
+        ```
     """
 
     def __init__(
@@ -150,9 +174,12 @@ class Checkpoints(_Periodic):
         every_seconds: float | None = None,
         keep: int | None = None,
     ) -> None:
-        """Takes either every_steps, in env steps, or every_seconds.
+        """Sets the interval: give either every_steps or every_seconds.
 
-        keep: number of copies; older ones are removed. 0: only model.tar is written. None: all.
+        Args:
+            every_steps: Environment steps between checkpoints.
+            every_seconds: Seconds between checkpoints.
+            keep: Number of copies; older ones are removed. 0: only model.tar is written. None: all.
         """
         at_least(0, keep=keep)
         super().__init__(every_steps, every_seconds)
@@ -176,10 +203,15 @@ class Checkpoints(_Periodic):
 
 
 class Evaluation(_Periodic):
-    """Plays whole episodes every so often and after the last step, and keeps the best checkpoint.
+    """Evaluates the agent at intervals and after the last step, and keeps the best checkpoint.
 
     It adds the columns NAME_mean_return and NAME_mean_length. The checkpoint with the highest mean
-    return so far is NAME_best.tar in log_dir, also if the run is resumed or begun anew there.
+    return so far is NAME_best.tar in log_dir, even if the run is resumed or started over there.
+
+    Example:
+        ```python
+        Learner(scheme, 1_000_000, callbacks=[Evaluation(every_steps=50_000, num_episodes=10)])
+        ```
     """
 
     def __init__(
@@ -193,10 +225,17 @@ class Evaluation(_Periodic):
         seed: int = 0,
         name: str = scores.NAME,
     ) -> None:
-        """Takes either every_steps, in env steps, or every_seconds.
+        """Sets the interval: give either every_steps or every_seconds.
 
-        num_episodes, sampled: as in `Learner.evaluate`. seed: of the environments; with the same
-        one, evaluations after equally many steps of different runs play the same starts.
+        Args:
+            every_steps: Environment steps between evaluations.
+            every_seconds: Seconds between evaluations.
+            num_episodes: Number of episodes of an evaluation.
+            sampled: Whether to sample actions instead of taking the most likely ones.
+            keep_best: Whether to keep the best checkpoint.
+            seed: Seed of the environments. Evaluations of different runs with one seed, after the
+                same number of steps, play the same starts.
+            name: Prefix of the columns, and of the file's name.
         """
         at_least(1, num_episodes=num_episodes)
         self.best = -math.inf  # mean return of the best checkpoint
@@ -206,7 +245,7 @@ class Evaluation(_Periodic):
 
     @property
     def name(self) -> str:
-        """Begin of its columns, and of the name of its file."""
+        """Prefix of its columns, and of the name of its file."""
         return self._name
 
     def on_start(self, learner: Learner) -> None:

@@ -77,12 +77,26 @@ _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary(
 
 
 class Learner:
-    """Trains the agent of a scheme. One thread uses it.
+    """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 
-    The process stays the caller's: signals, torch's number of threads and its random numbers are as
-    before after every call. A thread reports what a step waits for when it takes more than 10 s.
-    Ctrl-C in a notebook interrupts a step, which is dropped; the next one begins new episodes where
-    it had to.
+    The process stays yours: after every call, signals, torch's number of threads and its random
+    numbers are as before. If a step takes more than 10 s, a warning says what it waits for. Ctrl-C
+    in a notebook interrupts a step, which is dropped; the next step starts new episodes if it has
+    to.
+
+    Attributes:
+        scheme: The scheme.
+        target_steps: Environment steps at which the run ends.
+
+    Example:
+        ```python
+        with Learner(scheme, target_steps=100_000, log_dir="logs/cartpole", seed=1) as learner:
+            while not learner.done():
+                learner.step()
+                if learner.updates % 10 == 0:
+                    learner.print_info()
+            print(learner.evaluate(10))
+        ```
     """
 
     _is_taken_over = False  # another Learner was made with its log_dir
@@ -98,14 +112,22 @@ class Learner:
         loggers: Sequence[Logger] = (),
         seed: int | None = None,
     ) -> None:
-        """Assembles a learner; a run that is in log_dir already goes on from its model.tar.
+        """Assembles a learner. If log_dir contains a run already, it continues from its model.tar.
 
-        target_steps: environment steps to learn from; the learning rate reaches 0 there.
-        log_dir: folder of the run. Default: that of the scheme's environments, else a new one in
-            ~/logs/torchbeast.
-        callbacks: called between the steps, in this order, see `Callback`.
-        loggers: get every row of logs.csv too, the figures of callbacks included.
-        seed: of weights, actions and every environment. Default: a random one, which is recorded.
+        Args:
+            scheme: The components of the agent, and how the work is divided.
+            target_steps: Environment steps to train on; the learning rate reaches 0 there.
+            log_dir: Folder of the run. Default: the log_dir of the scheme's environments, else a
+                new folder in ~/logs/torchbeast.
+            callbacks: Called between steps in this order, see `Callback`.
+            loggers: Get every row of logs.csv too, with the figures that callbacks add.
+            seed: Seed of weights, actions and every environment. Default: a random one, which is
+                recorded.
+
+        Raises:
+            TypeError: For an argument of another type.
+            ValueError: For target_steps below 1.
+            UsageError: If the run in log_dir does not fit the scheme, or log_dir cannot be used.
         """
         if not isinstance(scheme, Scheme):
             raise TypeError(f"scheme must be Scheme(...) or Scheme.preset(...), got {scheme!r}")
@@ -131,23 +153,25 @@ class Learner:
 
     @property
     def steps(self) -> int:
-        """Environment steps learnt from, those of earlier parts of the run included."""
+        """Environment steps that the agent was trained on, including earlier parts of the run."""
         return self._progress.step
 
     @property
     def updates(self) -> int:
-        """Number of updates, those of earlier parts of the run included."""
+        """Number of updates, including earlier parts of the run."""
         return self._training.updates
 
     @property
     def actor(self) -> Actor:
-        """The network that learns, with its present weights."""
+        """The network that is trained, with its present weights; call `actor.act` to choose
+        actions.
+        """
         if self.scheme.update_execution == "decentralised" and not self._is_released:
             self._made.optimiser_step.state_dict()  # the workers have them
         return self._made.agent.model
 
     def done(self) -> bool:
-        """Returns whether target_steps are learnt from, or `stop` was called."""
+        """Returns whether the agent was trained on target_steps, or `stop` was called."""
         return self._is_stopped or self.steps >= self.target_steps
 
     def stop(self) -> None:
@@ -158,11 +182,18 @@ class Learner:
         self._is_stopped = True
 
     def step(self) -> dict[str, float]:
-        """Collects a batch, learns from it, calls the callbacks; returns `get_metrics`. With a
-        ReplayBuffer the batch is sampled, and steps are collected when it is their turn.
+        """Collects a batch, trains on it, and calls the callbacks.
 
-        The step that reaches target_steps ends the run: it writes the checkpoint and ends workers.
-        Raises UsageError or RunError with the run's first failure.
+        With a ReplayBuffer, it samples a batch and collects new steps only when they are due. The
+        step that reaches target_steps ends the run: it writes the checkpoint and stops the workers.
+
+        Returns:
+            The metrics of `get_metrics`.
+
+        Raises:
+            UsageError: If the run has ended, or its first failure was one that you can fix.
+            RunError: If the run failed otherwise.
+            RuntimeError: If a callback calls it.
         """
         if self._is_closed:
             raise UsageError(f"the run has ended: {self._what_ended_it()}")
@@ -181,9 +212,19 @@ class Learner:
         return self.get_metrics()
 
     def train(self, total_steps: int | None = None) -> dict[str, float]:
-        """Learns until total_steps, by default target_steps; returns the figures of the last step.
+        """Trains until total_steps.
 
-        total_steps: counted from the beginning of the run, at most target_steps.
+        Args:
+            total_steps: Environment steps from the beginning of the run, at most target_steps,
+                which is the default.
+
+        Returns:
+            The metrics of the last step, as in `get_metrics`.
+
+        Raises:
+            ValueError: If total_steps is more than target_steps.
+            UsageError: As in `step`.
+            RunError: As in `step`.
         """
         until = self.target_steps if total_steps is None else total_steps
         require(
@@ -196,9 +237,13 @@ class Learner:
         return self.get_metrics()
 
     def get_metrics(self) -> dict[str, float]:
-        """Returns the figures of the last row of logs.csv, those of callbacks included, with step,
-        updates, steps_per_second since the Learner was made, and mean_return and mean_length of the
-        last 100 episodes.
+        """Returns the metrics of the last update and of the run so far.
+
+        Returns:
+            The columns of the last row of logs.csv, including the figures of callbacks; and step,
+            updates, episodes, steps_per_second since the Learner was made, and mean_return and
+            mean_length (in steps) of the last 100 episodes, which are NaN before the first episode
+            ends.
         """
         progress = self._progress
         rate = (self.steps - self._first_step) / max(1e-9, time.monotonic() - self._began)
@@ -234,10 +279,14 @@ class Learner:
         return ", ".join(said)
 
     def save_model(self, path: str | Path | None = None) -> Path:
-        """Writes a checkpoint, from which a run can go on; returns its path.
+        """Writes a checkpoint from which a run can continue.
 
-        path: by default model.tar in log_dir, which is also written every ten minutes and at the
-            end of the run.
+        Args:
+            path: Default: model.tar in log_dir, which is also written every ten minutes and at the
+                end of the run.
+
+        Returns:
+            The path of the file.
         """
         target = self._session.folder.checkpoint if path is None else Path(path)
         with self._own:
@@ -248,10 +297,16 @@ class Learner:
         return target
 
     def restore(self, path: str | Path | None = None) -> None:
-        """Goes on from a checkpoint: weights, optimiser, counters and random numbers.
+        """Ends the present run, and continues from a checkpoint: weights, optimiser, counters,
+        random numbers.
 
-        path: by default model.tar in log_dir. Raises UsageError if it is of another environment,
-        network or algorithm.
+        Args:
+            path: The checkpoint. Default: model.tar in log_dir.
+
+        Raises:
+            UsageError: If there is no checkpoint, or it belongs to another environment, network or
+                algorithm.
+            RunError: If the run failed.
         """
         own = self._session.folder.checkpoint
         found = own if path is None else Path(path)
@@ -268,10 +323,27 @@ class Learner:
     def evaluate(
         self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None
     ) -> Episodes:
-        """Plays whole episodes with the present weights; returns their returns and lengths.
+        """Plays whole episodes with the present weights.
 
-        They are played in environments of test_envs_factory, or else of train_envs_factory.
-        sampled: actions are sampled, as in training, and not the most likely ones.
+        The environments come from the scheme's test_envs_factory, or else its train_envs_factory.
+
+        Args:
+            num_episodes: Number of episodes.
+            sampled: Whether to sample actions, as in training, instead of taking the most likely
+                ones.
+            seed: Seed of environments and sampled actions. Default: a random one.
+
+        Returns:
+            Returns, lengths in steps and fingerprints of the endings, one per episode; see
+            `Episodes`.
+
+        Raises:
+            ValueError: If num_episodes is below 1.
+            RunError: If an episode takes more than 500,000 steps.
+
+        Example:
+            >>> learner.evaluate(10, seed=1)
+            <10 episodes: mean return 500.00 ± 0.00, mean length 500>
         """
         at_least(1, num_episodes=num_episodes)
         model = copy.deepcopy(self.actor).to("cpu").eval()
@@ -288,9 +360,10 @@ class Learner:
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
     def close(self) -> None:
-        """Ends the run: writes the checkpoint, ends workers. May be called again.
+        """Ends the run: writes the checkpoint and stops the workers. You may call it again.
 
-        Raises RunError if a callback fails at the end, or the checkpoint cannot be written.
+        Raises:
+            RunError: If a callback fails at the end, or the checkpoint cannot be written.
         """
         if self._end(is_saved=True):
             raise_failure(self._session.supervisor.failure, self._session.folder)

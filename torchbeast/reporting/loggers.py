@@ -21,8 +21,8 @@ from torchbeast.reporting.output import WallTime
 
 
 class StdoutLogger:
-    """Prints rows of metrics on stdout, at most one every `every_seconds`. The next printed row
-    includes metrics of the rows that it skips.
+    """Prints rows of metrics on stdout at intervals; metrics of skipped rows come with the next
+    one.
     """
 
     def __init__(
@@ -31,7 +31,13 @@ class StdoutLogger:
         every_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepares printing. names: of the metrics to print; None: all."""
+        """Prepares printing.
+
+        Args:
+            names: Names of the metrics to print. None: all.
+            every_seconds: Seconds between two rows, at least.
+            clock: Returns the time in seconds.
+        """
         at_least(0, every_seconds=every_seconds)
         self._names, self._every, self._clock = names, every_seconds, clock
 
@@ -44,7 +50,12 @@ class StdoutLogger:
         return StdoutLogger(self._names, self._every, self._clock)
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Prints a row if it is time, without NaN."""
+        """Prints a row if it is time, without values that are NaN.
+
+        Args:
+            step: Environment steps of the row.
+            figures: Its metrics by name.
+        """
         self._step = step
         for name, value in figures.items():
             if not math.isnan(value) and (self._names is None or name in self._names):
@@ -108,7 +119,12 @@ class WandbLogger:
     """
 
     def __init__(self, project: str, **init: Any) -> None:
-        """Prepares logging. init: further arguments of `wandb.init`, such as entity or tags."""
+        """Prepares logging.
+
+        Args:
+            project: The project's name.
+            **init: Further arguments of `wandb.init`, such as entity or tags.
+        """
         self._project, self._init = project, init
 
     def open(self, run: LoggedRun) -> WandbLog:

@@ -94,11 +94,20 @@ def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
 
 
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
-    """Reads a checkpoint to the CPU.
+    """Reads a checkpoint to the CPU, without running code from it.
 
-    Raises Damaged if the file is not a checkpoint, another UsageError if it lacks a `needed` key,
-    has a newer format, does not exist or may not be read, and RunError if a temporary problem of
-    the machine prevents reading it.
+    Args:
+        path: The file, such as model.tar.
+        needed: Keys that the checkpoint must have.
+
+    Returns:
+        The entries by name, such as model_state_dict, flags and stats.
+
+    Raises:
+        Damaged: A UsageError, if the file is not a checkpoint.
+        UsageError: If the file is missing, cannot be read, lacks a needed key, or has a later
+            format.
+        RunError: If the machine cannot read it now.
     """
     try:
         with open(path, "rb") as file:

@@ -118,17 +118,54 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """Components, and how the work is spread.
+    """The components of an agent, and how the work of training it is divided among workers.
 
-    col_backend, grad_backend: the workers are processes of this machine, or actors of Ray.
-    col_worker_resources: what Ray reserves for each worker, such as {"num_cpus": 1}.
-    grad_worker_resources: the same for a gradient worker, which uses so many cores, and a GPU if
-        there is one among them: {"num_cpus": 2, "num_gpus": 1}.
-    inference: where actions are chosen: by each worker, or in the learner's process in batches of
-        many environments, which workers then only step.
-    sync_col_specs: once fraction_workers of the gradient workers have their batch, the others stop
-        where they are, but not before fraction_samples of theirs.
-    local_device: "cpu" or "cuda"; None: a GPU if there is one.
+    Args:
+        algo_factory: The algorithm, such as PPO.create_factory().
+        actor_factory: The network, such as OnPolicyActorCritic.create_factory(obs_space,
+            action_space).
+        storage_factory: The storage of experience, such as OnPolicyGAEBuffer.create_factory().
+        train_envs_factory: The environments, the first result of VecEnv.create_factory.
+        test_envs_factory: The environments of Learner.evaluate. None: train_envs_factory.
+        col_remote_workers: Number of workers that collect. 0: the learner's process collects.
+        col_communication: "synchronous": every batch is collected with the newest weights, from all
+            workers. "asynchronous": workers never wait, and a batch is what is ready first.
+        col_worker_resources: What Ray reserves for each worker, such as {"num_cpus": 1}.
+        col_backend: The workers are "processes" of this machine, or actors of "ray".
+        inference: Where actions are chosen: by each "worker", or "central" in the learner's
+            process, in batches of many environments, which workers then only step.
+        sync_col_specs: {"fraction_workers": 0.6, "fraction_samples": 0.25}: once 60 % of the
+            gradient workers have their batch, the others stop, but not before they have 25 % of
+            theirs.
+        grad_remote_workers: Number of workers that compute gradients, each with its own collection.
+            0: the learner's process computes them.
+        grad_communication: "synchronous": all workers contribute to every step. "asynchronous": a
+            step for each contribution.
+        grad_worker_resources: What Ray reserves for each gradient worker, which uses that many
+            cores, and a GPU if it gets one: {"num_cpus": 2, "num_gpus": 1}.
+        grad_backend: The gradient workers are "processes" of this machine, or actors of "ray".
+        update_execution: "centralised": the learner's process applies the gradients and sends the
+            weights. "decentralised": the workers combine the gradients, and each applies them.
+        local_device: "cpu" or "cuda". None: a GPU if there is one.
+
+    Raises:
+        TypeError: For an argument of another type.
+        ValueError: For a value out of range.
+        IncompatibleParts: A ValueError, for parts that do not work together.
+
+    Example:
+        ```python
+        envs, action_space, obs_space = VecEnv.create_factory(
+            env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=8
+        )
+        scheme = Scheme(
+            train_envs_factory=envs,
+            algo_factory=PPO.create_factory(lr=1e-3),
+            actor_factory=OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp"),
+            storage_factory=OnPolicyGAEBuffer.create_factory(size=128),
+            col_remote_workers=2,
+        )
+        ```
     """
 
     algo_factory: AlgoFactory
@@ -158,10 +195,23 @@ class Scheme:
 
     @classmethod
     def preset(cls, name: str, train_envs_factory: VecEnvFactory, **others: Any) -> Scheme:
-        """Returns a named architecture such as ppo or impala; see docs/explanation/schemes.md.
+        """Returns a named architecture with default components.
 
-        others: arguments of Scheme that take the place of the architecture's own, such as
-        algo_factory or col_remote_workers.
+        Args:
+            name: One of a2c, ppo, a3c, dppo, dd-ppo, rapid, impala, seed, laser, dqn, sac and
+                ape-x.
+            train_envs_factory: The environments, the first result of VecEnv.create_factory.
+            **others: Arguments of Scheme that replace the architecture's own, such as algo_factory
+                or col_remote_workers.
+
+        Raises:
+            ValueError: For an unknown name, or parts that do not work together.
+            TypeError: For an argument of another type.
+
+        Example:
+            ```python
+            Scheme.preset("impala", envs, col_remote_workers=4)
+            ```
         """
         from torchbeast.schemes.presets import settings
 
@@ -278,7 +328,7 @@ class Scheme:
         return f"<Scheme of {told}>"
 
     def describe(self) -> str:
-        """Returns the parts of the scheme and the ways between them as text."""
+        """Returns the parts of the scheme, and what passes between them, as lines of text."""
         return text_of(self)
 
     def _check_values(self) -> None:

@@ -44,14 +44,17 @@ MOST_ACTIONS = 1024
 
 
 class ActionDistribution(ABC):
-    """A family of distributions over one action space."""
+    """Base class of the distributions over one action space, for params of any leading shape.
+
+    Attributes:
+        num_params: Size of the last dimension of params.
+        num_features: Size of the last dimension of features().
+        num_actions: Number of (joint) actions; None if they are continuous.
+    """
 
     num_params: int
-    """Size of the last dimension of params."""
     num_features: int
-    """Size of the last dimension of features()."""
     num_actions: int | None = None
-    """Number of (joint) actions; None where they are continuous."""
 
     @abstractmethod
     def sample(self, params: Tensor) -> Nest[Tensor]:
@@ -63,15 +66,25 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        """Returns log pi(action) [...], a log-density for continuous actions."""
+        """Returns log pi(action) [...] in nats, a log-density for continuous actions.
+
+        Args:
+            params: [..., num_params].
+            action: Leaves [..., *shape of an action].
+        """
 
     @abstractmethod
     def entropy(self, params: Tensor) -> Tensor:
-        """Returns the entropy [...] in nats."""
+        """Returns the entropy [...] in nats of params [..., num_params]."""
 
     @abstractmethod
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Returns KL(p || q) [...] in nats of params p and q [..., num_params]."""
+        """Returns KL(p || q) [...] in nats.
+
+        Args:
+            p: [..., num_params].
+            q: [..., num_params].
+        """
 
     @abstractmethod
     def zero_action(self, batch_shape: Sequence[int]) -> Nest[Tensor]:
@@ -86,15 +99,17 @@ class ActionDistribution(ABC):
     def choices(self, params: Tensor) -> list[Tensor]:
         """Returns log-probabilities [..., n] of each of the independent choices of an action.
 
-        Raises NotImplementedError where actions are no choices.
+        Raises:
+            NotImplementedError: If actions are not choices.
         """
         raise NotImplementedError(f"{type(self).__name__} does not choose among finitely many")
 
     def all_log_probs(self, params: Tensor) -> Tensor:
-        """Returns log pi(a) [..., num_actions] of every action, joint ones if there are several
-        choices; the last choice changes fastest.
+        """Returns log pi(a) [..., num_actions] of every action; of several choices the last changes
+        fastest.
 
-        Raises NotImplementedError, as `check_enumerable` does, where there are too many.
+        Raises:
+            NotImplementedError: If there are too many actions, or they are continuous.
         """
         self.check_enumerable()
         first, *others = self.choices(params)
@@ -122,7 +137,23 @@ class ActionDistribution(ABC):
 def distribution_for(
     space: spaces.ActionSpace, over_box: Callable[[spaces.Box], ActionDistribution] | None = None
 ) -> ActionDistribution:
-    """Returns the distribution over an action space, a nest of `core.envs.spaces` classes."""
+    """Returns the distribution over an action space.
+
+    Args:
+        space: A Discrete, MultiDiscrete, MultiBinary or Box, or a tuple or dict of them.
+        over_box: Makes the distributions over boxes, such as SquashedGaussian, whose actions stay
+            inside the box. Default: Gaussian.
+
+    Raises:
+        UsageError: For another space.
+
+    Example:
+        ```python
+        distribution = distribution_for(Discrete(4))
+        action = distribution.sample(policy_logits)
+        log_prob = distribution.log_prob(policy_logits, action)
+        ```
+    """
     match space:
         case spaces.Discrete(n, start):
             return Categorical(n, start)

@@ -50,13 +50,15 @@ class Chosen(NamedTuple):
 
 
 class OffPolicyActor(Actor):
-    """The common base; a subclass defines forward(observation) and choose_each.
+    """Base class of the networks of DQN, SAC and TD3; subclasses define `forward` and
+    `choose_each`.
 
-    epsilon: float32 [], the probability of a random action in mode explore, at first 1. As a buffer
-        it is published and saved with the weights; the algorithm changes it in place.
-    action_mask: how observations mask the actions of a Discrete space, None where they do not; set
-        by make_model. Calling the actor, as acting and learning do, rules out masked actions:
-        forward need not know of masks.
+    Attributes:
+        epsilon: float32 [], the probability of a random action in mode explore, initially 1. As a
+            buffer it is published and saved with the weights; the algorithm changes it in place.
+        action_mask: How observations mask the actions of a Discrete space, set by make_model; None
+            if they do not. Calling the actor, as acting and training do, rules out masked actions,
+            so forward need not know of masks.
     """
 
     epsilon: Tensor
@@ -78,12 +80,23 @@ class OffPolicyActor(Actor):
 
     @abstractmethod
     def choose_each(self, outputs: Tensor, mode: Mode) -> Chosen:
-        """Chooses actions by outputs of forward."""
+        """Chooses actions by outputs of forward.
+
+        Args:
+            outputs: [N, ...].
+            mode: "sample" from the policy, "greedy" for its best action, or "explore".
+        """
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """Chooses an action for each environment of a row [1, B, ...].
+        """Chooses an action for each environment of a row.
 
-        Raises RunError where a mask rules out all actions.
+        Args:
+            inputs: One row, [1, B, ...].
+            state: (), since these networks have no memory.
+            mode: "sample" from the policy, "greedy" for its best action, or "explore".
+
+        Raises:
+            RunError: If a mask rules out all actions.
         """
         if self.action_mask is not None:
             self.action_mask.check(inputs.observation)
@@ -93,8 +106,11 @@ class OffPolicyActor(Actor):
         return Acted(action.unsqueeze(0), rows, state)
 
     def randomly(self, action: Tensor, others: Tensor) -> Tensor:
-        """Returns actions [N, ...] of which each is replaced by that of others with probability
-        epsilon.
+        """Replaces each action by another with probability epsilon.
+
+        Args:
+            action: [N, ...].
+            others: [N, ...], the actions that may take their place.
         """
         is_random = torch.rand(len(action), device=action.device) < self.epsilon
         return torch.where(is_random.view(-1, *[1] * (action.dim() - 1)), others, action)

@@ -191,14 +191,25 @@ def _check_state(name: str, initial: Any, after: Any) -> None:
 
 
 class Agent(NamedTuple):
-    """A network that acts and learns, and what it was made for."""
+    """A network that acts and is trained, and what it was made for.
+
+    Attributes:
+        model: The network.
+        spec: Describes the network: "auto" is resolved, and reads_values is True only if the space
+            declares values.
+        observation_bytes: Bytes of one environment's observation, with frames stacked.
+        observation_space: The observation space as the policy sees it, with frames stacked.
+        frame_stack: Number of frames in a stack.
+        sent_space: The observation space as the environment sends it, before frames are stacked.
+        action_space: The action space.
+    """
 
     model: Actor
-    spec: ActorSpec  # of the model; "auto" resolved, reads_values only if the space declares values
-    observation_bytes: int = 0  # of one environment, with frames stacked
-    observation_space: ObservationSpace = ()  # as the policy sees it, with frames stacked
-    frame_stack: int = 1  # number of frames in a stack
-    sent_space: ObservationSpace = ()  # as the environment sends it, before frames are stacked
+    spec: ActorSpec
+    observation_bytes: int = 0
+    observation_space: ObservationSpace = ()
+    frame_stack: int = 1
+    sent_space: ObservationSpace = ()
     action_space: ActionSpace = ()
 
 
@@ -209,13 +220,23 @@ def make_agent(
     frame_stack: int,
     for_images: str = "deep",
 ) -> Agent:
-    """Makes the agent for these spaces.
+    """Makes the agent for an observation space and an action space.
 
-    Raises UsageError when there is no such model, or it does not fit the spaces, and RunError, with
-    the traceback, when a model that is not built in raises an exception.
+    Args:
+        spec: Describes the network.
+        observation_space: Nest of ArraySpec of one environment, before frames are stacked.
+        action_space: Nest of spaces of one environment.
+        frame_stack: Number of frames in a stack.
+        for_images: The network that "auto" selects for observations with an image.
 
-    observation_space: nest of ArraySpec of one environment, before frames are stacked.
-    for_images: the model that "auto" selects for observations with an image.
+    Raises:
+        UsageError: If there is no such network, or it does not fit the spaces.
+        RunError: If a network that is not built in raises an exception; with its traceback.
+
+    Example:
+        ```python
+        agent = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(2), frame_stack=1)
+        ```
     """
     seen = stacked_space(observation_space, frame_stack)
     if not spec.reads_values:
@@ -261,9 +282,15 @@ EXTRACTORS = {"MLP": "mlp", "CNN": "shallow", "Fixup": "fixup", "ResNet": "deep"
 
 
 def get_feature_extractor(name: str) -> ModelFactory:
-    """Returns the network with this feature extractor: MLP (two layers), CNN (three convolutions,
-    for Atari), Fixup (a residual network without normalisation that starts as the identity) or
-    ResNet (IMPALA's residual network). Raises ValueError for another name.
+    """Returns the network with this feature extractor.
+
+    Args:
+        name: "MLP" (the network mlp: two layers), "CNN" (shallow: three convolutions, for Atari),
+            "Fixup" (fixup: a residual network without normalisation that starts as the identity),
+            or "ResNet" (deep: IMPALA's residual network).
+
+    Raises:
+        ValueError: For another name.
     """
     if name not in EXTRACTORS:
         raise ValueError(f"no feature extractor {name!r}: use {', '.join(EXTRACTORS)}")
@@ -272,14 +299,25 @@ def get_feature_extractor(name: str) -> ModelFactory:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorFactory:
-    """Makes an actor; see OnPolicyActorCritic.create_factory and OffPolicyActorCritic's."""
+    """Makes an actor; see OnPolicyActorCritic.create_factory and
+    OffPolicyActorCritic.create_factory.
 
-    owner: str  # the class whose create_factory made it
+    Attributes:
+        owner: The class whose create_factory made it.
+        spec: Describes the network.
+        observation_space: The observation space as the policy sees it, with frames stacked.
+        action_space: The action space.
+        kind: The class of actors that it makes.
+        family: The family of built-in networks, see Algorithm.family.
+        restart_model: A file with the initial weights.
+    """
+
+    owner: str
     spec: ActorSpec
-    observation_space: ObservationSpace  # as the policy sees it, with frames stacked
+    observation_space: ObservationSpace
     action_space: ActionSpace
-    kind: type[Actor]  # of actor
-    family: str = ""  # of built-in networks, see Algorithm.family
+    kind: type[Actor]
+    family: str = ""
     restart_model: Path | None
 
     def __call__(self, device: torch.device | str) -> Actor:
@@ -319,7 +357,7 @@ def _weights_in(path: Path) -> dict[str, Any]:
 
 
 class OnPolicyActorCritic:
-    """Actors with a policy and a value, as PPO, IMPALA and LASER train them: every ActorCritic."""
+    """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
 
     @classmethod
     @names_checked
@@ -332,15 +370,30 @@ class OnPolicyActorCritic:
         recurrent: bool = False,
         restart_model: str | Path | None = None,
     ) -> ActorFactory:
-        """Returns what makes the network wherever it acts or learns.
+        """Returns a factory that makes the network on any machine.
 
-        obs_space, action_space: those that VecEnv.create_factory returns.
-        feature_extractor_network: what get_feature_extractor returns, the name of a network
-            (docs/how-to/observations.md), or your own subclass of ActorCritic, which is called with
-            (obs_space, action_space, recurrent). Default: by the observations.
-        feature_extractor_kwargs: further keyword arguments of it, such as {"hidden": 64}; JSON.
-        recurrent: whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a GRU.
-        restart_model: file of weights to begin with: a checkpoint, or a state_dict.
+        Args:
+            obs_space: The observation space that VecEnv.create_factory returned.
+            action_space: The action space that VecEnv.create_factory returned.
+            feature_extractor_network: The result of get_feature_extractor, the name of a network
+                such as "mlp", or your own subclass of ActorCritic, which is called with (obs_space,
+                action_space, recurrent). Default: a network that suits the observations.
+            feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
+                64}; JSON.
+            recurrent: Whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a
+                GRU.
+            restart_model: A file with the initial weights: a checkpoint, or a state_dict.
+
+        Returns:
+            The `actor_factory` of a Scheme.
+
+        Raises:
+            TypeError: For an unknown name, or a value of another type.
+
+        Example:
+            ```python
+            OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp", {"hidden": 64})
+            ```
         """
         return ActorFactory(
             owner=cls.__name__,
@@ -353,10 +406,10 @@ class OnPolicyActorCritic:
 
 
 class OffPolicyActorCritic:
-    """Actors that see single observations, as DQN, SAC and TD3 train them: every OffPolicyActor.
+    """Networks of single observations, for DQN, SAC and TD3: every OffPolicyActor.
 
     The algorithm decides what is built over the feature extractor: the values of actions, or a
-    policy with critics, which are the algorithm's. Until it is known, a policy.
+    policy with critics.
     """
 
     @classmethod
@@ -369,12 +422,28 @@ class OffPolicyActorCritic:
         feature_extractor_kwargs: Mapping[str, Any] = MappingProxyType({}),
         restart_model: str | Path | None = None,
     ) -> ActorFactory:
-        """Returns what makes the network wherever it acts or learns.
+        """Returns a factory that makes the network on any machine.
 
-        feature_extractor_network: what get_feature_extractor returns, the name of a network, or
-            your own subclass of OffPolicyActor, which is called with
-            (obs_space, action_space, False). Default: by the observations.
-        Others: see OnPolicyActorCritic.
+        Args:
+            obs_space: The observation space that VecEnv.create_factory returned.
+            action_space: The action space that VecEnv.create_factory returned.
+            feature_extractor_network: The result of get_feature_extractor, the name of a network
+                such as "mlp", or your own subclass of OffPolicyActor, which is called with
+                (obs_space, action_space, False). Default: a network that suits the observations.
+            feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
+                64}; JSON.
+            restart_model: A file with the initial weights: a checkpoint, or a state_dict.
+
+        Returns:
+            The `actor_factory` of a Scheme.
+
+        Raises:
+            TypeError: For an unknown name, or a value of another type.
+
+        Example:
+            ```python
+            OffPolicyActorCritic.create_factory(obs_space, action_space)
+            ```
         """
         from torchbeast.core.actors.off_policy import OffPolicyActor
 

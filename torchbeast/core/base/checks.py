@@ -18,34 +18,60 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 
 def require(holds: bool, sentence: str) -> None:
-    """Raises ValueError with this sentence unless the condition holds."""
+    """Raises ValueError unless a condition holds.
+
+    Args:
+        holds: The condition.
+        sentence: The message.
+    """
     if not holds:
         raise ValueError(sentence)
 
 
 def at_least(minimum: float, **values: float | None) -> None:
-    """Raises ValueError unless every value is `minimum` or more."""
+    """Raises ValueError unless every value is `minimum` or more.
+
+    Args:
+        minimum: The smallest value that is allowed.
+        **values: The values by the names of the settings; None passes.
+    """
     for name, value in values.items():
         holds = value is None or value >= minimum
         require(holds, f"{name} must be at least {minimum}, got {value}")
 
 
 def above(limit: float, **values: float | None) -> None:
-    """Raises ValueError unless every value is greater than `limit`."""
+    """Raises ValueError unless every value is greater than `limit`.
+
+    Args:
+        limit: A number below every value.
+        **values: The values by the names of the settings; None passes.
+    """
     for name, value in values.items():
         holds = value is None or value > limit
         require(holds, f"{name} must be greater than {limit}, got {value}")
 
 
 def between(low: float, high: float, **values: float | None) -> None:
-    """Raises ValueError unless every value is in [low, high]."""
+    """Raises ValueError unless every value is in [low, high].
+
+    Args:
+        low: The smallest value that is allowed.
+        high: The largest value that is allowed.
+        **values: The values by the names of the settings; None passes.
+    """
     for name, value in values.items():
         holds = value is None or low <= value <= high
         require(holds, f"{name} must be between {low} and {high}, got {value}")
 
 
 def one_of(choices: Sequence[str], **values: str) -> None:
-    """Requires every value to be one of the choices."""
+    """Raises ValueError unless every value is one of the choices.
+
+    Args:
+        choices: The values that are allowed.
+        **values: The values by the names of the settings.
+    """
     for name, value in values.items():
         require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
@@ -56,14 +82,25 @@ F = TypeVar("F")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message that suggests the closest known names, or an empty string."""
+    """Returns the end of a message that suggests the closest known names, or an empty string.
+
+    Args:
+        name: The name that is unknown.
+        known: The names that there are.
+    """
     by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
     close = get_close_matches(name.lower(), by_lower, n=3)
     return f"; did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""
 
 
 def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) -> None:
-    """Raises TypeError, with the names that there are, unless every given name is accepted."""
+    """Raises TypeError, with the names that there are, unless every given name is accepted.
+
+    Args:
+        owner: Names what takes the names, in the message.
+        given: The names to check.
+        accepted: The names that there are.
+    """
     for name in given:
         if name not in accepted:
             hint = did_you_mean(name, accepted) or "."
@@ -76,7 +113,9 @@ _NUMBERS = {"int": (Integral, "a whole number"), "float": (Real, "a number")}
 def refuse_other_types(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
     """Raises TypeError unless every value annotated as int, float or bool, or None, is of its type.
 
-    annotations: as Python keeps them, so also as text. Values of other types are not checked.
+    Args:
+        given: Values by name; values of other types are not checked.
+        annotations: Annotations by name, as types or as text.
     """
     for name, value in given.items():
         kinds = _kinds(annotations[name])
@@ -159,11 +198,21 @@ def short_repr(self: Any) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns so many of something in words: "1 server", "2 servers"."""
+    """Returns a number and its noun: "1 server", "2 servers".
+
+    Args:
+        count: The number.
+        noun: The noun in the singular.
+    """
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def typed(flag: str, value: object) -> list[str]:
-    """Returns a flag and its value as words of a command line that the programs read back."""
+    """Returns a flag and its value as words of a command line that the programs read back.
+
+    Args:
+        flag: The flag, such as "--seed".
+        value: Its value.
+    """
     text = str(value)
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]

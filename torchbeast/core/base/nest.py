@@ -19,7 +19,17 @@ Nest: TypeAlias = T | tuple["Nest[T]", ...] | dict[str, "Nest[T]"]
 def map_leaves(f: Callable[[Any], Any], nest: Any) -> Any:
     """Returns the nest with f(leaf) in place of every leaf.
 
-    Raises TypeError when a map has a key that is not a string.
+    Args:
+        f: Called with each leaf.
+        nest: Tuples, lists and dicts of leaves.
+
+    Raises:
+        TypeError: If a dict has a key that is not a string.
+
+    Example:
+        ```python
+        actions = map_leaves(lambda leaf: leaf[1:], rollout.action)
+        ```
     """
     if isinstance(nest, (tuple, list)):
         return tuple(map_leaves(f, entry) for entry in nest)
@@ -31,7 +41,13 @@ def map_leaves(f: Callable[[Any], Any], nest: Any) -> Any:
 def map_leaves2(f: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """Returns a nest like a and b with f(leaf of a, leaf of b) in place of every pair of leaves.
 
-    Raises ValueError, naming the place, when the structures of a and b differ.
+    Args:
+        f: Called with each pair.
+        a: A nest.
+        b: A nest of the same structure.
+
+    Raises:
+        ValueError: If the structures differ; it names the place.
     """
     return _map2(f, a, b, "")
 
@@ -42,9 +58,14 @@ def flatten(nest: Any) -> list[Any]:
 
 
 def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
-    """Returns a nest like `nest` whose leaves are `leaves`, in traversal order.
+    """Returns a nest of the same structure with other leaves.
 
-    Raises ValueError unless there are exactly as many leaves as the nest has.
+    Args:
+        nest: The structure.
+        leaves: The leaves in traversal order.
+
+    Raises:
+        ValueError: Unless there are exactly as many leaves as the nest has.
     """
     count = len(flatten(nest))
     if len(leaves) != count:

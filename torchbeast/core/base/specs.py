@@ -122,13 +122,19 @@ class Spec:
 
 @dataclass(frozen=True)
 class ActorSpec(Spec):
-    """A network: "auto", a built-in name, or "my_module:MyNet"."""
+    """A network: its name, keyword arguments of its class, and how it reads its inputs.
+
+    Args:
+        name: "auto", the name of a built-in network, or "my_module:MyNet".
+        kwargs: Keyword arguments of the class, as JSON has them.
+        use_lstm: Whether it has an LSTM.
+        reward_input: The form of its reward input, see Actor.seen_reward.
+        reads_values: Whether it encodes observations by the value ranges of their space. False: by
+            dtype and shape alone, as networks of older checkpoints do.
+    """
 
     use_lstm: bool = field(default=False, kw_only=True)
-    # The form of its reward input, see ActorCritic.seen_reward.
     reward_input: RewardClipping = field(default="abs_one", kw_only=True)
-    # Whether it encodes observations by the value ranges of their space; False: by dtype and shape
-    # alone, as networks of older checkpoints do.
     reads_values: bool = field(default=True, kw_only=True)
     __repr__ = short_repr
 

@@ -403,7 +403,7 @@ class SyncVecEnv:
         return pack_as(self.observation_space, rows)
 
     def step(self, action: ArrayNest) -> VecStep:
-        """Executes one action per environment, leaves [E, ...]; resets those whose episode ended."""
+        """Executes one action per environment, leaves [E, ...]; resets those that ended."""
         rows = self._empty_rows(self.num_envs)
         self._steps += 1
         reward = np.empty(self.num_envs, np.float32)

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage(ABC):
-    """The storage of a scheme."""
+    """Base class of a scheme's storages, which describe the batches that algorithms get.
+
+    Attributes:
+        holds: The class of the batches.
+        usual: Defaults of fields; the default of other fields is None. They are kept apart from the
+            fields because the defaults of the programs' flags are in TransitionsConfig alone.
+    """
 
     holds: ClassVar[type]
-    """The class of batches that algorithms get from it."""
 
-    # Not as defaults of fields: those of the programs' flags are in TransitionsConfig alone.
     usual: ClassVar[Mapping[str, Any]] = {}
-    """Values of fields that are not given; others are None."""
 
     @signed(lambda storage: storage._settings())
     @classmethod
@@ -41,15 +44,17 @@ class Storage(ABC):
         """Returns the `storage_factory` of a Scheme.
 
         Args:
-            **settings: Fields of the storage, as the signature lists them. None: the algorithm's
-                own setting, which the programs use too.
+            **settings: Fields of the storage; the signature lists them with their defaults. None:
+                the algorithm's own setting, which the programs use too.
 
         Raises:
             TypeError: For an unknown name, or a value of another type.
             ValueError: For a value out of range.
 
         Example:
+            ```python
             OnPolicyGAEBuffer.create_factory(size=128, gae_lambda=0.95)
+            ```
         """
         return cls(**{name: default for name, (_, default) in cls._settings().items()} | settings)
 
@@ -68,7 +73,8 @@ class Storage(ABC):
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         """Returns the algorithm with this storage's settings.
 
-        Raises IncompatibleParts when the algorithm does not learn from what it holds.
+        Raises:
+            IncompatibleParts: If the algorithm does not train on the storage's batches.
         """
         taken = algo.algo.takes
         if not issubclass(self.holds, taken):
@@ -91,15 +97,19 @@ def suitable_storage(algo: AlgoFactory) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyBuffer(Storage):
-    """Rollouts whose returns are whatever the algorithm computes."""
+    """Rollouts, for algorithms that compute returns themselves.
+
+    Args:
+        size: Steps of each environment between two updates.
+        batch_size: Rollouts of an update. Default: one of every environment, so that an update
+            trains on size * environments steps; with asynchronous collection one of every
+            environment of one worker.
+    """
 
     holds = Rollout
     usual: ClassVar[Mapping[str, Any]] = {"size": 1000}
 
-    size: int  # steps of each environment between two updates
-    # Rollouts in an update. Default: one of every environment that is collected from, so that
-    # an update learns from size * environments steps; with asynchronous collection one of
-    # every environment of one worker.
+    size: int
     batch_size: int | None
 
     def __post_init__(self) -> None:
@@ -111,11 +121,18 @@ class OnPolicyBuffer(Storage):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyGAEBuffer(OnPolicyBuffer):
-    """Rollouts whose advantages are generalised advantage estimates, of algorithms like PPO."""
+    """Rollouts with generalised advantage estimates (GAE), for algorithms like PPO.
+
+    Args:
+        size: Steps of each environment between two updates.
+        batch_size: Rollouts of an update; see OnPolicyBuffer.
+        gae_lambda: Lambda of GAE: 0 is the one-step TD error, 1 the Monte Carlo return minus the
+            value.
+    """
 
     usual: ClassVar[Mapping[str, Any]] = {**OnPolicyBuffer.usual, "gae_lambda": 0.95}
 
-    gae_lambda: float  # decay of the errors that an advantage adds up
+    gae_lambda: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,7 +155,15 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyVTraceBuffer(OnPolicyBuffer):
-    """Rollouts, of older policies too, whose returns V-trace corrects; of IMPALA and LASER."""
+    """Rollouts whose policy lag V-trace corrects, for IMPALA and LASER.
+
+    Args:
+        size: Steps of each environment in a rollout.
+        batch_size: Rollouts of an update; see OnPolicyBuffer.
+        replay_size: Environment steps that a replay holds, for LASER. 0: no replay.
+        replay_ratio: Replayed rollouts for each new one in a batch.
+        learn_start: Environment steps in the replay before it is used.
+    """
 
     usual: ClassVar[Mapping[str, Any]] = {
         **OnPolicyBuffer.usual,
@@ -147,9 +172,9 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
         "learn_start": 0,
     }
 
-    replay_size: int  # steps that a replay holds, for LASER; 0: none
-    replay_ratio: float  # replayed rollouts for each new one in a batch
-    learn_start: int  # steps in the replay from which on it is used
+    replay_size: int
+    replay_ratio: float
+    learn_start: int
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         names = ("replay_size", "replay_ratio", "learn_start") if self.replay_size else ()
@@ -173,8 +198,22 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayBuffer(Storage):
-    """Single steps, sampled many times each. What is None is the algorithm's own setting, which the
-    programs have too (docs/how-to/off-policy.md).
+    """Experience replay of single steps, uniform or prioritised, for DQN, SAC and TD3.
+
+    Settings that are None use the algorithm's defaults.
+
+    Args:
+        size: Environment steps that it holds, the newest.
+        batch_size: Transitions of an update.
+        replay_ratio: Replayed steps for each new one. inf: collection and updates never wait for
+            each other.
+        learn_start: Environment steps to collect before the first update.
+        unroll_length: Steps of each environment that are collected together.
+        n_step: Steps whose rewards are added up before the value is bootstrapped, at most.
+        priority_exponent: Prioritisation exponent alpha (Schaul et al. 2016); 0 samples uniformly.
+        priority_beta: Initial importance-sampling exponent beta, which grows to 1 over the run.
+        checkpoint_replay: Whether to save the contents with every checkpoint in log_dir. Otherwise
+            a resumed run starts with an empty replay.
     """
 
     holds = Transitions
@@ -185,19 +224,14 @@ class ReplayBuffer(Storage):
         "checkpoint_replay": False,
     }
 
-    size: int | None  # steps that it holds, the newest
-    batch_size: int | None  # steps that an update learns from
-    # Replayed steps for each new one. inf: learner and workers never wait for each other.
+    size: int | None
+    batch_size: int | None
     replay_ratio: float | None
-    learn_start: int | None  # steps in it from which on it is learnt from
-    unroll_length: int | None  # steps of each environment that are collected at once
-    n_step: int  # steps whose rewards are added up before a value is estimated, at most
-    # Power of the size of its error in proportion to which a step is sampled; 0: uniformly.
+    learn_start: int | None
+    unroll_length: int | None
+    n_step: int
     priority_exponent: float
-    # How far losses are weighted to make up for priorities at first; grows to 1 over the run.
     priority_beta: float
-    # Save the contents with every checkpoint in log_dir; otherwise a restored run begins with
-    # an empty replay.
     checkpoint_replay: bool
 
     def __post_init__(self) -> None:
@@ -216,13 +250,19 @@ class ReplayBuffer(Storage):
 
 @dataclass(frozen=True, kw_only=True)
 class HindsightExperienceReplayBuffer(ReplayBuffer):
-    """Single steps of environments with goals, of which many are learnt from as if their goal had
-    been one that was reached later in their episode (Andrychowicz et al. 2017, arXiv 1707.01495).
+    """Hindsight experience replay (Andrychowicz et al. 2017, arXiv 1707.01495) of single steps, for
+    environments with goals.
+
+    A share of the sampled steps gets another goal: one that was reached later in the episode.
+
+    Args:
+        hindsight_share: Share of the sampled steps that get such a goal.
+        size: See ReplayBuffer, and so for the other arguments; n_step must be 1.
     """
 
     usual: ClassVar[Mapping[str, Any]] = {**ReplayBuffer.usual, "hindsight_share": 0.8}
 
-    hindsight_share: float  # share of the steps that get such a goal
+    hindsight_share: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
