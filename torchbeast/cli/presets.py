@@ -44,11 +44,11 @@ _ATARI = {
 
 PRESETS: dict[str, Preset] = {
     "catch": Preset(
-        "A ball to catch, in seconds.",
+        "Catch a falling ball: learnt in seconds.",
         {**_TOY, "env": "Catch", "learning_rate": 0.003, "total_steps": 50_000},
     ),
     "memory": Preset(
-        "A cue to remember for eight steps, with an LSTM.",
+        "Remember a cue for eight steps, with an LSTM.",
         {
             **_TOY,
             "env": "Memory",
@@ -60,7 +60,7 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "multidiscrete": Preset(
-        "Three dials to set at once.",
+        "Set three dials together, with MultiDiscrete actions.",
         {
             **_TOY,
             "env": "Dials",
@@ -149,7 +149,7 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "bitflip-hindsight": Preset(
-        "Ten bits to set to a goal, with DQN and hindsight: without it nothing is learnt.",
+        "Flip ten bits to match a goal, with DQN and hindsight, which it needs to learn.",
         {
             "algo": "dqn",
             "env": "BitFlip",
@@ -219,7 +219,7 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "pong": Preset(
-        "Pong with the shallow-norm network: an hour on two cores, most games won after half.",
+        "Pong with the shallow-norm network: takes an hour on two cores, and wins most games.",
         {
             **_ATARI,
             "model": "shallow-norm",

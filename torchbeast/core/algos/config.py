@@ -45,7 +45,7 @@ class StepConfig:
     with a small --epsilon needs it: its running average starts at 0, so the first updates are up to
     ten times too large and can silence the network for good."""
     grad_norm_clipping: float = 40.0
-    """Gradient clipping: rescale each gradient to at most this global norm; usual are 0.5 to 40."""
+    """Gradient clipping: largest global norm of a gradient, usually 0.5 (PPO) to 40 (IMPALA)."""
 
     def __post_init__(self) -> None:
         at_least(0, warmup_steps=self.warmup_steps)
@@ -60,7 +60,7 @@ class OptimiserConfig:
     """Optimiser. With adam and adamw use a smaller --epsilon, such as 1e-5. A resumed run keeps its
     optimiser."""
     learning_rate: float = 0.00048
-    """Initial learning rate (1e-4 to 1e-3 is usual); it decays linearly to 0 at --total_steps."""
+    """Initial learning rate, usually 1e-4 to 3e-3. It decays linearly to 0 at --total_steps."""
     epsilon: float = 0.01
     """Optimiser epsilon, added outside the square root. Larger: smaller, more even steps."""
     alpha: float = 0.99
@@ -127,7 +127,7 @@ class IMPALAConfig(RewardConfig):
     """IMPALA (Espeholt et al. 2018): V-trace actor-critic loss and optimiser."""
 
     entropy_cost: float = 0.0006
-    """Entropy bonus coefficient, 0.0001 to 0.01 (losses are sums). Larger: explores more."""
+    """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger: explores more."""
     baseline_cost: float = 0.5
     """Coefficient of the value (baseline) loss, usually 0.5."""
     normalise_returns: bool = False
