@@ -211,7 +211,7 @@ def _purpose(group: type) -> Iterator[str]:
 
 
 def _table(group: type) -> Iterator[str]:
-    yield from ("", "| flag | value | default | meaning |", "| --- | --- | --- | --- |")
+    yield from ("", "| flag | value | meaning |", "| --- | --- | --- |")
     yield from _rows(group)
 
 
@@ -228,7 +228,7 @@ def _rows(group: type, chosen: Any = None) -> Iterator[str]:
         flag = f"`{field.name.upper()}`" if is_word else f"`--{field.name}`"
         meaning = _cell(told.get(field.name, ""))
         shown = "" if "Default:" in meaning else _value(default)
-        yield f"| {flag} | {_kind(hint)} | {shown} | {meaning} |"
+        yield f"| {flag} | {_kind(hint)}{shown} | {meaning} |"
 
 
 def field_docs(group: type) -> Iterator[tuple[str, str]]:
@@ -272,8 +272,9 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 def _value(default: Any) -> str:
     if isinstance(default, bool):
-        return "on" if default else "off"
-    return f"`{default}`" if default not in (dataclasses.MISSING, None, (), {}, "") else ""
+        return ", default on" if default else ""
+    is_empty = default in (dataclasses.MISSING, None, (), {}, "")
+    return "" if is_empty else f", default `{default}`"
 
 
 def _first(documented: Any) -> str:
@@ -341,7 +342,14 @@ def _package_page(package: str, homes: dict[int, str]) -> str:
     for name in sorted(public, key=lambda name: name != public[name].__name__):  # aliases last
         homes.setdefault(id(public[name]), f"{package}.{name}")
     names = sorted(public, key=str.lower)
-    lines = [f"# {package}", "", f"{_cell(_first(module))}.", "", "| name | what it is |", "| --- | --- |"]
+    lines = [
+        f"# {package}",
+        "",
+        f"{_cell(_first(module))}.",
+        "",
+        "| name | what it is |",
+        "| --- | --- |",
+    ]
     for name in names:
         home = homes[id(public[name])]
         lines += [f"| [`{name}`][{home}] | {_cell(_first(public[name]))} |"]

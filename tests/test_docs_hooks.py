@@ -44,8 +44,9 @@ def test_the_page_of_command_lines_has_every_flag_of_every_program(hooks: Module
 def test_the_page_of_command_lines_has_the_defaults_of_nested_settings(hooks: ModuleType) -> None:
     page = hooks.command_line()
     section = page.partition("### --algo sac")[2].partition("### --algo")[0]
-    assert "| `--optimiser` | `rmsprop`, `adam`, `adamw` | `adam` |" in section
-    assert "| `--learning_rate` | float | `0.0003` |" in section  # rmsprop's is 0.0006
+    assert "| `--optimiser` | `rmsprop`, `adam`, `adamw`, default `adam` |" in section
+    assert "| `--learning_rate` | float, default `0.0003` |" in section  # rmsprop's is 0.0006
+    assert "| `--learn_temperature` | switch, default on |" in section
     assert "`--replay_size 1000000`" in section
     assert all(f"\n### --algo {algo}\n" in page for algo in ALGOS)
 
