@@ -19,10 +19,16 @@ class Part(NamedTuple):
     lines: list[str]
 
 
+def parts(scheme: Scheme) -> list[Part]:
+    """Returns collection, storage and learner, in the order in which data passes them."""
+    return [_collection(scheme), _storage(scheme), _learner(scheme)]
+
+
 def text_of(scheme: Scheme) -> str:
-    """Returns a paragraph for each part, in the order in which data passes them."""
-    parts = [_collection(scheme), _storage(scheme), _learner(scheme)]
-    said = [f"{part.title}\n" + "\n".join(f"  {line}" for line in part.lines) for part in parts]
+    """Returns a paragraph for each part."""
+    said = [
+        f"{part.title}\n" + "\n".join(f"  {line}" for line in part.lines) for part in parts(scheme)
+    ]
     forward, back = _ways(scheme)
     return "\n".join([*said, "forward", f"  {forward} for each update", "back", f"  {back}"])
 
