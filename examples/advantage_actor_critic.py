@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantage actor-critic: IMPALA without V-trace (Mnih et al. 2016, arXiv 1602.01783).
 
-It treats rollouts as if the present policy had chosen their actions, so they should be recent. A
-diff of this file against torchbeast/core/algos/impala.py shows what V-trace and masks for replay
-add.
+The algorithm treats the actions in rollouts as if the present policy had chosen them, so rollouts
+should be recent. A diff between this file and torchbeast/core/algos/impala.py shows what V-trace
+and masks for replay add.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torchbeast.core.storages import Rollout
 
 
 class AdvantageActorCritic(OnPolicy):
-    """Learns from rollouts of the newest policy, with IMPALA's settings."""
+    """Advantage actor-critic on rollouts of the newest policy, with IMPALA's hyperparameters."""
 
     separable = True
 
     def losses(self, minibatch: Rollout) -> Losses:
-        """Returns pg_loss, baseline_loss and entropy_loss, with costs, and the mean entropy."""
+        """Returns pg_loss, baseline_loss and entropy_loss, times their costs, and the entropy."""
         config, distribution = self.config, self.actor.distribution
         policy_logits, values, final_values, _ = unroll(self.actor, minibatch)
         logits, values = policy_logits[:-1].float(), values.float()

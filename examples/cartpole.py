@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO on CartPole, from components, in one process or with workers (docs/explanation/schemes.md).
+"""PPO on CartPole, built from components, in one process or with workers.
+
+docs/explanation/schemes.md explains the components.
 
 python examples/cartpole.py [seed] [workers]
 """
@@ -20,7 +22,7 @@ NUM_ENVS = 8
 
 
 def scheme(workers: int = 0) -> Scheme:
-    """Returns PPO with the settings of Scheme.preset("ppo"); workers share the environments."""
+    """Returns PPO with the settings of Scheme.preset("ppo"). Workers share the environments."""
     envs, action_space, obs_space = VecEnv.create_factory(
         env_fn=make_env,
         env_kwargs={"env": "CartPole-v1"},
@@ -38,7 +40,7 @@ def scheme(workers: int = 0) -> Scheme:
 
 
 def main(seed: int | None = None, workers: int = 0, target_steps: int = 100_000) -> None:
-    """Trains, and plays a hundred episodes in the end."""
+    """Trains an agent, then evaluates it in 100 episodes."""
     learner = Learner(scheme(workers), target_steps, seed=seed)
     while not learner.done():
         learner.step()

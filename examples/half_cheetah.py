@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO on HalfCheetahBulletEnv-v0, from components; see docs/explanation/schemes.md.
+"""PPO on HalfCheetahBulletEnv-v0, built from components.
+
+docs/explanation/schemes.md explains the components.
 
 pip install 'torchbeast[pybullet]'
 python examples/half_cheetah.py
@@ -21,7 +23,7 @@ from torchbeast.schemes import Scheme
 def main(
     log_dir: str = "/tmp/half_cheetah", target_steps: int = 1000000, seed: int | None = None
 ) -> None:
-    """Trains, and saves the agent now and then."""
+    """Trains an agent, and saves it every ten updates."""
     # 1. Environments
     train_envs_factory, action_space, obs_space = VecEnv.create_factory(
         vec_env_size=1,
@@ -51,7 +53,7 @@ def main(
     # 4. Storage
     storage_factory = OnPolicyGAEBuffer.create_factory(size=1000, gae_lambda=0.95)
 
-    # 5. Scheme: how the work is spread; here everything is in one process
+    # 5. Scheme: how the work is divided; here, everything is in one process
     params: dict[str, Any] = {
         "algo_factory": algo_factory,
         "actor_factory": actor_factory,

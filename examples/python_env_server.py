@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A minimal environment server in pure Python.
 
-A learner accepts any server that speaks the protocol of libtorchbeast/proto/rpcenv.proto. This one
-does so with grpcio and numpy, without any compiled module of TorchBeast. Read it as a tutorial, and
-start from it where TorchBeast cannot be installed: on a robot, in a game's own Python, or as a
-model for a server in another language.
+A learner accepts any server that implements the protocol in libtorchbeast/proto/rpcenv.proto. This
+server needs only grpcio and numpy, and no compiled module of TorchBeast. Read it as a tutorial. You
+can start from it if you cannot install TorchBeast, for example on a robot or in a game's own
+Python, or if you write a server in another language.
 
     pip install grpcio grpcio-tools numpy
     python examples/python_env_server.py --address unix:/tmp/catch.0 --num_envs 8
 
-and, in another terminal, a learner that trains from it:
+In another terminal, start a learner that trains on its games:
 
     python -m torchbeast.polybeast_learner --pipes_basename unix:/tmp/catch
 
@@ -42,7 +42,7 @@ PROTO = Path(__file__).resolve().parents[1] / "libtorchbeast" / "proto" / "rpcen
 class Outcome(NamedTuple):
     """The results of one step of all E games."""
 
-    observation: np.ndarray  # float32 [E, 10, 5]; the next game's first where one ended
+    observation: np.ndarray  # float32 [E, 10, 5]; if a game ended, the next game's first
     reward: np.ndarray  # float32 [E]
     ended: np.ndarray  # bool [E]
 
@@ -50,9 +50,9 @@ class Outcome(NamedTuple):
 class Catch:
     """E games of catching a falling ball with a paddle in the last row.
 
-    An observation is 1 where ball and paddle are, else 0. The actions are left, stay, right. The
-    reward is 1 or -1 in the last of a game's nine steps. A game that ended restarts in the same
-    step.
+    An observation is 1 at the ball and the paddle, and 0 elsewhere. The actions are left, stay and
+    right. The reward is 1 or -1 in the last of a game's nine steps, and 0 before. If a game ends, a
+    new one starts in the same step.
     """
 
     rows, columns, num_actions = 10, 5, 3
@@ -61,7 +61,7 @@ class Catch:
         self.num_envs = num_envs
 
     def reset(self, seed: int | None) -> np.ndarray:
-        """Returns the first observation; without a seed, of a different game every time."""
+        """Returns the first observations; without a seed, the games are different every time."""
         self.random = np.random.default_rng(seed)
         self.row = np.zeros(self.num_envs, np.int64)
         self.ball = self.random.integers(self.columns, size=self.num_envs)
@@ -69,7 +69,7 @@ class Catch:
         return self.draw()
 
     def step(self, action: np.ndarray) -> Outcome:
-        """Steps all games; action: int64 [E], each 0, 1 or 2."""
+        """Steps all games. action: int64 [E]; each action is 0, 1 or 2."""
         self.paddle = np.clip(self.paddle + action - 1, 0, self.columns - 1)
         self.row += 1
         ended = self.row == self.rows - 1
@@ -97,8 +97,8 @@ class Catch:
 def generated_modules(proto: Path) -> tuple[ModuleType, ModuleType]:
     """Returns the messages of rpcenv.proto and its service as Python modules.
 
-    protoc writes them into a temporary folder. An installed server would generate them once and
-    ship them.
+    protoc writes them into a temporary folder. A server that you install would contain them, so
+    that they are generated only once.
     """
     from grpc_tools import protoc
 
@@ -117,7 +117,7 @@ def generated_modules(proto: Path) -> tuple[ModuleType, ModuleType]:
 class Codec:
     """Converts between numpy arrays and messages.
 
-    On the wire an array is numpy's type number, its shape, and its bytes in C order.
+    On the wire, an array consists of numpy's type number, its shape, and its bytes in C order.
     """
 
     def __init__(self, messages: ModuleType) -> None:
@@ -128,7 +128,7 @@ class Codec:
         return self.messages.NDArray(dtype=array.dtype.num, shape=array.shape, data=array.tobytes())
 
     def nest(self, array: np.ndarray) -> Any:
-        """Returns an ArrayNest with one leaf; a tuple would go into `vector`, a dict into `map`."""
+        """Returns an ArrayNest with one leaf. A tuple would go into `vector`, a dict into `map`."""
         return self.messages.ArrayNest(array=self.array(array))
 
     def spec(self, dtype: type, shape: tuple[int, ...]) -> Any:
@@ -137,9 +137,9 @@ class Codec:
         return self.messages.ArrayNest(array=array)
 
     def action(self, nest: Any, *shapes: tuple[int, ...]) -> np.ndarray:
-        """Returns the discrete actions in an ArrayNest, int64, in one of the given shapes.
+        """Returns the discrete actions in an ArrayNest: int64, in one of the given shapes.
 
-        Raises ValueError for anything else: a peer may send wrong messages.
+        Raises ValueError if the nest contains anything else, because a peer may send anything.
         """
         array = nest.array
         if not nest.HasField("array") or array.dtype != np.dtype(np.int64).num:
@@ -156,7 +156,7 @@ class Codec:
 
 
 class Counters:
-    """Counts steps and return of each running episode, including its current step."""
+    """Counts the steps, and adds up the rewards, of each running episode."""
 
     def __init__(self, num_envs: int) -> None:
         self.steps = np.zeros(num_envs, np.int32)
@@ -170,7 +170,7 @@ class Counters:
 
 
 class EnvServer:
-    """Implements the three methods of the service; gRPC calls each in a thread of its own."""
+    """Implements the three methods of the service. gRPC runs each call in a separate thread."""
 
     def __init__(self, messages: ModuleType, num_envs: int, num_streams: int) -> None:
         self.messages = messages
@@ -179,7 +179,7 @@ class EnvServer:
         self.num_streams = num_streams
 
     def Describe(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Describes the environment; a learner calls this first, to build its model."""
+        """Describes the environment. A learner calls this first, in order to build its model."""
         return self.messages.Description(
             protocol_version=1,
             env_id="Catch",
@@ -193,11 +193,11 @@ class EnvServer:
     def StreamingVectorEnv(
         self, requests: Iterator[Any], context: grpc.ServicerContext
     ) -> Iterator[Any]:
-        """Plays num_envs games with TorchBeast's learner, one message per step for all of them.
+        """Plays num_envs games with TorchBeast's learner, with one message per step for all games.
 
-        The learner's first message holds the seed and is answered with the first observations,
-        every later one holds actions and is answered with their results. When the learner is done
-        it half-closes the stream, and `requests` ends.
+        The learner's first message contains the seed, and the answer the first observations. Every
+        later message contains actions, and the answer their results. When the learner is done, it
+        half-closes the stream, and `requests` ends.
         """
         if (first := next(requests, None)) is None:
             return  # the learner left without sending anything
@@ -205,7 +205,7 @@ class EnvServer:
         observation = env.reset(first.seed)
         no_reward = np.zeros(self.num_envs, np.float32)
         started = Outcome(observation, no_reward, np.zeros(self.num_envs, bool))
-        # "terminated" marks the start of an episode here, although none has ended.
+        # In the first message, "terminated" marks the start of an episode, although none has ended.
         yield self.vector_step(started, counters, terminated=np.ones(self.num_envs, bool))
         for request in requests:
             action = self.checked(context, request.nest_action, (self.num_envs,))
@@ -214,12 +214,12 @@ class EnvServer:
             yield self.vector_step(outcome, counters, terminated=outcome.ended)
 
     def StreamingEnv(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        """Plays one game with a learner of the original TorchBeast; the server sends first."""
+        """Plays one game with a learner of the original TorchBeast. The server sends first."""
         env, counters = Catch(1), Counters(1)
         observation = env.reset(seed=None)
         yield self.messages.Step(observation=self.codec.nest(observation[0]), done=True)
         for request in requests:
-            # A scalar; some learners put time and batch dimensions before it.
+            # The action is a scalar; some learners put time and batch dimensions before it.
             outcome = env.step(self.checked(context, request.nest_action, (), (1, 1)))
             counters.add(outcome)
             yield self.messages.Step(
@@ -233,8 +233,9 @@ class EnvServer:
     def vector_step(self, outcome: Outcome, counters: Counters, terminated: np.ndarray) -> Any:
         """Returns one message with the results of all games.
 
-        Catch has no time limit. An environment with one sets `truncated` instead of `terminated`
-        there, and adds `final_observation`: the last observations of the truncated games.
+        Catch does not have a time limit. If a game reaches its time limit, a server sets
+        `truncated` instead of `terminated`, and adds `final_observation`: the last observations of
+        the truncated games.
         """
         array = self.codec.array
         return self.messages.VectorStep(
@@ -262,7 +263,7 @@ class EnvServer:
 
 
 def serve(address: str, num_envs: int, num_streams: int, proto: Path) -> grpc.Server:
-    """Starts a server. A stream occupies a thread as long as it lasts; four threads are spare."""
+    """Starts a server. Each stream occupies a thread until it ends; four more threads are spare."""
     messages, services = generated_modules(proto)
     server = grpc.server(
         futures.ThreadPoolExecutor(num_streams + 4),

@@ -1,13 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# PolyBeast in one Slurm job: the learner on the first node, and all others dial in to it.
+# PolyBeast in one Slurm job: the learner runs on the first node, and all other nodes dial in to it.
 #
-#   sbatch examples/cluster/slurm.sh             the same command goes on with the run
+#   sbatch examples/cluster/slurm.sh             the same command resumes the run
 #
-# Before its time is over, the learner writes a checkpoint and the job goes back into the queue; so
-# Slurm does with a job that it preempts, where it is set up to requeue. scancel ends the job after a
-# checkpoint. $HOME must be the same on all nodes, and port 50050 of the first node free.
+# Shortly before the job's time is over, the learner writes a checkpoint and the job goes back into
+# the queue. Slurm also requeues a job that it preempts, if it is configured to do so. scancel ends
+# the job after a checkpoint. $HOME must be the same on all nodes, and port 50050 of the first node
+# must be free.
 #SBATCH --job-name=torchbeast
 #SBATCH --nodes=5
 #SBATCH --ntasks-per-node=1
@@ -23,7 +24,7 @@ savedir=${TORCHBEAST_SAVEDIR:-$HOME/logs/torchbeast}
 keys=$savedir/keys-$SLURM_JOB_ID
 port=${TORCHBEAST_PORT:-50050}
 cpus=${SLURM_CPUS_PER_TASK:-1}
-envs=$((8 * cpus)) # of a node
+envs=$((8 * cpus)) # per node
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 hosts=("${nodes[@]:1}")
@@ -31,10 +32,10 @@ names=$(IFS=,; echo "${hosts[*]}")
 learner=${nodes[0]}
 
 mkdir -p "$savedir"
-rm -rf "$keys" # of this job, if it was killed
+rm -rf "$keys" # left by this job, if it was killed
 trap 'rm -rf "$keys"' EXIT
 "$python" -m torchbeast.keys --hosts "$learner" --folder "$keys"
-rm "$keys/ca-key.pem" # nothing else is to be signed
+rm "$keys/ca-key.pem" # nothing else will be signed
 
 srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --nodelist="$names" \
   --output="$savedir/servers-$SLURM_JOB_ID-%N.log" \
@@ -45,7 +46,7 @@ srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --no
 serving=$!
 
 signals=0 requeue=no learning=
-# shellcheck disable=SC2317 # the traps call it
+# shellcheck disable=SC2317 # called by the traps
 stop() {
   signals=$((signals + 1))
   [ -z "$learning" ] || kill -TERM "$learning" || true
@@ -53,14 +54,15 @@ stop() {
 trap 'requeue=yes && stop' USR1 # the time is nearly over
 trap stop TERM                  # scancel, or preempted
 
-# Not by srun, which kills its tasks at once when it gets SIGTERM. This script runs on the first node.
-# With a GPU there: a job of two components (#SBATCH hetjob), the first one with --gpus=1.
+# The learner is not started by srun, which kills its tasks immediately when it gets SIGTERM. This
+# script runs on the first node. For a GPU there, use a job of two components (#SBATCH hetjob), the
+# first one with --gpus=1.
 "$python" -m torchbeast.polybeast_learner --preset pong --listen "0.0.0.0:$port" \
   --tls_cert "$keys/server.pem" --tls_key "$keys/server-key.pem" \
   --tls_client_ca "$keys/ca.pem" --token_file "$keys/token" --connect_timeout 120 \
   --savedir "$savedir" --xpid "$SLURM_JOB_NAME" --suppress_logs &
 learning=$!
-[ "$signals" = 0 ] || kill -TERM "$learning" || true # it came too early for stop
+[ "$signals" = 0 ] || kill -TERM "$learning" || true # the signal came too early for stop
 
 before=-1
 while [ "$signals" != "$before" ]; do # a signal interrupts the wait
@@ -68,7 +70,7 @@ while [ "$signals" != "$before" ]; do # a signal interrupts the wait
   wait "$learning" || code=$?
 done
 
-scancel --quiet --ctld --signal=TERM "$SLURM_JOB_ID.0" || true # the servers
+scancel --quiet --ctld --signal=TERM "$SLURM_JOB_ID.0" || true # ends the servers
 wait "$serving" || true
 if [ "$requeue" = yes ] && [ "$code" = 0 ]; then
   scontrol requeue "$SLURM_JOB_ID"

@@ -8,13 +8,13 @@
 //   {obs: (1, 2), reward: 3}   --flatten-->   [1, 2, 3]   --pack_as-->   {obs: (1, 2), reward: 3}
 //
 // Traversal is depth first, maps in sorted key order. Functions have the same names and order of
-// arguments as in Python. Needs the standard library only.
+// arguments as in Python. The header needs only the standard library.
 //
 // Depth: at most kMaxDepth vectors and maps may enclose any place in a nest. Path enforces this, so
 // every function below that walks a nest, and every reader of foreign data that keeps a Path,
 // throws NestError instead of overflowing the stack.
 //
-// Thread safety: that of a standard container of T.
+// Thread safety: as for a standard container of T.
 
 #pragma once
 
@@ -151,7 +151,7 @@ inline std::string sizes(std::size_t a, std::size_t b) {
   return std::to_string(a) + " vs " + std::to_string(b);
 }
 
-// Describes the first difference between two maps' keys; "" if there is none.
+// Describes the first difference between two maps' keys; returns "" if there is none.
 template <typename MapA, typename MapB>
 std::string key_difference(const MapA& a, const MapB& b) {
   if (a.size() != b.size())
@@ -163,7 +163,7 @@ std::string key_difference(const MapA& a, const MapB& b) {
   return "Expected maps to have same keys but found '" + in_a->first + "' vs '" + in_b->first + "'";
 }
 
-// Describes the difference between the outermost levels of two nests; "" if there is none.
+// Describes the difference between the outermost levels of two nests; returns "" if there is none.
 template <typename A, typename B>
 std::string node_difference(const Nest<A>& a, const Nest<B>& b) {
   if (a.is_leaf() && b.is_leaf()) return "";
@@ -280,7 +280,7 @@ std::vector<T> flatten(const Nest<T>& nest) {
   return leaves;
 }
 
-// Returns the first leaf in traversal order, nullptr if there is none.
+// Returns the first leaf in traversal order, or nullptr if there is none.
 template <typename T>
 const T* find_front(const Nest<T>& nest) {
   const T* front = nullptr;
@@ -292,7 +292,7 @@ const T* find_front(const Nest<T>& nest) {
   return front;
 }
 
-// Returns whether the nest has no leaf.
+// Returns whether the nest does not have any leaf.
 template <typename T>
 bool empty(const Nest<T>& nest) {
   return find_front(nest) == nullptr;
