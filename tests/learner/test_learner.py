@@ -66,6 +66,9 @@ def test_it_learns_until_its_target_and_then_writes_the_checkpoint(tmp_path: Pat
     saved = torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")
     assert saved["stats"]["step"] == 3 * STEPS
     assert_same(saved["model_state_dict"], weights_of(learner))
+    loaded = torchbeast.load_agent(tmp_path / "run").agent
+    assert loaded.sent_space == learner.scheme.train_envs_factory.sent_space
+    assert_same(loaded.model.state_dict(), weights_of(learner))
     assert [row["step"] for row in read_logs(tmp_path / "run")] == seen
     with pytest.raises(UsageError, match=r"the run has ended: it reached target_steps 59; "):
         learner.step()
