@@ -35,7 +35,7 @@ from torchbeast.run.config import HardwareConfig
 from torchbeast.run.replicas import Replica, _named
 
 TESTS = Path(__file__).parents[1]
-PATH = [str(TESTS / "learning"), str(TESTS), str(TESTS.parent)]
+PATH = [str(TESTS / "run"), str(TESTS), str(TESTS.parent)]
 END_S = 120.0  # programs import torch first, on a machine that may be busy
 NOTICED_S = 15.0  # that a process is gone
 FLAGS = ["--algo", "impala", "--model", "mlp", "--batch_size", "4", "--torch_threads", "1"]
@@ -55,7 +55,7 @@ class Learners:
             port = probe.getsockname()[1]
         clean = {k: v for k, v in os.environ.items() if "RANK" not in k and "WORLD" not in k}
         clean |= {"PYTHONPATH": os.pathsep.join(PATH), "TMPDIR": str(self.folder)}
-        script, pipe = str(TESTS / "learning" / "one_replica.py"), subprocess.PIPE
+        script, pipe = str(TESTS / "run" / "one_replica.py"), subprocess.PIPE
         for rank in range(size):
             place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -162,7 +162,7 @@ def test_what_is_not_finite_in_one_rank_ends_all_with_the_same_failure(learners:
     weights = [learners.event(rank, "weights")["weights"] for rank in range(2)]
     assert weights[0] == weights[1]
     for code, said in learners.ends():
-        assert code == 1 and "pg_loss is nan in optimiser step 4; the weights are as bef" in said
+        assert code == 1 and "pg_loss is nan in optimiser step 4. The weights were not" in said
     kept = checkpoints.load(learners.folder / "a" / "run" / "last_good.tar")
     assert kept["scheduler_state_dict"]["version"] == UPDATES
 
