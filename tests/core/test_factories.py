@@ -129,6 +129,10 @@ def test_help_lists_every_setting_of_a_storage_with_its_type_and_default() -> No
     assert {name: found.default for name, found in parameters.items()} == vars(made)
 
 
+def test_completion_knows_the_factory_of_environments() -> None:
+    assert "create_factory" in dir(VecEnv)
+
+
 def test_values_are_checked_at_once() -> None:
     with pytest.raises(ValueError, match="clip_param must be greater than 0"):
         PPO.create_factory(clip_param=0)

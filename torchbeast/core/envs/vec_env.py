@@ -99,6 +99,9 @@ class _WithFactory(_ProtocolType):
     A class method of VecEnv itself would belong to the protocol: every environment would need one.
     """
 
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), "create_factory"]  # for completion
+
     @names_checked
     def create_factory(
         cls,
