@@ -251,7 +251,9 @@ def test_an_update_may_be_spelt_as_in_american_english() -> None:
 def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(ValueError, match="unknown architecture 'pop': use a2c, ppo, "):
         Scheme.preset("pop", ENVS)
-    with pytest.raises(ValueError, match="unknown architecture VecEnvFactory.*: use a2c, ppo, "):
+    with pytest.raises(
+        ValueError, match=r"unknown architecture VecEnv\.create_factory.*: use a2c, ppo, "
+    ):
         Scheme.preset(ENVS, "ppo")  # type: ignore[arg-type]
 
 
