@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import tyro
@@ -56,6 +57,17 @@ def run(flags: ExportFlags) -> int:
     print(f"{written} chooses the agent's actions on {NUM_ENVS * NUM_STEPS} observations.")
     return EXIT_DONE
 
+
+class _Program(ModuleType):
+    """Importing this module gives it the name of the function `torchbeast.export`, so it is one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Path:
+        from torchbeast.evaluation.exporting import export
+
+        return export(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Program
 
 if __name__ == "__main__":
     sys.exit(main())

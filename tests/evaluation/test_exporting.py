@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,12 @@ def test_a_file_that_does_not_choose_the_agents_actions_is_not_written(
     with pytest.raises(RunError, match="the exported file is not the agent: at step 1 its action"):
         exported(tmp_path, "box", "p.pt2")
     assert not (tmp_path / "p.pt2").exists()
+
+
+def test_the_function_keeps_its_name_where_the_program_was_imported() -> None:
+    code = "import torchbeast.export; torchbeast.export('run', 'p.tar')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "UsageError: p.tar: expected the name of a .pt2 or .onnx file" in done.stderr
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "load-and-export.md"

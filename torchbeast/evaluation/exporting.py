@@ -81,7 +81,7 @@ def export(
     Example:
         >>> torchbeast.export("~/logs/torchbeast/latest", "policy.onnx")
     """
-    target, found = expanded(path), newest_of(expanded(run))
+    target = expanded(path)
     if target.suffix not in (".pt2", ".onnx"):
         raise UsageError(f"{path}: expected the name of a .pt2 or .onnx file")
     is_onnx = target.suffix == ".onnx"
@@ -90,6 +90,7 @@ def export(
             f"{path}: convolutions in ONNX do not support precision {precision}: leave precision "
             "out, or write a .pt2 file"
         )
+    found = newest_of(expanded(run))
     with closing(env_process(found, env, NUM_ENVS)) as made:
         agent = agent_for(spaces_of(made), found, precision)
         steps = recorded(agent, made)
