@@ -163,7 +163,7 @@ def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Work
     first, second, third = workshop.servers()
     second.kill()
     servers.wait_for(
-        r"Warning: environment server 1 at unix:.*\.1: process \d+ was killed by SIGKILL; "
+        r"Warning: environment server 1 at unix:.*\.1: process \d+ was killed by SIGKILL\. "
         "Starting a replacement"
     )
     wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 1})
