@@ -112,7 +112,7 @@ def test_what_does_not_fit_the_agent_is_refused(
 
 def test_a_mask_that_rules_out_everything_is_an_error(tmp_path: Path) -> None:
     save(tmp_path / "model.tar", agent_of(CASES["masked"]))
-    with pytest.raises(RunError, match="rules out every action"):
+    with pytest.raises(RunError, match="forbids every action"):
         load_agent(tmp_path).act({key: np.zeros(s.shape, s.dtype) for key, s in MASKED.items()})
 
 

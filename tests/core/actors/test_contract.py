@@ -86,7 +86,7 @@ def test_only_the_extras_that_are_asked_for_are_specified_in_that_order() -> Non
 
 
 def test_an_extra_that_an_actor_does_not_give_is_named_with_what_it_gives() -> None:
-    message = "MLPNet gives policy_logits, baseline .* needs q_values: use another model"
+    message = "MLPNet returns policy_logits, baseline .* needs q_values: use another model"
     with pytest.raises(ValueError, match=message):
         specs_of_extras(actor(), ["policy_logits", "q_values"])
 
