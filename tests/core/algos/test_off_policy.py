@@ -146,7 +146,9 @@ def test_an_optimiser_state_that_does_not_fit_is_refused_and_changes_nothing(nam
     before = copy.deepcopy(other.state_dict())
     saved = state["algorithm_state_dict"]["optimisers"][name]
     saved["state"][0]["momentum_buffer"] = torch.zeros(3)
-    with pytest.raises(ValueError, match=rf"optimiser {name} is different: .* as \[3\], .* has \[\];"):
+    with pytest.raises(
+        ValueError, match=rf"optimiser {name} is different: .* as \[3\], .* has \[\];"
+    ):
         other.load_state_dict(state)
     saved["param_groups"][0]["params"] = [0, 1, 2]
     with pytest.raises(ValueError, match=rf"optimiser {name} is another .* groups of \[3\]"):
