@@ -117,7 +117,7 @@ def parse_known(
     """Parses the flags that the type has; returns them and the remaining words, for another
     program.
     """
-    with _sentences(flags_type):
+    with _as_far_as_it_is_read(), _sentences(flags_type):
         return tyro.cli(
             flags_type, args=_words(args), return_unknown_args=True, **_options(program)
         )

@@ -147,7 +147,7 @@ class IMPALAConfig(RewardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LASERConfig(IMPALAConfig):
-    """LASER (Schmitt et al. 2020): IMPALA with experience replay and a trust region."""
+    """LASER (Schmitt et al. 2019): IMPALA with experience replay and a trust region."""
 
     replay_kl_threshold: float = 0.1
     """Trust region b: train on a replayed state only if KL(policy || implied policy), in nats, is
