@@ -20,8 +20,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from keep_results import RESULTS, with_counts
+from keep_results import with_counts
 from replay_learning import return_at
+from result_figures import RESULTS
 
 from torchbeast.reporting.log_files import read_logs
 
