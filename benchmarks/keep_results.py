@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from result_figures import RESULTS, draw
+from result_figures import FIGURES, RESULTS, draw
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -48,7 +48,8 @@ def main() -> None:
             write_thinned(folder, target / f"{program}-{folder.name.rpartition('-')[2]}.csv")
         if folders:
             print(table_line(preset, program, folders))
-    print(draw(f"{preset}/curve"))
+    if f"{preset}/curve" in FIGURES:
+        print(draw(f"{preset}/curve"))
 
 
 def _arguments() -> argparse.Namespace:

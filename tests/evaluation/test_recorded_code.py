@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast import envs
+from torchbeast import envs, load_agent
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors.contract import Actor
@@ -45,6 +45,24 @@ def save(savedir: Path, **flags: Any) -> None:
         "flags": {"model": "mlp", **flags},
     }
     checkpoints.save(savedir / "a" / "model.tar", saved)
+
+
+CALLS: list[Any] = []
+
+
+def noting(observation_space: Any, action_space: Any, use_lstm: bool) -> None:
+    """Any function, which a checkpoint may name as its network."""
+    CALLS.append(observation_space)
+
+
+def test_a_function_gets_no_spaces_that_a_checkpoint_brings(tmp_path: Path) -> None:
+    agent = make_agent(ActorSpec("mlp"), {"/bin/touch": ArraySpec((4,), "float32")}, Discrete(3), 1)
+    saved = {key: {} for key in checkpoints.KEYS} | checkpoints.record_of_spaces(agent)
+    saved["flags"] = {"env": "Catch", "model": f"{__name__}:noting"}
+    checkpoints.save(tmp_path / "model.tar", saved)
+    with pytest.raises(UsageError, match="noting"):
+        load_agent(tmp_path)
+    assert [space.shape for space in CALLS] == [(10, 5)]
 
 
 def main(program: str, savedir: Path, *args: str) -> int:

@@ -19,8 +19,8 @@ from torch import Tensor
 from torchbeast.core.actors.contract import Acted, Mode
 from torchbeast.core.actors.env_loop import inputs_of, nothing_yet
 from torchbeast.core.actors.off_policy import OffPolicyActor
-from torchbeast.core.actors.registry import Agent
-from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.actors.registry import Agent, is_actor_class
+from torchbeast.core.base.ambient import one_thread, own_settings
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.device import dtype_for
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
@@ -31,7 +31,7 @@ from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, p
 from torchbeast.core.envs.vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import expanded
+from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, env_of, newest_of, restored, spaces_of
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
@@ -43,7 +43,8 @@ def load_agent(
     """Loads the agent of a run, to choose actions with it in your own program.
 
     The environment is not made, except for a checkpoint of an earlier version, which does not
-    record its spaces: a child process then makes the environment and reads them.
+    record its spaces, and for a network that a function makes instead of a class: a child process
+    then makes the environment and reads its spaces.
 
     Args:
         run: The run's folder, for its newest checkpoint, or the path of a checkpoint.
@@ -63,7 +64,9 @@ def load_agent(
         >>> action = agent.act(observation)
     """
     found = newest_of(expanded(run))
-    spaces = checkpoints.spaces(found.checkpoint)
+    # Not from the file where it names any function, which would get them as arguments.
+    is_class = is_actor_class(checkpoints.actor_spec(found.checkpoint))
+    spaces = checkpoints.spaces(found.checkpoint) if is_class else None
     if spaces is None:
         with closing(env_process(found, env, 1)) as made:
             spaces = spaces_of(made)
@@ -73,7 +76,12 @@ def load_agent(
 def env_process(found: FoundCheckpoint, env: EnvSpec | str, num_envs: int) -> EnvProcess:
     """Makes environments of the run in a child process; env: see `load_agent`."""
     asked = EnvSpec(env) if isinstance(env, str) else env
-    return EnvProcess(env_of(found.checkpoint, asked), num_envs)
+    try:
+        return EnvProcess(env_of(found.checkpoint, asked), num_envs)
+    except UsageError as error:
+        if asked.name:
+            raise
+        raise UsageError(f"{error}; or name the environment: env='my_module:make_env'") from error
 
 
 def agent_for(spaces: Spaces, found: FoundCheckpoint, precision: Precision) -> TrainedAgent:
@@ -145,7 +153,12 @@ class TrainedAgent:
             RunError: An action mask allows no action.
         """
         rows, num_envs, is_batch = self._rows(observation)
+        require(
+            np.shape(done) in ((), (num_envs,)),
+            f"expected done for {num_envs} environments, got shape {np.shape(done)}",
+        )
         begins = np.full(num_envs, self.acted is None) | np.asarray(done, bool)
+        rewards = np.full(num_envs, 0.0 if reward is None else reward, np.float32)
         if self.acted is None:
             stacks = self._stacker.reset(rows)
             with own_settings():
@@ -154,10 +167,10 @@ class TrainedAgent:
             acted = self.acted
             self._check(acted, num_envs, reward)
             stacks = self._stacker.push(rows, begins)
-        rewards = np.full(num_envs, 0.0 if reward is None else reward, np.float32)
         inputs = inputs_of(stacks, rewards, begins, acted.action)
         mode: Mode = "sample" if sampled else "greedy"
-        self.acted = self.agent.model.act(inputs, acted.state, mode)
+        with one_thread():  # batches are small, so more threads would mostly wait
+            self.acted = self.agent.model.act(inputs, acted.state, mode)
         actions = self._in_bounds(self.acted.action)
         return actions if is_batch else map_leaves(lambda leaf: leaf[0], actions)
 

@@ -170,7 +170,8 @@ def spaces(checkpoint: Mapping[str, Any]) -> Spaces | None:
         return None
     with as_usage_error():
         observation = space_from_json(checkpoint["observation_space"])
-        return observation, space_from_json(checkpoint["action_space"]), checkpoint["frame_stack"]
+        action = space_from_json(checkpoint.get("action_space", {}))
+        return observation, action, int(checkpoint.get("frame_stack", 1))
 
 
 def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:

@@ -124,6 +124,17 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
     _check_state(name, state, acted.state)
 
 
+def is_actor_class(spec: ActorSpec) -> bool:
+    """Whether a spec, if it names a function of some module, names a subclass of Actor.
+
+    A checkpoint of anyone may name any function, which must not get arguments of its choice.
+    """
+    if spec.pickled or ":" not in spec.name:
+        return True
+    factory = spec.load()
+    return isinstance(factory, type) and issubclass(factory, Actor)
+
+
 def _factory(spec: ActorSpec) -> ModelFactory:
     if spec.name in ACTOR_CRITICS:
         return ACTOR_CRITICS[spec.name]
@@ -135,8 +146,7 @@ def _factory(spec: ActorSpec) -> ModelFactory:
         known, hint = ", ".join(ACTOR_CRITICS), did_you_mean(spec.name, MODELS)
         raise SpecError(f"no model {spec.name!r}: use {known}, or my_module:MyNet{hint}")
     factory = spec.load()
-    is_class = isinstance(factory, type) and issubclass(factory, Actor)
-    if spec.kwargs and not spec.pickled and not is_class:  # a checkpoint could name any function
+    if spec.kwargs and not is_actor_class(spec):  # a checkpoint could name any function
         raise SpecError(
             f"model {spec.name}: keyword arguments are only given to a subclass of "
             f"torchbeast.core.actors.contract.ActorCritic or Actor, got {factory!r}: "
