@@ -18,13 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench.flags import BenchFlags
 
 from torchbeast.cli import flags
-from torchbeast.cli.command_line import parse
+from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.keys import KeysFlags
 from torchbeast.plot import PlotFlags
 from torchbeast.status import StatusFlags
+from torchbeast.sweep.config import SweepFlags
 
 ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -40,6 +42,7 @@ MODULE = re.compile(r"# (my_\w+)\.py\n")
 ANOTHER_LIBRARY = re.compile(r"# (Stable-Baselines3|Nappo|TorchBeast 2019)\n")
 STEPS = re.compile(r"(?<=_steps=)[\d_]+")
 PROGRAMS = {
+    "bench": BenchFlags,
     "keys": KeysFlags,
     "monobeast": MonoBeastFlags,
     "plot": PlotFlags,
@@ -48,6 +51,7 @@ PROGRAMS = {
     "polybeast_learner": flags.PolyBeastLearnerFlags,
     "raybeast": flags.RayBeastFlags,
     "status": StatusFlags,
+    "sweep": SweepFlags,
 }
 
 
@@ -110,9 +114,10 @@ def test_the_programs_take_the_commands_of_a_page(page: Path, folder: Path) -> N
         for line in lines.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             program = next((w for w in words if w.startswith("torchbeast.")), "").partition(".")[2]
-            if program in PROGRAMS and not {"--help", "help"} & {*words}:
+            if program and not {"--help", "help"} & {*words}:
                 args = words[words.index(f"torchbeast.{program}") + 1 :]
-                parse(PROGRAMS[program], program, args)
+                parsing = parse_known if program == "sweep" else parse  # agents have more flags
+                parsing(PROGRAMS[program], program, args)
 
 
 def texts_of(code: str) -> Iterator[str]:
