@@ -243,18 +243,23 @@ ENDINGS = [
     ((True, {}), (True, False)),
     ((True, None), (True, False)),
     ((True, {"TimeLimit.truncated": True}), (False, True)),
-    ((True,), (True, False)),
-    ((1, {}, "more", 3), (True, False)),
 ]
 
 
 @pytest.mark.parametrize(("values", "expected"), ENDINGS, ids=str)
-def test_five_values_are_gymnasiums_and_others_are_legacy_gyms(
+def test_five_values_are_gymnasiums_and_four_are_legacy_gyms(
     values: tuple[Any, ...], expected: Any
 ) -> None:
     kind = type("Ending", (Counting,), {"step": lambda self, _: (self.observation(), 1.0, *values)})
     step = last_step(started(kind)[0], 1)
     assert (step.terminated.tolist(), step.truncated.tolist()) == tuple([end] for end in expected)
+
+
+@pytest.mark.parametrize("values", [(), (True,), (True, False, {}, {})], ids=str)
+def test_a_step_of_neither_four_nor_five_values_is_refused(values: tuple[Any, ...]) -> None:
+    kind = type("Ending", (Counting,), {"step": lambda self, _: (self.observation(), 1.0, *values)})
+    with pytest.raises(ValueError, match=f"returned tuple of {2 + len(values)} values, expected"):
+        last_step(started(kind)[0], 1)
 
 
 @pytest.mark.parametrize("values", [(True, {}, {}), (None, False, {}), ({}, {}, {}), ("no", {})])

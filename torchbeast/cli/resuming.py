@@ -115,7 +115,10 @@ def _recorded(folder: Path) -> dict[str, Any]:
             flush=True,
         )
         return {}
-    print(f"{folder} has no checkpoint: taking its settings from meta.json.", flush=True)
+    print(
+        f"{folder} has no checkpoint: starting again from step 0, with the settings in meta.json.",
+        flush=True,
+    )
     return dict(meta.get("args", {}))
 
 

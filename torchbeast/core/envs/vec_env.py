@@ -547,9 +547,10 @@ class SyncVecEnv:
     ) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         """Returns observation, reward, terminated, truncated and info."""
         result = self._envs[index].step(action)
-        if not isinstance(result, tuple) or len(result) < 3:
+        if not isinstance(result, tuple) or len(result) not in (4, 5):
+            count = f" of {len(result)} values" if isinstance(result, tuple) else ""
             raise ValueError(
-                f"{self._name(index)}: step returned {type(result).__name__}, expected "
+                f"{self._name(index)}: step returned {type(result).__name__}{count}, expected "
                 "(observation, reward, terminated, truncated, info) or "
                 "(observation, reward, done, info)"
             )
@@ -558,7 +559,7 @@ class SyncVecEnv:
         if len(result) == 5:
             truncated = self._flag(index, rest[0]) and not ended
             return observation, reward, ended, truncated, _info(rest[1])
-        info = _info(rest[0] if rest else None)
+        info = _info(rest[0])
         truncated = ended and bool(info.get("TimeLimit.truncated", False))
         return observation, reward, ended and not truncated, truncated, info
 
