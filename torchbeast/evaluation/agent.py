@@ -64,7 +64,7 @@ def load_agent(
         >>> action = agent.act(observation)
     """
     found = newest_of(expanded(run))
-    # Not from the file where it names any function, which would get them as arguments.
+    # If the file names a function as its network, the function must not get what the file says.
     is_class = is_actor_class(checkpoints.actor_spec(found.checkpoint))
     spaces = checkpoints.spaces(found.checkpoint) if is_class else None
     if spaces is None:
