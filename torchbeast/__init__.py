@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchBeast: reinforcement learning from many environments at once, in PyTorch.
 
-The public names are those in `__all__` here and in `torchbeast.core.actors`, `.algos`, `.envs` and
+`__all__` lists the public names, here and in `torchbeast.core.actors`, `.algos`, `.envs` and
 `.storages`, `torchbeast.envs`, `torchbeast.learner`, `torchbeast.reporting` and
 `torchbeast.schemes`, and the functions of `torchbeast.core.losses`, `.returns`, `.vtrace`,
 `.algos.unroll`, `.base.checks` and `.base.nest`. They stay where they are; everything else may

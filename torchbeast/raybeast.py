@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RayBeast: training on Ray, on one machine or on a cluster; needs no compiler.
+"""RayBeast: training on Ray, on one machine or on a cluster, without a compiler.
 
 python -m torchbeast.raybeast --preset pong                   starts Ray on this machine
 python -m torchbeast.raybeast --preset pong --address auto    uses this machine's cluster

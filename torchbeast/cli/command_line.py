@@ -271,7 +271,7 @@ def check_recorded(settings: Mapping[str, Any]) -> None:
 def _without_served(
     flags_type: type[LearnerFlags], settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Returns the settings without those that the servers decide.
+    """Returns the settings, except the ones that the servers decide.
 
     The environment stays, because the servers must serve the environment of the preset.
     """

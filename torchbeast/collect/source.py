@@ -152,7 +152,7 @@ class FleetSource:
     def _made_batches(
         self, spec: RolloutSpec, actors: BufferedActorsConfig
     ) -> Iterator[BatchBuffer]:
-        """Yields buffers: one in preparation, those in use, and those to fill ahead."""
+        """Yields buffers: one in preparation, the ones in use, and the ones to fill ahead."""
         learner = self._learner
         pin = learner.device.type == "cuda"
         for _ in range(1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)):
@@ -380,7 +380,7 @@ class FleetSource:
             self._grant(actor)
 
     def _grant(self, actor: _Actor) -> None:
-        """Grants the actor its free slots, as far as the weights for them exist."""
+        """Grants the actor its free slots for which the weights exist."""
         while actor.is_alive and actor.free:
             wanted = self._wanted(actor)
             if wanted is not None and wanted > self._weights.version:
@@ -511,7 +511,7 @@ class _Actor:
         self.deaths = Deaths()
         self.incarnation = 0
         self.free = collections.deque(range(source.num_slots))
-        self.given = 0  # number of granted rollouts, without those that were lost
+        self.given = 0  # number of granted rollouts, without lost ones
         self._next_rollout = 0
         self._before: list[ActivityReport] = []  # last reports of earlier workers in this place
         self._forget()

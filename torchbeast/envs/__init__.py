@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Concrete environments, found by name and imported only when they are asked for.
+"""Concrete environments, found by name and imported only when you use them.
 
 | env_id | is |
 | --- | --- |

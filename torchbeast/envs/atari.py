@@ -22,7 +22,7 @@ from torchbeast.envs.spec import EnvError, EnvSpec
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.
 MAX_FRAMES_PER_EPISODE = 108_000
 
-# A bare name needs one of old Gym's Atari versions: Gymnasium has a Blackjack-v1 of its own.
+# A bare name needs one of old Gym's Atari versions: Gymnasium has its own Blackjack-v1.
 _ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
 
 _FRAME_SKIP = 4
@@ -58,7 +58,7 @@ class AtariEnv:
         max_frames: emulated frames after which an episode is truncated.
         sticky_actions: probability, at each emulated frame, of repeating the previous action.
         frame_skip: emulated frames per action; observed is the maximum of the last two.
-        full_action_space: all 18 actions of the console instead of those that the game uses.
+        full_action_space: all 18 actions of the console instead of the ones that the game uses.
         """
         from ale_py.vector_env import AtariVectorEnv
 

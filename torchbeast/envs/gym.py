@@ -12,7 +12,7 @@ from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import EnvError, EnvSpec
 
-# Packages that Gymnasium does not import by itself, by the prefixes of their ids.
+# Packages that Gymnasium does not import, by the prefixes of their ids.
 _PACKAGES = {
     "BabyAI-": ("minigrid", "'torchbeast[minigrid]'"),
     "MiniGrid-": ("minigrid", "'torchbeast[minigrid]'"),
@@ -24,7 +24,7 @@ _PACKAGES = {
 def make(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
     """Makes num_envs environments of a Gymnasium id, with the time limit registered for it.
 
-    spec: its kwargs are those of gymnasium.make, which passes most of them to the constructor.
+    spec: its kwargs go to gymnasium.make, which passes most of them to the constructor.
     render: whether they render RGB arrays, for which some need another package. Raises EnvError
     when there is no such id, or a package is missing.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Action masks that an environment gives beside its observations, in info["action_mask"]."""
+"""Action masks that an environment gives outside its observations, in info["action_mask"]."""
 
 from __future__ import annotations
 

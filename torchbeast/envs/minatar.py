@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MinAtar: five Atari games on boards of 10x10 (Young and Tian 2019, arXiv:1903.03176).
 
-The ids are those of MinAtar's Gymnasium interface, MinAtar/Breakout-v1: v1 offers only actions that
-have an effect in the game, v0 all six. The games are stepped without that interface, which takes
-twice as long as the games themselves.
+The ids are the ones of MinAtar's Gymnasium interface, MinAtar/Breakout-v1: v1 offers only actions
+that have an effect in the game, v0 all six. The games are stepped without that interface, which
+doubles their time.
 """
 
 from __future__ import annotations

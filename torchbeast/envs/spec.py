@@ -159,7 +159,7 @@ class EnvConfig(EnvOptions, _EnvName):
 
     @property
     def asked(self) -> EnvSpec:
-        """Spec of the environment to evaluate in; its name is empty for that of the run."""
+        """Spec of the environment to evaluate in; its name is empty for the run's environment."""
         return EnvSpec(self.env or "", self.env_kwargs, options=self._options)
 
     @property

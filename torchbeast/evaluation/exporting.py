@@ -207,7 +207,7 @@ def traced(policy: ExportedPolicy) -> ExportedProgram:
     try:
         with own_settings(), torch.no_grad():
             return torch.export.export(policy, (example,), dynamic_shapes=(shapes,), strict=False)
-    except Exception as error:  # of many types: those of torch, and those of the network's code
+    except Exception as error:  # of many types: torch's, and the network code's
         raise RunError(f"torch.export cannot trace the network: {error}") from error
 
 

@@ -61,7 +61,7 @@ class Episodes(NamedTuple):
     Attributes:
         returns: The sums of rewards.
         lengths: Environment steps.
-        endings: Hashes of the last COMPARED_STEPS steps, by which episodes are told apart.
+        endings: Hashes of the last COMPARED_STEPS steps, which distinguish episodes.
     """
 
     returns: list[float]

@@ -157,7 +157,7 @@ class ChildProcess:
                 report = _parse(line)
                 if "error" in report:
                     self._error_report = report
-                    if not self._has_ended.wait(_GRACE_S):  # it may wait for a child of its own
+                    if not self._has_ended.wait(_GRACE_S):  # it may wait for its own child
                         self._process.kill()
                 elif report:
                     self._on_report(report)

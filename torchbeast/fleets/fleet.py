@@ -108,7 +108,7 @@ class Fleet(Protocol):
         """
 
     def put(self, value: Any) -> Any:
-        """Stores a value for all workers as long as the returned reference exists."""
+        """Stores a value for all workers while the returned reference exists."""
 
     def explain(self, error: WorkerLost, place: WorkerLocation | None) -> WorkerLost:
         """Returns the error about a lost worker, with everything that is known about it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the system grants to a program: processor cores, open files and connections, memory.
+"""The resources that the system grants: processor cores, open files and connections, memory.
 
 torchrun describes the place of each of its processes in environment variables. The standard streams
 of a process may lead to a terminal that goes away, such as a window or an ssh session. Free memory
@@ -67,7 +67,7 @@ def _cores() -> int:
 def environment_of_share(cores: int) -> Mapping[str, str]:
     """Returns the environment variables of a process that uses at most this number of cores.
 
-    The process is not bound to certain cores, where it might have to wait for other processes.
+    The process is not bound to certain cores, lest it wait for other processes there.
     """
     return {_SHARE: str(cores), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
 
@@ -122,7 +122,7 @@ def check_alone(program: str) -> None:
 
 
 def allow_descriptors(most: int | None = None) -> None:
-    """Raises this process's limit of open files and connections as far as the user may.
+    """Raises this process's limit of open files and connections to the user's maximum.
 
     most: the highest limit to set; None: the highest possible, or 10,240 if that is unlimited,
     because macOS does not grant more.
@@ -137,7 +137,7 @@ def allow_descriptors(most: int | None = None) -> None:
 
 @contextlib.contextmanager
 def limit_kept() -> Iterator[None]:
-    """Restores this process's limit at the end, as far as the user still may."""
+    """Restores this process's limit at the end, if the user still may."""
     before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         yield

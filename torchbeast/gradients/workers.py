@@ -365,7 +365,7 @@ class Decentralised(GradientWorkers):
             raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
 
     def _meeting(self) -> Meeting:
-        self._store = served_store()  # as long as they need it
+        self._store = served_store()  # while they need it
         # If workers share a GPU they add on the CPU, because nccl refuses two ranks on one GPU.
         device = "cuda" if self._config.gpus >= 1 else "cpu"
         return self._fleet.host, self._store.port, device

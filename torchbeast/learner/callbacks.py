@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks: what a Learner calls between its steps, and those that there are.
+"""Callbacks: what a Learner calls between its steps, and the built-in ones.
 
     Learner.step()    collect, learn, publish --> on_step of each --> the row of logs.csv
          first time:  on_start of each, before
@@ -285,7 +285,7 @@ class Evaluation(_Periodic):
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raises UsageError unless they are a sequence of callbacks, each with a name of its own."""
+    """Raises UsageError unless they are a sequence of callbacks, each with a different name."""
     if not isinstance(callbacks, Sequence):
         raise UsageError(
             f"callbacks must be a list of callbacks, got {callbacks!r}: write callbacks=[...]"
@@ -329,7 +329,7 @@ def _check_methods(callback: Callback) -> None:
 
 
 def keep_numbers(figures: dict[str, Any]) -> None:
-    """Makes all figures plain numbers, such as that of a tensor.
+    """Makes all figures plain numbers, for example a tensor's.
 
     Those that are none are removed, as no log could write them, and then ValueError is raised.
     """
@@ -428,5 +428,5 @@ def check_goes_on(log_dir: Path) -> None:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Returns the copies, those of the fewest steps first."""
+    """Returns the copies, in the order of their steps."""
     return sorted((p for p in folder.glob("*.tar") if p.stem.isdigit()), key=lambda p: int(p.stem))

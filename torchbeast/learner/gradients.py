@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the workers of a scheme: gradient workers, in each a learner with a collection of its own,
+"""Makes the workers of a scheme: gradient workers, in each a learner that collects for itself,
 and actors of Ray that collect.
 
 Ray is the caller's, if it is initialised; else the cluster of $RAY_ADDRESS; else one that is
@@ -117,7 +117,7 @@ def _groups(scheme: Scheme) -> list[WorkerGroup]:
 
 
 def _name() -> str:
-    """Returns a name that begins those of a fleet's actors, of which no two on a cluster are the
+    """Returns the beginning of the names of a fleet's actors, of which no two on a cluster are the
     same.
     """
     return f"learner-{secrets.token_hex(4)}"

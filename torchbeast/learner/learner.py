@@ -310,7 +310,7 @@ class Learner:
         """
         own = self._session.folder.checkpoint
         found = own if path is None else Path(path)
-        if found != own and not found.exists():  # of its own, an earlier one may be kept
+        if found != own and not found.exists():  # it saves its own; an earlier one may be kept
             raise UsageError(
                 f"there is no checkpoint at {found}: give the path of a file such as {own}"
             )
@@ -432,7 +432,7 @@ class Learner:
             joint: Any = gradient_workers(parts, scheme.gradients, self._made.optimiser_step, fleet)
             self._source = ending.enter_context(closing(joint))
             self._made = dataclasses.replace(self._made, optimiser_step=joint)
-        # Whatever `ending` refers to outlives a Learner that is forgotten: no method of its own.
+        # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         callbacks = self._callbacks
         self._training, self._saving = ending.enter_context(
             self._run.training(
@@ -527,7 +527,7 @@ class Learner:
         raise UsageError(f"the run has ended: {supervisor.reason}")
 
     def _what_ended_it(self) -> str:
-        """Returns what ended the run, and what to do, for a sentence."""
+        """Returns what ended the run, and what to do, as part of a message."""
         failure, learnt = self._session.supervisor.failure, f"after {self.steps:,} steps"
         again = "make another Learner with the same log_dir to continue"
         if failure is not None:

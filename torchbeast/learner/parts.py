@@ -54,7 +54,7 @@ def run_settings(
         ),
         recorded=_recorded(scheme, run, learner),
         loggers=loggers,
-        becomes_latest=False,  # its folder is the user's, who may keep other things beside it
+        becomes_latest=False,  # its folder is the user's, who may keep other things there
     )
 
 

@@ -21,7 +21,7 @@ class RayConfig(BufferedActorsConfig):
     this machine for this run."""
     num_workers: int | None = None
     """Ray actors, among which the environments are divided; each has a copy of the network.
-    Default: as many as the cluster has room for, at most one per environment."""
+    Default: all that fit on the cluster, at most one per environment."""
     min_workers: int | None = None
     """Ray actors that must find room at startup. The rest start when the cluster gets room, because
     nodes join or other jobs end. Default: --num_workers."""

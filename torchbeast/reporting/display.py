@@ -30,7 +30,7 @@ from torchbeast.collect.contract import Away, since
 from torchbeast.core.base.checks import typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
 
-# Of 100 episodes in the means, unless `keep_last` changes it.
+# The means cover 100 episodes, unless `keep_last` changes it.
 _none_yet = functools.partial(collections.deque[Any], maxlen=100)
 
 

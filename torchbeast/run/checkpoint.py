@@ -205,7 +205,7 @@ def model_name(checkpoint: Mapping[str, Any]) -> str:
 def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
     """Returns how rewards are transformed for the network's input.
 
-    Files that do not record it, for example those of TorchBeast 2019, have networks with clipped
+    Files that do not record it, for example TorchBeast 2019's, have networks with clipped
     inputs, even if the loss used raw rewards. Raises UsageError for an unknown value.
     """
     recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")

@@ -72,7 +72,7 @@ _AXES = {
     "grad_backend": (Backend, "grad_remote_workers"),
     "update_execution": (UpdateExecution, "grad_remote_workers"),
 }
-"""What each axis may be, and the number of workers that all but its default need."""
+"""The values of each axis, and the number of workers that all but its default need."""
 
 _MAPPINGS = {
     "col_worker_resources": ["num_cpus"],
@@ -439,6 +439,6 @@ Scheme.__init__ = names_checked(Scheme.__init__)  # type: ignore[method-assign]
 
 
 def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
-    """Returns the Config with those of the flags that are its own."""
+    """Returns the Config with the flags that it has."""
     names = {field.name for field in dataclasses.fields(config)} & set(flags)  # type: ignore[arg-type]
     return config(**{name: flags[name] for name in names})

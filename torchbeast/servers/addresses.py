@@ -58,7 +58,7 @@ def _tcp_addresses(first: str, count: int) -> list[str]:
     if port + count - 1 > MAX_PORT:
         raise UsageError(
             f"{count} servers need the ports {port} to {port + count - 1}, but {MAX_PORT} is the "
-            f"last: give a lower port than that of {first}"
+            f"last: give a lower port than {first}'s"
         )
     return [f"{host}:{port + i}" for i in range(count)]
 

@@ -240,7 +240,7 @@ class Asking:
 
 def _no_answer(address: str, why: str) -> RunError:
     start = "start servers there (python -m torchbeast.polybeast_env)"
-    others = " or name those of other machines (--env_servers, --listen)"
+    others = " or name servers on other machines (--env_servers, --listen)"
     is_here = socket_path(address) is not None
     return RunError(
         f"no environment server answers at {address} ({why}): {start}{others * is_here}"

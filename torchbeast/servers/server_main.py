@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _GRACE_S = 3.0  # to stop after stdin is closed; a stuck environment is abandoned
 _REPORT_EVERY_S = 1.0  # between two reports about the environments
 _SERVING_S = 1.0  # between two checks whether the server stopped before it served
-# Connections per stream that a learner is told to open: a second learner may use the servers, and
+# Connections per stream that a learner should open: a second learner may use the servers, and
 # connections that are cut off silently stay open for half a minute.
 _STREAMS_PER_STREAM = 4
 _DESCRIPTORS = 1 << 14  # enough for strangers who only connect, which takes 300 MB

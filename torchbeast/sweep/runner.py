@@ -138,7 +138,7 @@ class Runner:
         self._stop(show)
 
     def _start(self, rows: Sequence[Row]) -> None:
-        """Starts waiting agents as long as there is room.
+        """Starts waiting agents while there is room.
 
         An agent of an earlier, killed part of the sweep may still be writing its checkpoint.
         """

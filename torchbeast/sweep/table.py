@@ -70,7 +70,7 @@ class LogFollower:
 
     def _add(self, row: dict[str, float]) -> None:
         episodes = int(row.get("episodes", self.figures.episodes))
-        if (mean := row.get("mean_episode_return")) is not None:  # of those that ended in a batch
+        if (mean := row.get("mean_episode_return")) is not None:  # of episodes in a batch
             self._returns.extend([mean] * max(1, episodes - self.figures.episodes))
         self.figures = self.figures._replace(step=int(row["step"]), episodes=episodes)
 

@@ -375,7 +375,7 @@ class SquashedGaussian(Gaussian):
     An action determines its u only to the precision of float32. Within 1e-6 of a bound (in half
     widths) the u that `log_prob` computes is off by some hundredths, and on the bound it is taken
     as 8.7; `rsample` knows u. Ratios of two policies are hardly affected, since both use the same
-    u. kl is exact: it is that of the Gaussians. The entropy has no closed form; the trapezoidal
+    u. kl is exact: it is the Gaussians' KL. The entropy has no closed form; the trapezoidal
     rule over u gives it to 2e-3 nats, deterministic and differentiable.
     """
 
@@ -479,7 +479,7 @@ def _flat(action: Nest[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 def _written(count: int) -> str:
-    """Returns a number as text, those of many digits as a power of ten."""
+    """Returns a number as text; one of many digits as a power of ten."""
     return f"{count:,}" if count < 10**9 else f"10^{math.log10(count):.0f}"
 
 

@@ -7,8 +7,8 @@
         loop.act("sample")       the next action, from that row and the recurrent state
         loop.step()              the next row
 
-Stacks are rebuilt here, and episodes counted. E is the number of environments, K that of those
-truncated in one step.
+Stacks are rebuilt here, and episodes counted. E is the number of environments, and K the number of
+those that are truncated in one step.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def counts_of(spec: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]] | None
 class EmbeddingRows(nn.Module):
     """Maps integers [N, *shape] to row indices of an embedding table, int64 [N, *shape].
 
-    apart: every entry has rows of its own; otherwise entries with equal counts share rows.
+    apart: every entry has its own rows; otherwise entries with equal counts share rows.
     """
 
     start: Tensor
@@ -321,7 +321,7 @@ def _has_pixels(spec: ArraySpec) -> bool:
     """Returns whether a leaf of image shape holds pixels: bytes, binary values, gray levels, or
     floats that are not a table of features.
 
-    The columns of a table, such as a window [time, features], have scales of their own.
+    The columns of a table, such as a window [time, features], have different scales.
     """
     is_binary = spec.low is not None and spec.low >= 0 and spec.high is not None and spec.high <= 1
     if not spec.dtype.startswith("float"):

@@ -13,7 +13,7 @@ Numbers enter the first layer directly, so that vectors have the networks of the
 of 256. The modes of acting:
 
     explore   with probability epsilon a uniformly random legal action, else as the actor explores
-    sample    from the policy that is learnt; that of a Q-network takes the best action
+    sample    from the learnt policy; a Q-network's policy takes the best action
     greedy    the action that this policy rates highest
 
 An action whose value is -inf is illegal and is never taken. N is a number of observations.
@@ -117,7 +117,7 @@ class OffPolicyActor(Actor):
 
 
 class ActorWithCritics(OffPolicyActor):
-    """A policy that makes the critics which it is learnt from. Gives no extras.
+    """A policy that makes its own critics. Gives no extras.
 
     The critics are a model of the algorithm: they do not act, and are not published.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks by name, made for the spaces of an environment, wherever they act or learn.
 
-A name is that of a built-in network, "auto", or a user's "my_module:MyNet".
+A name is a built-in network's, "auto", or a user's "my_module:MyNet".
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_model(
 
     observation_space: as the policy sees it, with frames stacked. A name with a colon,
     "my_module:MyNet", is imported and called with (observation_space, action_space, use_lstm) and
-    the spec's keyword arguments. A model that sets no distribution gets that of the action space.
+    the spec's keyword arguments. A model that sets no distribution gets the action space's.
 
     Raises SpecError when there is no such model, when it does not take the keyword arguments, and
     when it or its outputs break the contract of an Actor. Exceptions of the model's own code are
@@ -359,7 +359,7 @@ def _weights_in(path: Path) -> dict[str, Any]:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"restart_model {path} does not exist: {needed}") from None
-    except Exception as error:  # torch has no single type for a file that is none of its own
+    except Exception as error:  # torch raises many types for a file that it did not write
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"restart_model {path} has no weights ({reason}): {needed}") from error
     require(isinstance(saved, dict), f"restart_model {path} has no weights: {needed}")

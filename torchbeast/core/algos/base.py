@@ -7,7 +7,7 @@
 
 An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`. What
 the class declares and returns is checked here, and its hyperparameters are named: they are the
-fields of its Config, with those of nested Configs, and of StepConfig. Each has the name of its
+fields of its Config, with the fields of nested Configs, and of StepConfig. Each has the name of its
 flag, and some also have the name that is usual in implementations of PPO.
 """
 

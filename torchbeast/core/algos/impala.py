@@ -5,7 +5,7 @@
     pi log pi
 
 Policy and value of rows 0..T-1 belong to the actions, rewards and dones of rows 1..T; V of row T is
-the bootstrap. Entropy is that of online steps, not of replayed ones. The optimiser is RMSprop as in
+the bootstrap. The entropy covers online steps, not replayed ones. The optimiser is RMSprop as in
 PyTorch: epsilon is added to the root and the running square starts at 0. TensorFlow's has epsilon
 inside the root and starts at 1, so settings of TensorFlow programs do not carry over as they are.
 """

@@ -9,7 +9,7 @@ nor the target policy pi, but of the *implied policy*
 A replayed state s is relevant, and learnt from, only where KL(pi(.|s) || pi~_mu(.|s)) is small. An
 irrelevant state has no gradient, and the returns of the states before it stop there and bootstrap
 from its value. LASER chooses among states, never among actions: that would change the distribution
-that the actions were drawn from. Online states are learnt from as in IMPALA.
+that the actions were drawn from. Online states are treated as in IMPALA.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class LASER(IMPALA):
         kl = implied_policy_kl(
             distribution.all_log_probs(logits), distribution.all_log_probs(behavior_logits)
         )
-        relevant = ~(kl > self.config.replay_kl_threshold)  # a NaN is learnt from, and so noticed
+        relevant = ~(kl > self.config.replay_kl_threshold)  # a NaN must reach the loss
         metrics = {
             "relevant_share": mean(relevant.float(), replayed),
             "replay_kl": mean(kl, replayed & kl.isfinite()),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What IMPALA, LASER and PPO have in common: one optimiser, and how rewards are learnt from."""
+"""What IMPALA, LASER and PPO have in common: one optimiser, and how they treat rewards."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ReturnNorm(RunningNorm):
     """Divides rewards by the deviation of their discounted returns (Engstrom et al. 2020, arXiv
     2005.12729, algorithm 1).
 
-        G_t = r_t + discounting * (1 - done_{t-1}) * G_{t-1}        of each environment by itself
+        G_t = r_t + discounting * (1 - done_{t-1}) * G_{t-1}        for each environment
         r_t -> r_t / sqrt(var G), clipped to [-LIMIT, LIMIT]
 
-    The variance is that of every G so far. Nothing is subtracted from a reward: that would change
+    The variance covers every G so far. Nothing is subtracted from a reward: that would change
     what is worth doing. Each batch is counted once, in order. A rollout that does not follow the
     one that was counted last of its environment begins with a return of 0.
     """

@@ -91,7 +91,7 @@ class PPO(OnPolicy):
         return {"explained_variance": 1.0 - errors.var(correction=0) / variance}
 
     def minibatches(self, batch: Rollout) -> Iterator[Rollout]:
-        """Yields num_mini_batch parts of the batch for each epoch, shuffled anew: single steps, or
+        """Yields num_mini_batch parts of the batch for each epoch, shuffled again: single steps, or
         with a recurrent network whole columns.
         """
         for _ in range(self.config.num_epochs):
@@ -184,6 +184,6 @@ def _with_normal_advantages(minibatch: Rollout) -> Rollout:
 
 
 def _valid(rollout: Rollout) -> Tensor:
-    """Returns which steps [T, B] are learnt from, bool."""
+    """Returns which steps [T, B] to train on, bool."""
     mask = rollout.mask
     return torch.ones_like(rollout.done[1:], dtype=torch.bool) if mask is None else mask

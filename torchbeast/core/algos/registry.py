@@ -51,7 +51,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def defaults_of(name: str) -> dict[str, Any]:
-    """Returns the defaults of flags beside its own that an algorithm asks for, by flag."""
+    """Returns defaults that an algorithm sets for flags of other Configs, by flag."""
     return dict(_DEFAULTS.get(name, {}))
 
 
@@ -83,7 +83,7 @@ def learns_from_transitions(name: str) -> bool:
 def find(name: str) -> type[Algorithm[Any]]:
     """Returns the algorithm of that name.
 
-    Raises SpecError when there is none, when the name is that of something else, and when its
+    Raises SpecError when it does not exist, when it is something else, and when its
     declarations are contradictory. Exceptions of its module are passed on as they are.
     """
     from torchbeast.core.algos.base import Algorithm, check_class

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The learner's forward pass over a rollout, with values of truncated episodes' final observations.
 
-The return of a truncated episode continues with the value of its own last observation, which no row
+The return of a truncated episode continues with the value of its last observation, which no row
 of the rollout holds (the row has the next episode's first). That value needs the
 recurrent state from just before the reset, so a recurrent model runs in segments, cut at the
 rows with truncations; a feed-forward one runs once over all rows. Where a replay

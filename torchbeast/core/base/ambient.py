@@ -42,7 +42,7 @@ def own_settings() -> AbstractContextManager[None]:
 
 
 def own_torch_settings() -> AbstractContextManager[None]:
-    """Returns `own_settings` without those of NumPy; where they hold it costs 0.3 us."""
+    """Returns `own_settings` without NumPy's; it costs 0.3 us while they hold."""
     return _UNCHANGED if _torch_is_ours() else _set()
 
 

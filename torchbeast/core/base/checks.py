@@ -167,7 +167,7 @@ def names_checked(
 
 
 def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable[[F], F]:
-    """Gives a class method `**settings` a signature of its own in each class, with `names_checked`.
+    """Gives a class method `**settings` its own signature in each class, with `names_checked`.
 
     Args:
         settings: Returns the annotation and the default of each setting of a class, by name.

@@ -84,7 +84,7 @@ class CudaStream:
 
 
 def dense(leaf: Tensor) -> Tensor:
-    """Returns the leaf with memory of its own for each element, in its own layout.
+    """Returns the leaf with separate memory for each element, in the same layout.
 
     Pinning copies into a tensor of the same strides, which is an error where elements share memory,
     as in an expanded tensor.

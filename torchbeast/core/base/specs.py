@@ -178,7 +178,7 @@ def check_takes(
     """Raises SpecError unless `function` takes these keyword arguments.
 
     name: names the function in the message. positional: number of arguments that the caller passes
-    by position. ours: names of those that it passes by name. also: further names that are allowed.
+    by position. ours: arguments that it passes by name. also: further names that are allowed.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())[positional:]

@@ -204,7 +204,7 @@ def number_in(value: Any) -> float:
     """Returns a number, or the only entry of an array of numbers; NaN for anything else."""
     try:
         array = np.asarray(value)
-    except Exception:  # an object with an interface of its own: a log is no reason to end a run
+    except Exception:  # any object may be here, and a log must not end a run
         return math.nan
     return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else math.nan
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gymnasium's own vector environments, such as those of gymnasium.make_vec, as a VecEnv.
+"""Gymnasium's own vector environments, such as gymnasium.make_vec gives, as a VecEnv.
 
 A VecEnv begins the next episode in the step that ends one. Their autoreset mode decides how:
 
     SAME_STEP             they do so too, and give the last observations in their infos
-    NEXT_STEP, DISABLED   those that ended are reset at once, by Gymnasium's reset_mask; with
+    NEXT_STEP, DISABLED   ended environments are reset immediately, by Gymnasium's reset_mask; with
                           NEXT_STEP only SyncVectorEnv and AsyncVectorEnv allow that
 
 Gymnasium is not imported: what counts are the names of its classes and attributes.
@@ -119,7 +119,7 @@ class GymVectorEnv:
         self._check_finite(flatten(observation), where)
 
     def _copied(self, observation: Any) -> ArrayNest:
-        """Returns the observations in arrays of their own: the environment may use its again."""
+        """Returns copies of the observations: the environment may use its arrays again."""
         path = f"{self.env_id}: observation"
         leaves = [np.array(leaf) for leaf in matching_leaves(self._batch, observation, path)]
         return pack_as(self.observation_space, leaves)

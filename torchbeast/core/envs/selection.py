@@ -101,6 +101,6 @@ class SelectedVecEnv:
 
 
 def _below(name: str, keys: Sequence[str]) -> list[str]:
-    """Returns the keys relative to the entry `name`, of those that select inside it."""
+    """Returns the keys that select inside the entry `name`, relative to it."""
     start = f"{name}/"
     return [key.removeprefix(start) for key in keys if key.startswith(start)]

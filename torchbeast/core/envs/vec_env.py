@@ -298,7 +298,7 @@ def vec_env_of(
 
 
 def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:
-    """Raises UsageError when keywords are asked for and the environments have no info."""
+    """Raises UsageError when keywords are given and the environments have no info."""
     if keywords and not hasattr(env, "final_info"):
         raise UsageError(
             f"info_keywords {' '.join(keywords)} name numbers in the info of an episode's last "
@@ -406,7 +406,7 @@ class SyncVecEnv:
         return pack_as(self.observation_space, rows)
 
     def step(self, action: ArrayNest) -> VecStep:
-        """Executes one action per environment, leaves [E, ...]; resets those that ended."""
+        """Executes an action per environment, leaves [E, ...]; resets an environment that ended."""
         rows = self._empty_rows(self.num_envs)
         self._steps += 1
         reward = np.empty(self.num_envs, np.float32)
@@ -594,7 +594,7 @@ def _refusing(what: str) -> Iterator[None]:
 
 
 def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
-    """Returns a leaf of actions [E, ...], those of a Box clipped to its bounds."""
+    """Returns a leaf of actions [E, ...], clipped to its bounds if it is a Box's."""
     rows = np.asarray(leaf)
     if rows.shape[:1] != (num_envs,):
         raise ValueError(f"expected actions for {num_envs} environments, got {rows.shape}")

@@ -11,11 +11,11 @@ episode_step and episode_return still belong to the episode that ended.
 environment have consecutive numbers, row 0 of the second repeats row T of the first. When an
 environment restarts because its process died or its connection was lost, a number is skipped, so
 that rollouts with consecutive numbers never have a gap between them. (env_index, rollout_index)
-identifies a rollout of one source; another source, such as that of a resumed run, counts from zero.
+identifies a rollout of one source; another source, such as a resumed run's, counts from zero.
 
-Columns may come from replay (`replayed`). They are learnt from like the others, but belong to other
-batches too: only the other columns, called *online*, count as collected, report episodes and enter
-running statistics.
+Columns may come from replay (`replayed`). Algorithms train on all columns alike, but replayed ones
+belong to other batches too: only the others, called *online*, count as collected, report episodes
+and enter running statistics.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Rollout:
 
     @property
     def env_steps(self) -> int:
-        """Number of newly collected steps, whether they are learnt from or not."""
+        """Number of newly collected steps, valid or not."""
         if self.collected is not None:
             return self.collected
         if self.replayed is not None:
@@ -156,19 +156,19 @@ class Rollout:
 
     @property
     def mask(self) -> Tensor | None:
-        """[T, B] bool: which of the steps to rows 1..T are learnt from; None: all."""
+        """[T, B] bool: which of the steps to rows 1..T to train on; None: all."""
         return None if self.valid is None else self.valid[1:].bool()
 
     @property
     def online_mask(self) -> Tensor | None:
-        """[T, B] bool: which of the steps that are learnt from are not replayed; None: all."""
+        """[T, B] bool: which of the steps to train on are not replayed; None: all."""
         if self.replayed is None:
             return self.mask
         return both(self.mask, ~self.replayed[1:].bool())
 
     @property
     def replayed_mask(self) -> Tensor | None:
-        """[T, B] bool: which of the steps that are learnt from are replayed; None: none."""
+        """[T, B] bool: which of the steps to train on are replayed; None: none."""
         if self.replayed is None:
             return None
         return both(self.mask, self.replayed[1:].bool())
@@ -317,7 +317,7 @@ def _at(leaf: Tensor, places: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 class RolloutSpec(NamedTuple):
-    """What the rollouts of an agent hold, and how long they are.
+    """The contents and the length of an agent's rollouts.
 
     Attributes:
         agent: The agent that acts.

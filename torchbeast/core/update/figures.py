@@ -4,7 +4,7 @@
 An addend is a term, a share of a mean over all valid steps, or one part of a `losses.Mean`: its
 total, or its number of steps, under the name with "steps of " in front.
 
-Figures of the gradients take those of all parameters as one vector.
+Figures of the gradients take all parameters' gradients as one vector.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def means(learnt: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def joined(
     learners: Sequence[Mapping[str, float]], steps: Sequence[int], terms_add_up: bool
 ) -> dict[str, float]:
-    """Returns the addends of several learners as those of one with all their steps.
+    """Returns several learners' addends as if one learner had all their steps.
 
     steps: of each learner. terms_add_up: terms are sums over the steps, not means.
     """

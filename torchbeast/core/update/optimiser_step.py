@@ -183,8 +183,8 @@ class OptimiserStep(Generic[BatchT]):
     def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
         """Takes one step of every optimiser, with the gradients of all; returns its figures.
 
-        The result is that of one learner with all their minibatches in one. Raises NonFiniteError
-        as `update` does.
+        The result is the same as one learner's with all their minibatches in one. Raises
+        NonFiniteError as `update` does.
         """
         messages = [each.message for each in contributions]
         check_same_step(messages)
@@ -225,7 +225,7 @@ class OptimiserStep(Generic[BatchT]):
         return MinibatchReport(sums, minibatch.num_steps, env_steps, number, feedback)
 
     def _joined(self, found: MinibatchReport) -> MinibatchReport:
-        """Replaces the gradients by those of all learners; returns what they found together."""
+        """Replaces the gradients by all learners' together; returns what they found together."""
         if self._ranks is None:
             return found
         own = self._packed(found)
@@ -310,7 +310,7 @@ class OptimiserStep(Generic[BatchT]):
         )
 
     def _step(self, figures: Mapping[str, float]) -> None:
-        """Clips gradients and takes a step, for each optimiser by itself."""
+        """Clips gradients and takes a step, for each optimiser separately."""
         for minimiser in self._minimisers:
             norm = figures[minimiser.norm_name]
             clip_gradients(minimiser.parameters, norm, self._config.grad_norm_clipping)
@@ -374,7 +374,7 @@ def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
 
 
 def _check_minimiser(algo: Algorithm[Any], term: str, name: str) -> None:
-    """Raises ValueError unless the name is that of one of the algorithm's optimisers."""
+    """Raises ValueError unless one of the algorithm's optimisers has this name."""
     if name not in algo.optimisers:
         raise ValueError(
             f"{type(algo).__name__}.minimised_by gives the term {term} to {name}: give it to one "
@@ -408,6 +408,6 @@ def _trained(algo: Algorithm[Any], minimiser: _Minimiser) -> list[nn.Parameter]:
 
 
 def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields all parameters with their names; those of other models than the actor get a prefix."""
+    """Yields all parameters with their names, prefixed in other models than the actor."""
     for model_name, model in algo.models.items():
         yield from model.named_parameters("" if model is algo.actor else model_name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners that take every optimiser step together, each from a minibatch of its own.
+"""Learners that take every optimiser step together, each from its own minibatch.
 
     rank 0: gradients, figures --+                       +--> the same step
     rank 1: gradients, figures --+-- gather, sum --> all +--> the same step
@@ -38,7 +38,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class MinibatchReport:
-    """What a learner found in a minibatch, beside the gradients.
+    """A learner's findings in a minibatch, apart from the gradients.
 
     figures: addends, see `figures.py`. steps: learnt from. env_steps: newly collected, counted with
     the first minibatch of a batch. minibatch: its number in the batch. feedback: of one learner
@@ -88,7 +88,7 @@ class JointGradients:
         return Contribution(message, torch.cat(pieces))
 
     def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> MinibatchReport:
-        """Sets the gradients to those of all learners; returns what they found together.
+        """Sets the gradients to all learners' together; returns what they found together.
 
         messages: checked by `check_same_step`. total: the sum of their vectors.
         """

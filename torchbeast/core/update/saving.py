@@ -6,7 +6,7 @@
     algorithm_state_dict  {"models": {name: ...}, "optimisers": {name: ...}}: the other models, and
                           the optimisers where there are several; absent where there are none
 
-The first two are in all earlier checkpoints, and in those of the original TorchBeast.
+The first two are in all earlier checkpoints, and in the original TorchBeast's.
 """
 
 from __future__ import annotations

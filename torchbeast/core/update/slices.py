@@ -3,7 +3,7 @@
 
     batch [T+1, B] -- split --> [T+1, b] [T+1, b] ... --> whichever thread is free --> .grad, summed
 
-Losses add up over columns, so the gradients of the slices add up to those of the whole batch, and
+Losses add up over columns, so the gradients of the slices add up to the whole batch's, and
 nothing is computed twice. The activations of a slice stay in the cache of the core that computes
 them. Threads synchronise once per batch; threads inside operations synchronise after every
 operation, which is expensive where other processes compete for the cores.

@@ -18,7 +18,7 @@ from torchbeast.core.update.ranks import Ranks, check_same_place
 
 
 class Statistics:
-    """Counts each batch once, or those of several learners together."""
+    """Counts each batch once, or several learners' batches together."""
 
     def __init__(self, algo: Algorithm[Any]) -> None:
         self._algo = algo
@@ -50,7 +50,7 @@ class Statistics:
             norm.set_moments(functools.reduce(Moments.merged, seen, norm.moments()))
 
     def observe(self, batch: Batch, ranks: Ranks | None) -> None:
-        """Adds a batch, or those of all learners."""
+        """Adds a batch, or all learners' batches."""
         if ranks is None:
             self._algo.observe(batch)
             return

@@ -73,7 +73,7 @@ def store_at(host: str, port: int) -> Any:
 def store_of_torchrun(timeout_s: float) -> Any:
     """Returns the store that torchrun serves to the processes that it starts, once all are there.
 
-    What an earlier start of the ranks left there is out of sight (`meet`). Where
+    Leftovers of an earlier start of the ranks are out of sight (`meet`). Where
     something else set torchrun's environment variables, rank 0 serves it. Raises RankGone when they
     are not there within timeout_s seconds. Ctrl-C ends the wait.
     """
@@ -184,7 +184,7 @@ class TorchRanks:
     def leave(self, reason: str) -> None:
         """Ends the membership: the others fail with this reason, unless they leave too.
 
-        reason: "" where it is that of another rank.
+        reason: "" if another rank has it.
         """
         with contextlib.suppress(RuntimeError):  # the store may be gone
             self._store.set(f"{_REASON}{self.rank}", reason)

@@ -185,7 +185,7 @@ class RolloutStore(ABC):
         writer.end()
 
     def load(self, file: BinaryIO) -> None:
-        """Replaces the contents by those that `save` wrote, as far as they fit the capacity: the
+        """Replaces the contents by what `save` wrote and the capacity can hold: the
         newest. A replay of the same capacity then samples as the saved one would have.
 
         A resumed run calls `new_source` afterwards.
@@ -205,7 +205,7 @@ class RolloutStore(ABC):
     def _load(self, reader: ReplayReader) -> None:
         header = reader.header
         for name, own in self._description().items():
-            require(header[name] == own, f"its {name} is {header[name]}, that of this replay {own}")
+            require(header[name] == own, f"its {name} is {header[name]}, not {own}")
         self._clear(integer(header["first_chunk"]))
         tracks = [self._restored(*entry) for entry in header["tracks"]]
         chunks, count = integer(header["chunks"]), integer(header["episodes"])
@@ -293,7 +293,7 @@ def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
 
 
 def bytes_per_transition(fields: Mapping[str, Any], frame_stack: int) -> int:
-    """Returns the bytes of memory that a stored transition takes, without those of
+    """Returns the bytes of memory that a stored transition takes, without
     `bytes_per_truncation`. The arguments are those of `row_specs`.
     """
     return num_bytes(row_specs(fields, frame_stack))

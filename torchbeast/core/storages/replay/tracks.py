@@ -15,7 +15,7 @@ environment overlap in one row, so a track stores row 0 of its first rollout and
     chunks      . . . 0 | 1 2 3 4 | 1 2 3 4 | 1 2 3 4
     positions         3   4 ... 7   8 .. 11   12 ...
 
-Row 0 is the last of a chunk of its own. A *position* is therefore T times the number of the chunk
+Row 0 is the last of a separate chunk. A *position* is therefore T times the number of the chunk
 within the track, plus the row within the chunk.
 """
 

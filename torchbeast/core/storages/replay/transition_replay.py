@@ -5,14 +5,14 @@
     sample    steps of any track, uniformly or by priority --> arrays [B, ...], stacks rebuilt
 
 A transition is named by the row of its first step's outcome: row e holds its action and reward, the
-row before e the observation that the action was chosen by. With n-step returns it goes on through
+row before e the observation that the action was chosen by. With n-step returns it continues through
 the rows after e, until the episode ends, n steps are joined or nothing newer is stored.
 
     row         s          e         e+1       e+2
     holds   observation  action    action    action         n = 3: rewards of e, e+1, e+2
                          reward    reward    reward                next observation of e+2
 
-A truncated episode bootstraps from its own final observation, which is stored beside the rows.
+A truncated episode bootstraps from its own final observation, which is stored next to the rows.
 
 Thread safety: none; the caller makes one call at a time.
 """
@@ -101,7 +101,7 @@ class Sampling:
     """Share of the sampled transitions that get another goal."""
 
     def extra_bytes(self, capacity: int) -> int:
-        """Returns the bytes that a transition takes beside its row."""
+        """Returns the bytes that a transition takes in addition to its row."""
         tree = _bytes_per_entry(capacity) if self.priority_exponent else 0
         return tree + (4 if self.hindsight is not None else 0)
 
