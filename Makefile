@@ -6,6 +6,8 @@
 SHELL := /bin/bash
 # Tests start hundreds of programs, which would all compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
+# Only the modules that are used get compiled, when they are first imported.
+export PIP_NO_COMPILE := 1
 PYTHON ?= python3
 VENV ?= .venv
 # The tested versions. An empty value installs the newest ones.
@@ -15,6 +17,8 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP_ARGS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+# Installing takes longest in a clean clone, so other compilers leave it the cores that it can use.
+SPARE := nice
 SYSTEM_PACKAGES := g++ make cmake pkg-config git python3-venv python3-dev \
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
 TEST_PACKAGES := libgtest-dev
@@ -22,7 +26,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
-.PHONY: install train test test-cpp test-python test-long test-root test-families lint docs wheel format check-locks \
+.PHONY: install train test test-cpp test-python test-long test-root test-families lint types types-of-tests docs wheel format check-locks \
   sanitize sanitize-quick fuzz fuzz-peers soak clean
 
 install: $(VENV)/installed
@@ -30,16 +34,16 @@ install: $(VENV)/installed
 train: $(VENV)/installed
 	$(BIN)/python -m torchbeast.polybeast --preset pong $(ARGS)
 
-# Downloads and type checks use one core, compilers the other. pytest comes last, because it measures time.
+# Compilers use a core while another job downloads or waits. pytest comes last, because it measures time.
 test:
-	$(MAKE) -j 2 lint test-cpp check-locks sanitize-quick
+	$(MAKE) -j 3 lint test-cpp check-locks sanitize-quick
 	$(MAKE) test-python
 
 test-cpp: $(VENV)/test-packages
 	cmake -S . -B build/tests -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON \
 	  -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON
-	cmake --build build/tests -j $$(nproc)
-	ctest --test-dir build/tests --output-on-failure
+	$(SPARE) cmake --build build/tests -j $$(nproc)
+	ctest --test-dir build/tests --output-on-failure -j 4
 
 SHORT := not alone and not long and not families
 test-python: $(VENV)/installed-for-tests
@@ -61,12 +65,16 @@ test-root: $(VENV)/installed-for-tests
 test-families: $(VENV)/installed-for-families
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/collect/test_families.py tests/integration/test_family_runs.py
 
-lint: $(VENV)/installed-for-tests
+lint: types types-of-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+types: $(VENV)/installed-for-tests
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
+
+types-of-tests: $(VENV)/installed-for-tests
+	$(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests
 
 # Builds the documentation site in build/site: open its index.html. A broken link or a public name without a docstring
 # is an error. `.venv/bin/python -m mkdocs serve` shows pages while you write them, and the search, which needs a server.
@@ -89,7 +97,7 @@ sanitize: $(VENV)/test-packages
 	scripts/sanitize.sh full
 
 sanitize-quick: $(VENV)/test-packages
-	JOBS=1 scripts/sanitize.sh quick
+	JOBS=1 $(SPARE) scripts/sanitize.sh quick
 
 # Random bytes to the decoder, random servers to a learner: SECONDS of each. Needs clang.
 SECONDS ?= 60
