@@ -23,6 +23,7 @@ def test_a_running_learner_serves_what_its_log_has(workshop: Workshop, program: 
     words += [*SMALL, "--checkpoint_interval", "1", "--metrics_port", str(port)]
     run = workshop.start(program, *words)
     run.wait_for(LEARNING)
+    wait_for(lambda: ("torchbeast_env_steps_total",) in scraped(port))  # follows that line
     first = scraped(port)
     wait_for(lambda: scraped(port)[("torchbeast_env_steps_total",)] > 2000)
     found = scraped(port)
