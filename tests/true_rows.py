@@ -27,6 +27,10 @@ class Row:
     logits: np.ndarray
     final: dict[str, np.ndarray] | None  # the newest frame of a truncated episode
 
+    @property
+    def is_end(self) -> bool:
+        return bool(self.values["done"] and self.values["episode_step"])
+
 
 @dataclass(eq=False)
 class Life:
@@ -59,8 +63,13 @@ class Life:
 class Envs:
     """Environments of several agents, played as far as is asked."""
 
-    def __init__(self, seed: int, unroll_length: int, k: int, ends: float = 0.15) -> None:
-        """ends: the probability that a step ends an episode."""
+    def __init__(
+        self, seed: int, unroll_length: int, k: int, ends: float = 0.15, late: bool = False
+    ) -> None:
+        """ends: the probability that a step ends an episode. late: episodes begin one step later,
+        in a reset row.
+        """
+        self.late = late
         self.rng = np.random.default_rng(seed)
         self.unroll_length, self.k, self.ends = unroll_length, k, ends
         self.lives: dict[tuple[int, int], Life] = {}
@@ -123,6 +132,7 @@ class Envs:
         }
 
     def _add_row(self, life: Life, first: bool = False) -> None:
+        first = first or (self.late and life.rows[-1].is_end)
         done = first or bool(self.rng.random() < self.ends)
         truncated = not first and done and bool(self.rng.random() < 0.5)
         values = {
@@ -130,7 +140,7 @@ class Envs:
             "done": done,
             "truncated": truncated,
             "episode_end": done and bool(self.rng.random() < 0.5),
-            "episode_step": int(self.rng.integers(1000)),
+            "episode_step": 0 if first else int(self.rng.integers(1, 1000)),
             "episode_return": np.float32(self.rng.normal()),
             "policy_version": len(self.by_id),
         }

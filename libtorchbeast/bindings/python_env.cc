@@ -259,19 +259,26 @@ class VectorPythonEnv final : public Env {
                    .episode_end = column<bool>(values[4], "episode_end")};
       if (!values[5].is_none()) step.final_observation = from_environment(values[5]);
       for (std::int64_t e = 0; e < num_envs_; ++e) check_reward(step.reward.as<float>()[e]);
-      if (num_keywords_ > 0) step.info = info(values[6], step.episode_end);
+      if (num_keywords_ > 0) step.info = info(values[values.size() - 1], step.episode_end);
+      if (without_info(values.size()) == 7 && !values[6].is_none()) {
+        step.resets = column<bool>(values[6], "resets");
+      }
       return step;
     });
   }
 
  private:
   void check_number(std::size_t values) const {
-    if (values == (num_keywords_ > 0 ? 7 : 6)) return;
+    if (without_info(values) == 6 || without_info(values) == 7) return;
     throw std::invalid_argument(
         "step() must return (observation, reward, terminated, truncated, episode_end, "
-        "final_observation" +
+        "final_observation[, resets]" +
         std::string(num_keywords_ > 0 ? ", info" : "") + "), got " + std::to_string(values) +
         " values");
+  }
+
+  std::size_t without_info(std::size_t values) const {
+    return values - (num_keywords_ > 0 ? 1 : 0);
   }
 
   std::optional<Array> info(const py::handle& value, const Array& episode_end) const {

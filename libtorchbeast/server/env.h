@@ -24,6 +24,9 @@ struct EnvStep {
   Array episode_end;      // bool [E]; the whole game is over, not just a life
   std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], of the K truncated ones
   std::optional<Array> info = {};  // see VectorStep.info in rpcenv.proto; none: no game ended
+  // bool [E]; the rows that only begin an episode, with an action that was ignored, reward 0 and
+  // terminated true; none: all rows are steps
+  std::optional<Array> resets = {};
 };
 
 // E environments that are stepped together. If an episode ends, its environment restarts in the

@@ -73,6 +73,7 @@ class FailureWatch {
 
 void EpisodeCounters::add(const EnvStep& step) {
   for (std::size_t e = 0; e < steps_.size(); ++e) {
+    if (step.resets && step.resets->as<bool>()[e]) continue;
     steps_[e] += 1;
     returns_[e] += step.reward.as<float>()[e];
   }

@@ -13,11 +13,11 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from torchbeast import envs
-from torchbeast.core.base.nest import flatten
+from torchbeast.core.base.nest import flatten, map_leaves2, pack_as
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.gym_vector import GymVectorEnv
 from torchbeast.core.envs.spaces import random_action
-from torchbeast.core.envs.vec_env import SyncVecEnv, vec_env_of
+from torchbeast.core.envs.vec_env import SyncVecEnv, environment_seeds, vec_env_of
 
 E = 3
 MODES = list(AutoresetMode)
@@ -126,15 +126,126 @@ def fixed(**arguments: Any) -> Callable[..., Any]:
     return lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs, **arguments)
 
 
-def test_what_cannot_be_reset_in_time_is_refused() -> None:
-    own = fixed(vectorization_mode="vector_entry_point")
-    for late in (own, lambda num_envs: AsyncVectorEnv([cartpole] * num_envs, shared_memory=False)):
-        with pytest.raises(ValueError, match='late .*vectorization_mode="sync" or "async"'):
-            vec_env_of(late, {}, 1, "x")
+def test_an_unknown_autoreset_mode_is_refused() -> None:
     older = SyncVectorEnv([cartpole])
     del older.metadata["autoreset_mode"]
     with pytest.raises(ValueError, match="no autoreset_mode of Gymnasium 1.1 or newer, got None"):
         vec_env_of(lambda num_envs: older, {}, 1, "x")
+
+
+def steps_of(env: VecEnv, count: int) -> list[list[Any]]:
+    """Returns what happened in each environment, with actions by the number of its steps."""
+    random = np.random.default_rng(0)
+    actions = flatten(random_action(env.action_space, E * count, random))
+    observation = env.reset(5)
+    taken = np.zeros(E, int)
+    steps: list[list[Any]] = [[] for _ in range(E)]
+    while taken.min() < count:
+        chosen = [leaf[np.minimum(taken, count - 1) * E + range(E)] for leaf in actions]
+        step = env.step(pack_as(env.action_space, chosen))
+        finals = iter(range(E))
+        for e in range(E):
+            last = next(finals) if step.truncated[e] else None
+            if step.resets is not None and step.resets[e]:
+                assert step.reward[e] == 0 and step.terminated[e] and not step.episode_end[e]
+                assert last is None and e not in env.final_info  # type: ignore[attr-defined]
+                continue
+            taken[e] += 1
+            ended = step.terminated[e] or step.truncated[e]
+            seen = [] if ended else [leaf[e] for leaf in flatten(step.observation)]
+            if last is not None:
+                seen = [leaf[last] for leaf in flatten(step.final_observation)]
+            before = [leaf[e] for leaf in flatten(observation)]
+            flags = [step.reward[e], step.terminated[e], step.truncated[e], step.episode_end[e]]
+            steps[e].append([*before, *flags, *seen])
+        observation = step.observation
+    return [of_env[:count] for of_env in steps]
+
+
+@pytest.mark.parametrize("make", [cartpole, pendulum, Dicts])
+def test_episodes_that_begin_one_step_late_have_the_same_steps(make: Any) -> None:
+    late = AsyncVectorEnv(
+        [make] * E, autoreset_mode=AutoresetMode.NEXT_STEP, shared_memory=False, copy=False
+    )
+    with closing(SyncVecEnv([make] * E, "x")) as ours, closing(GymVectorEnv(late, "x")) as theirs:
+        expected, found = steps_of(ours, 40), steps_of(theirs, 40)
+    for one, other in zip(found, expected, strict=True):
+        map_leaves2(np.testing.assert_array_equal, one, other)
+
+
+def test_gymnasiums_own_vector_version_of_an_environment_begins_late() -> None:
+    with closing(vec_env_of(fixed(vectorization_mode="vector_entry_point"), {}, E, "x")) as env:
+        env.reset(3)
+        steps = [env.step(np.ones(E, np.int64)) for _ in range(30)]
+    ends = np.array([step.episode_end for step in steps])
+    resets = np.array([step.resets if step.resets is not None else [False] * E for step in steps])
+    assert ends.any() and not resets[0].any()
+    np.testing.assert_array_equal(resets[1:], ends[:-1])
+
+
+class OfStableBaselines:
+    """A VecEnv of Stable-Baselines3, as it describes the interface."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.envs = [make() for _ in range(E)]
+        self.num_envs = E
+        self.observation_space = self.envs[0].observation_space
+        self.action_space = self.envs[0].action_space
+        self.seeds: list[int | None] = [None] * E
+
+    def seed(self, seed: int) -> None:
+        self.seeds = list(range(seed, seed + E))
+
+    def reset(self) -> Any:
+        pairs = zip(self.envs, self.seeds, strict=True)
+        return np.stack([env.reset(seed=seed)[0] for env, seed in pairs])
+
+    def step_async(self, actions: Any) -> None:
+        self.actions = actions
+
+    def step_wait(self) -> Any:
+        rows = [self._step(*pair) for pair in zip(self.envs, self.actions, strict=True)]
+        observations, rewards, dones, infos = zip(*rows, strict=True)
+        return np.stack(observations), np.array(rewards), np.array(dones), list(infos)
+
+    def step(self, actions: Any) -> Any:
+        self.step_async(actions)
+        return self.step_wait()
+
+    def _step(self, env: Any, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = env.step(action)
+        info["TimeLimit.truncated"] = truncated and not terminated
+        if terminated or truncated:
+            info["terminal_observation"] = observation
+            observation = env.reset()[0]
+        return observation, reward, terminated or truncated, info
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("make", [cartpole, pendulum])
+def test_a_vec_env_of_stable_baselines_gives_the_steps_of_its_environments(make: Any) -> None:
+    """Its environments have seeds that follow each other, so that only one can be compared."""
+    with closing(vec_env_of(lambda num_envs: OfStableBaselines(make), {}, E, "x")) as env:
+        random = np.random.default_rng(0)
+        observation = env.reset(4)
+        alone = make()
+        alone.reset(seed=environment_seeds(4, E)[0])
+        cuts = 0
+        for _ in range(30):
+            action = random_action(env.action_space, E, random)
+            step = env.step(action)
+            seen, reward, terminated, truncated, _ = alone.step(np.asarray(action)[0])
+            assert step.reward[0] == np.float32(reward)
+            assert (step.terminated[0], step.truncated[0]) == (terminated, truncated)
+            if truncated:
+                np.testing.assert_array_equal(flatten(step.final_observation)[0][0], seen)
+                assert 0 in env.final_info  # type: ignore[attr-defined]
+                cuts += 1
+            if terminated or truncated:
+                seen, _ = alone.reset()
+            np.testing.assert_array_equal(step.observation[0], seen)  # type: ignore[index]
+        assert observation.shape[0] == E and (cuts or make is cartpole)  # type: ignore[union-attr]
 
 
 def test_a_vector_environment_in_place_of_a_single_one_is_refused() -> None:

@@ -48,7 +48,7 @@ class AEC(Parallel):
 class StableBaselines:
     """The attributes of Stable-Baselines3's VecEnv."""
 
-    num_envs = 1
+    num_envs = 2
     observation_space = spaces.Box(0, 1, (2,))
     action_space = spaces.Discrete(2)
 
@@ -99,15 +99,19 @@ OF_ANY = [
     (Counting, r"got the class Counting: return an instance of it, Counting\("),
     (AEC(), "of one agent, got a .*AEC with an .* PettingZoo's AEC environments: wrap"),
     (Parallel(), "of one agent, got a .*Parallel with an .* PettingZoo's parallel env.*: wrap"),
-    (StableBaselines(), "got a .*StableBaselines, a vector environment of Stable-Baselines3: "),
 ]
 OF_ONE = [
+    (
+        StableBaselines(),
+        "is a vector environment itself: let the function .* have a parameter num_envs",
+    ),
     ("CartPole-v1", "expected an environment of Gymnasium's interface, got a str without reset, "),
     ((Counting(), {}), "got a tuple without reset, step$"),
     (SimpleNamespace(reset=print, step=print), "has no action_space; give it one"),
     (contract(), "is a vector environment itself: let the function .* have a parameter num_envs"),
 ]
 OF_SEVERAL = [
+    (StableBaselines(), "called with num_envs=1, the factory must return a VecEnv"),
     (Counting(), "called with num_envs=1, .*; a function without the parameter num_envs returns"),
     ([Counting()], "called with num_envs=1, the factory must return a VecEnv"),
     (contract(frame_stack=None, env_id=None), "expected a VecEnv, got a .* without env_id, frame"),

@@ -129,7 +129,7 @@ def test_an_info_of_another_form_is_a_failure_of_the_environment(
 
 
 def test_a_step_without_the_seventh_value_is_a_failure_of_the_environment(address: str) -> None:
-    sentence = r"step\(\) must return .*final_observation, info\), got 6 values"
+    sentence = r"step\(\) must return .*final_observation\[, resets\], info\), got 6 values"
     with serving(Vector, address, description=TOLD):
         with pytest.raises(RuntimeError, match=sentence), playing([address]) as game:
             game.rollout()

@@ -12,7 +12,6 @@ Nothing is played ahead: every action is chosen with the newest weights.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import queue
 import threading
@@ -199,7 +198,7 @@ def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
         return rollout
     rows = torch.arange(rollout.unroll_length + 1, device="cpu")
     valid = rows[:, None] <= torch.tensor(lengths, device="cpu")
-    return dataclasses.replace(rollout, valid=valid, collected=sum(lengths))
+    return rollout.keeping(valid)
 
 
 class _RolloutPlayer:

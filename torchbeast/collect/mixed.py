@@ -179,13 +179,13 @@ class MixedSource(WithReplay):
         """Returns the batch with replayed columns, or without its spare columns."""
         self._is_reached = self._is_reached or self._replay.size >= self._learn_start
         if not self._is_reached:
-            return rollout.columns(0, self._batch_size)
+            return rollout.columns(0, self._batch_size).without_resets()
         spare = slice(self._batch_size, self._batch_size + self._spare_columns)
         is_walking = bool(flatten(self._initial_state))
         first_walk = lane.number * self._spare_columns if is_walking else None
         filled = self._replay.fill(arrays_of(rollout), spare, first_walk)
         if filled is None:
-            return rollout.columns(0, self._batch_size)
+            return rollout.columns(0, self._batch_size).without_resets()
         self._write_states(rollout, lane, filled.begins)
         replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
         replayed[:, self._batch_size :] = True
@@ -196,7 +196,7 @@ class MixedSource(WithReplay):
             collected=rollout.unroll_length * self._batch_size,
             feeds_back=is_walking,
             hand_back=lane.receive,
-        )
+        ).without_resets()
 
     def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
         """Writes the recurrent state before every window: the initial state at the start of an

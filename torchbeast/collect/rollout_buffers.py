@@ -168,7 +168,7 @@ class BatchBuffer:
         fields = spec.fields(batch_size + spare_columns)
         self._tensors = map_leaves(lambda leaf: _empty(leaf, pin), fields)
         self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
-        self._size = batch_size
+        self._size, self._spare = batch_size, spare_columns
         self._filled = 0
         self._finals: list[tuple[int, int, list[np.ndarray]]] = []  # column, row, leaves
 
@@ -205,7 +205,8 @@ class BatchBuffer:
 
         The contents of spare columns are undefined, and final_observation does not include them.
         """
-        return Rollout(**self._tensors, final_observation=self._final_observation())
+        whole = Rollout(**self._tensors, final_observation=self._final_observation())
+        return whole if self._spare else whole.without_resets()
 
     def _add_finals(self, slot: RolloutArrays, first: int, count: int) -> None:
         truncated = slot["truncated"][1:]

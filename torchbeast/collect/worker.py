@@ -230,8 +230,7 @@ class Player:
             self._acted_with = self._version
             loop.act(self._mode)
             activity.enter("environment")
-            loop.step()
-            activity.count(len(loop.row.reward))
+            activity.count(loop.step())
             writer.write(t, loop.row, loop.acted, self._acted_with)
         if t < unroll_length:
             writer.repeat(t)

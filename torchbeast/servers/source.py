@@ -143,6 +143,8 @@ class PolySource:
         columns = self._batch_size + self._spare_columns
         for nest, info in self._queue.with_info():
             rollout = _to_rollout(nest, info, self._spare_columns)
+            if not self._spare_columns:
+                rollout = rollout.without_resets()
             if rollout.batch_size < columns:
                 break  # closed during the collection of a batch
             yield rollout

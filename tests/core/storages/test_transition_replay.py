@@ -45,15 +45,19 @@ def assert_same(found: dict[str, np.ndarray], place: int, expected: dict[str, np
         np.testing.assert_array_equal(found[name][place], leaf, err_msg=name)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("k", "n", "alpha"), [(1, 1, 0.6), (1, 3, 0.0), (3, 1, 0.0), (3, 3, 0.6)])
-def test_a_transition_is_what_the_lists_of_rows_say(k: int, n: int, alpha: float) -> None:
+def test_a_transition_is_what_the_lists_of_rows_say(
+    k: int, n: int, alpha: float, late: bool
+) -> None:
     """Observation, action, rewards, ends and the observation to bootstrap from, by definition."""
-    envs, replay = Envs(5, T, k), replay_of(k, n_step=n, priority_exponent=alpha)
+    envs, replay = Envs(5, T, k, late=late), replay_of(k, n_step=n, priority_exponent=alpha)
     seen: Counter[str] = Counter()
     for _ in range(12):
         play(replay, envs, rounds=2)
         sample = replay.sample(COUNT)
         for b, (life, e) in enumerate(rows_of(sample, envs)):
+            assert life.rows[e].is_end or not life.rows[e].values["done"], "a reset is no step"
             last = e
             newest = max(row for other, row in stored(replay, envs) if other is life)
             while last < e + n - 1 and not life.rows[last].values["done"] and last < newest:
@@ -184,14 +188,18 @@ def outcome(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.n
     return reached.astype(np.float32), reached
 
 
-def counting(index: int, is_cut: bool = True) -> dict[str, Any]:
+def counting(index: int, is_cut: bool = True, late: bool = False) -> dict[str, Any]:
     """Rollout `index`: episodes of LENGTH steps; what is achieved is the time. is_cut: they are
-    truncated, else they terminate.
+    truncated, else they terminate. late: each begins in a reset row.
     """
-    times = T * index + np.arange(T + 1)
-    steps = times % LENGTH
-    done = steps == 0
-    cuts = done & (times > 0) & is_cut
+    rows = T * index + np.arange(T + 1)
+    episodes, steps = np.divmod(rows, LENGTH + 1 if late else LENGTH)
+    times = LENGTH * episodes + steps
+    begins = steps == 0
+    is_reset = begins & (late | (times == 0))
+    steps = np.where(begins & ~is_reset, LENGTH, steps)
+    is_end = steps == LENGTH
+    done, cuts = is_end | is_reset, is_end & is_cut
 
     def column(values: Any, dtype: str) -> np.ndarray:
         return np.asarray(values, dtype)[:, None]
@@ -200,7 +208,7 @@ def counting(index: int, is_cut: bool = True) -> dict[str, Any]:
     fresh = times[:, None, None].astype(np.float32)
     observation = {
         "achieved_goal": fresh
-        + np.float32(0.5) * done[:, None, None],  # the next episode's first row
+        + np.float32(0.5) * begins[:, None, None],  # the next episode's first row
         "desired_goal": np.full_like(fresh, -1.0),
         "observation": fresh,
     }
@@ -218,7 +226,7 @@ def counting(index: int, is_cut: bool = True) -> dict[str, Any]:
         "episode_end": column(cuts, "bool"),
         "episode_step": column(steps, "int32"),
         "episode_return": column(zeros, "float32"),
-        "policy_version": column(times, "int64"),
+        "policy_version": column(np.where(is_reset, -1, times), "int64"),
         "action": column(zeros, "int64"),
         "extras": {"policy_logits": np.zeros((T + 1, 1, 3), np.float32)},
         "env_index": column(zeros, "int64"),
@@ -226,27 +234,30 @@ def counting(index: int, is_cut: bool = True) -> dict[str, Any]:
     }
 
 
-def hindsight_replay(share: float, is_cut: bool = True) -> TransitionReplay:
+def hindsight_replay(share: float, is_cut: bool = True, late: bool = False) -> TransitionReplay:
     sampling = replace(UNIFORM, hindsight=outcome, hindsight_share=share)
     replay = TransitionReplay(goal_fields(), 8 * T, seed=3, sampling=sampling)
     for index in range(11):
-        replay.insert(counting(index, is_cut), slice(0, 1), agent=0)
+        replay.insert(counting(index, is_cut, late), slice(0, 1), agent=0)
     return replay
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_goals_are_what_was_achieved_later_in_the_same_episode(is_loaded: bool) -> None:
+def test_goals_are_what_was_achieved_later_in_the_same_episode(is_loaded: bool, late: bool) -> None:
     """Each of the times that remain, the last of which only the final observation shows."""
-    replay = hindsight_replay(1.0)
+    replay = hindsight_replay(1.0, late=late)
     if is_loaded:
         file = io.BytesIO()
         replay.save(file)
         file.seek(0)
-        replay = hindsight_replay(1.0)
+        replay = hindsight_replay(1.0, late=late)
         replay.load(file)
     sample = replay.sample(5000)
     kept = sample.observation["desired_goal"][:, 0] == -1
-    running = sample.policy_version > 11 * T // LENGTH * LENGTH
+    complete = 11 * T // (LENGTH + 1) if late else 11 * T // LENGTH  # episodes
+    running = sample.policy_version > complete * LENGTH
+    assert (sample.policy_version >= 0).all(), "a reset is no step"
     assert (kept == running).all() and 0 < kept.sum() < 1000
     found: dict[int, set[float]] = {}
     chosen = np.flatnonzero(~kept)

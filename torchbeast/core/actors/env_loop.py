@@ -67,15 +67,15 @@ class EnvLoop:
         inputs = inputs_of(row.observation, row.reward, row.done, self.acted.action)
         self.acted = self._actor.act(inputs, self.acted.state, mode)
 
-    def step(self) -> None:
-        """Executes the chosen action."""
+    def step(self) -> int:
+        """Executes the chosen action; returns the number of environments that took a step."""
         step = self._env.step(map_leaves(_copy_to_numpy, self.acted.action))
         done = step.terminated | step.truncated
         final = step.final_observation
         if final is not None:  # before the push, which forgets the episodes that ended
             final = self._stacker.final(final, step.truncated)
         observation = self._stacker.push(step.observation, done)
-        self._count(step)
+        taken = self._count(step)
         self.row = EnvRow(
             observation,
             step.reward,
@@ -87,6 +87,7 @@ class EnvLoop:
             final,
             final_info_of(self._env),
         )
+        return taken
 
     def _first_row(self, observation: ArrayNest) -> EnvRow:
         count = self._env.num_envs
@@ -103,13 +104,17 @@ class EnvLoop:
             {},
         )
 
-    def _count(self, step: VecStep) -> None:
-        """Counts steps and return of the running games, including the last step."""
+    def _count(self, step: VecStep) -> int:
+        """Counts this step in the running games; returns how many took one."""
         over = self.row.episode_end
         self._episode_step[over] = 0
         self._episode_return[over] = 0
-        self._episode_step += 1
         self._episode_return += step.reward
+        if step.resets is None:
+            self._episode_step += 1
+            return self._env.num_envs
+        self._episode_step += ~step.resets
+        return int(np.count_nonzero(~step.resets))
 
 
 def inputs_of(

@@ -32,7 +32,7 @@ _OF_VEC_ENV = (
 def check_environment(env: Any, whose: str) -> None:
     """Raises UsageError unless this is one environment with the interface of (old) Gym."""
     _refuse_other_things(env, whose)
-    if is_gym_vector(env) or (hasattr(env, "num_envs") and hasattr(env, "frame_stack")):
+    if is_vector(env) or (hasattr(env, "num_envs") and hasattr(env, "frame_stack")):
         raise UsageError(
             f"{whose} is a vector environment itself: let the function that makes it have a "
             "parameter num_envs, as gymnasium.make_vec does"
@@ -45,8 +45,8 @@ def check_environment(env: Any, whose: str) -> None:
 
 
 def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
-    """Raises UsageError unless this is a VecEnv, or a vector environment of Gymnasium, with this
-    number of environments.
+    """Raises UsageError unless this is a VecEnv, or a vector environment of Gymnasium or
+    Stable-Baselines3, with this number of environments.
     """
     _refuse_other_things(env, whose)
     if getattr(env, "num_envs", None) != num_envs:
@@ -55,7 +55,7 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
             f"as many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}; "
             "a function without the parameter num_envs returns one environment"
         )
-    if is_gym_vector(env):
+    if is_vector(env):
         return
     _check_has(env, _OF_VEC_ENV, whose, "a VecEnv")
     for name, kinds, converter in (
@@ -75,6 +75,11 @@ def is_gym_vector(env: Any) -> bool:
     return hasattr(env, "single_action_space") and hasattr(env, "single_observation_space")
 
 
+def is_vector(env: Any) -> bool:
+    """Returns whether this is a vector environment of Gymnasium or Stable-Baselines3."""
+    return is_gym_vector(env) or (hasattr(env, "step_async") and hasattr(env, "step_wait"))
+
+
 def _refuse_other_things(env: Any, whose: str) -> None:
     if env is None:
         raise UsageError(
@@ -91,12 +96,6 @@ def _refuse_other_things(env: Any, whose: str) -> None:
             f"{whose}: expected an environment of one agent, got {_named(env)} with an "
             f"action_space(agent), like PettingZoo's {kind} environments: wrap it so that reset "
             "and step serve one agent"
-        )
-    if hasattr(env, "step_async") and hasattr(env, "step_wait") and not is_gym_vector(env):
-        raise UsageError(
-            f"{whose}: expected an environment, got {_named(env)}, a vector environment of "
-            "Stable-Baselines3: return a single environment from a function without the parameter "
-            "num_envs, and TorchBeast steps several together"
         )
 
 
@@ -193,6 +192,14 @@ def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[i
     infos = [info.get(index, {}) for index in games]
     numbers = [[number_in(of_game.get(keyword)) for keyword in keywords] for of_game in infos]
     return np.array(numbers, np.float32)
+
+
+def is_reset(done: Any, episode_step: Any) -> Any:
+    """Returns which rows begin an episode without a step that led there, bool; see VecStep.resets.
+
+    done, episode_step: tensors or arrays of one shape.
+    """
+    return done & (episode_step == 0)
 
 
 def env_repr(env: Any) -> str:

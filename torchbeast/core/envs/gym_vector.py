@@ -3,9 +3,10 @@
 
 A VecEnv begins the next episode in the step that ends one. Their autoreset mode decides how:
 
-    SAME_STEP             they do so too, and give the last observations in their infos
-    NEXT_STEP, DISABLED   ended environments are reset immediately, by Gymnasium's reset_mask; with
-                          NEXT_STEP only SyncVectorEnv and AsyncVectorEnv allow that
+    SAME_STEP   they do so too, and give the last observations in their infos
+    DISABLED    ended environments are reset immediately, by Gymnasium's reset_mask
+    NEXT_STEP   SyncVectorEnv and AsyncVectorEnv with shared memory too; others begin the next
+                episode one step late, in a row of VecStep.resets
 
 Gymnasium is not imported: what counts are the names of its classes and attributes.
 """
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import FinalInfo, FiniteCheck, env_repr
+from torchbeast.core.envs.contract import FinalInfo, FiniteCheck, env_repr, is_gym_vector
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     ArraySpec,
@@ -29,14 +30,15 @@ from torchbeast.core.envs.spaces import (
 from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
 from torchbeast.errors import UsageError
 
-_SAME_STEP = "SameStep"
-_MODES = (_SAME_STEP, "NextStep", "Disabled")
+_MODES = _SAME_STEP, _NEXT_STEP, _DISABLED = "SameStep", "NextStep", "Disabled"
 
 
 def adopted(env: Any, env_id: str) -> GymVectorEnv:
-    """Returns the VecEnv of a vector environment of Gymnasium, which is closed where that fails."""
+    """Returns the VecEnv of a vector environment of Gymnasium or Stable-Baselines3, which is closed
+    where that fails.
+    """
     try:
-        return GymVectorEnv(env, env_id)
+        return GymVectorEnv(env if is_gym_vector(env) else _OfStableBaselines(env), env_id)
     except Exception:
         env.close()
         raise
@@ -65,6 +67,7 @@ class GymVectorEnv:
         )
         self._check_finite = FiniteCheck(self.observation_space)
         self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
+        self._late = np.zeros(self.num_envs, bool)  # ended, and begin again with the next step
         self.final_info = {}
 
     def reset(self, seed: int) -> ArrayNest:
@@ -72,22 +75,19 @@ class GymVectorEnv:
         observation, _ = self._env.reset(seed=seeds if self._is_own else seeds[0])
         self.final_info = {}
         self._steps[:] = 0
+        self._late[:] = False
         seen = self._copied(observation)
         self._check(seen, range(self.num_envs))
         return seen
 
     def step(self, action: ArrayNest) -> VecStep:
         observation, reward, terminated, truncated, infos = self._env.step(self._actions(action))
-        reward = np.array(reward, np.float32)
-        for index in np.flatnonzero(~np.isfinite(reward)):
-            raise ValueError(
-                f"environment {index} of {self.env_id}: expected a finite reward, got "
-                f"{reward[index]}"
-            )
-        terminated = np.array(terminated, bool)
-        truncated = np.asarray(truncated, bool) & ~terminated
+        resets, self._late = self._late, np.zeros(self.num_envs, bool)
+        reward = self._finite(np.where(resets, 0.0, reward).astype(np.float32))
+        terminated = np.asarray(terminated, bool) & ~resets
+        truncated = np.asarray(truncated, bool) & ~(terminated | resets)
         ended = terminated | truncated
-        self._steps += 1
+        self._steps += ~resets
         seen, self.final_info = self._copied(observation), {}
         final: ArrayNest | None = None
         if ended.any():
@@ -97,12 +97,23 @@ class GymVectorEnv:
                 ours = map_leaves(lambda leaf: leaf[truncated], seen)
                 final = self._final(infos, truncated) if is_same else ours
                 self._check(final, np.flatnonzero(truncated))
-            if not is_same:
+            if self._mode == _NEXT_STEP:
+                self._late = ended
+            elif self._mode == _DISABLED:
                 observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
                 seen = self._copied(observation)
             self._steps[ended] = 0
         self._check(seen, range(self.num_envs))
-        return VecStep(seen, reward, terminated, truncated, ended, final)
+        late = resets if resets.any() else None
+        return VecStep(seen, reward, terminated | resets, truncated, ended, final, late)
+
+    def _finite(self, reward: np.ndarray) -> np.ndarray:
+        for index in np.flatnonzero(~np.isfinite(reward)):
+            raise ValueError(
+                f"environment {index} of {self.env_id}: expected a finite reward, got "
+                f"{reward[index]}"
+            )
+        return reward
 
     __repr__ = env_repr
 
@@ -142,7 +153,9 @@ class GymVectorEnv:
 
 
 def _mode(env: Any, env_id: str, is_own: bool) -> str:
-    """Returns the value of the autoreset mode; raises UsageError for one that cannot be used."""
+    """Returns the value of the autoreset mode, or DISABLED for NEXT_STEP if the environment can be
+    reset earlier; raises UsageError for an unknown mode.
+    """
     found = getattr(env, "metadata", {}).get("autoreset_mode")
     mode = str(getattr(found, "value", found))
     if mode not in _MODES:
@@ -150,13 +163,8 @@ def _mode(env: Any, env_id: str, is_own: bool) -> str:
             f"{env_id} is a vector environment whose metadata have no autoreset_mode of Gymnasium "
             f"1.1 or newer, got {found!r}: make it with such a Gymnasium"
         )
-    if mode == "NextStep" and not (is_own and getattr(env.unwrapped, "shared_memory", True)):
-        raise UsageError(
-            f"{env_id} resets one step late (autoreset_mode NEXT_STEP) and cannot be reset "
-            'earlier: give gymnasium.make_vec vectorization_mode="sync" or "async", or '
-            "autoreset_mode SAME_STEP; AsyncVectorEnv needs shared_memory as well"
-        )
-    return mode
+    can_be_early = is_own and getattr(env.unwrapped, "shared_memory", True)
+    return _DISABLED if mode == _NEXT_STEP and can_be_early else mode
 
 
 def _is_own(env: Any) -> bool:
@@ -175,3 +183,32 @@ def _each_info(infos: Mapping[str, Any], ended: np.ndarray) -> FinalInfo:
         }
         for index in np.flatnonzero(ended)
     }
+
+
+class _OfStableBaselines:
+    """A VecEnv of Stable-Baselines3 with the interface of Gymnasium's vector environments."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = self.unwrapped = env
+        self.num_envs = env.num_envs
+        self.single_observation_space = env.observation_space
+        self.single_action_space = env.action_space
+        self.metadata = {"autoreset_mode": _SAME_STEP}
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        self._env.seed(seed)
+        return self._env.reset(), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        observation, reward, done, infos = self._env.step(action)
+        cut = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        last = [info.get("terminal_observation") for info in infos]
+        final_info = {}
+        for key in {key for info in infos for key in info}:
+            final_info[key] = np.array([info.get(key) for info in infos] + [None], object)[:-1]
+            final_info[f"_{key}"] = np.array([key in info for info in infos])
+        told = {"final_obs": last, "final_info": final_info}
+        return observation, reward, done & ~np.array(cut), cut, told
+
+    def close(self) -> None:
+        self._env.close()

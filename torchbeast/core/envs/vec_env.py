@@ -35,7 +35,7 @@ from torchbeast.core.envs.contract import (
     check_keywords,
     check_vec_env,
     env_repr,
-    is_gym_vector,
+    is_vector,
     number_in,
 )
 from torchbeast.core.envs.frame_stack import stacked_space
@@ -72,6 +72,10 @@ class VecStep(NamedTuple):
         episode_end: bool [E], the whole game is over: counters and returns restart.
         final_observation: Leaves [K, ...] of the K truncated episodes, in index order; None if K is
             0.
+        resets: bool [E], the environments that only began an episode and ignored their action, one
+            step after `observation` was the last of the episode before. Their reward is 0 and
+            terminated is true, as in an environment's first row; nothing learns from such a row or
+            counts it. None: no environment.
     """
 
     observation: ArrayNest
@@ -80,6 +84,7 @@ class VecStep(NamedTuple):
     truncated: np.ndarray
     episode_end: np.ndarray
     final_observation: ArrayNest | None
+    resets: np.ndarray | None = None
 
     @staticmethod
     def of_games(observation: ArrayNest, reward: np.ndarray, ended: np.ndarray) -> VecStep:
@@ -275,7 +280,8 @@ def vec_env_of(
     observation_keys: Sequence[str] = (),
 ) -> VecEnv:
     """Makes environments by a function that returns one of them, or, if it has a parameter
-    num_envs, a VecEnv or a vector environment of Gymnasium, as gymnasium.make_vec does.
+    num_envs, a VecEnv or a vector environment of Gymnasium or Stable-Baselines3, as
+    gymnasium.make_vec does.
 
     Args:
         env_fn: The function.
@@ -294,7 +300,7 @@ def vec_env_of(
         return SyncVecEnv([make_one] * num_envs, env_id, observation_keys)
     env: VecEnv = env_fn(num_envs=num_envs, **env_kwargs)
     check_vec_env(env, num_envs, env_id)
-    return adopted(env, env_id) if is_gym_vector(env) else env
+    return adopted(env, env_id) if is_vector(env) else env
 
 
 def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:

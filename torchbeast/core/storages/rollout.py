@@ -30,6 +30,7 @@ from torch import Tensor
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
+from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import both
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
@@ -62,7 +63,8 @@ class Rollout:
         rollout_index: int64 [T+1, B], number of its rollout, the same in all rows.
         info: float32 [T+1, B] by keyword, numbers in the info of a game's last step; NaN where no
             game ended, or a game gave none.
-        valid: bool [T+1, B], whether to train on the step to row t. None: all are valid.
+        valid: bool [T+1, B], whether to train on the step to row t, see without_resets. None: all
+            are valid.
         replayed: bool [T+1, B], whether a column comes from replay, the same in all rows. None:
             none.
         collected: Steps that no other batch counts. None: all online steps.
@@ -172,6 +174,25 @@ class Rollout:
         if self.replayed is None:
             return None
         return both(self.mask, self.replayed[1:].bool())
+
+    def without_resets(self) -> Rollout:
+        """Returns a rollout in which the steps to reset rows are not valid, see VecStep.resets.
+
+        Such a row looks like the first row of an environment: it is done, in step 0 of its episode.
+        """
+        if not (resets := is_reset(self.done, self.episode_step))[1:].any():
+            return self
+        return self.keeping(~resets)
+
+    def keeping(self, valid: Tensor) -> Rollout:
+        """Returns a rollout in which only some steps are valid and count as collected.
+
+        Args:
+            valid: bool [T+1, B], whether to keep the step to row t.
+        """
+        kept = replace(self, valid=both(self.valid, valid))
+        online = kept.online_mask
+        return replace(kept, collected=None if online is None else int(online.sum()))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor.

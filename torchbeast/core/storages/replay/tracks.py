@@ -30,6 +30,7 @@ import numpy as np
 
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten, map_leaves
+from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.storages.replay.file import ReplayReader, ReplayWriter
 
 
@@ -62,15 +63,17 @@ class Track:
         nth, place = divmod(position, self.unroll_length)
         return self.chunks[nth - self.overwritten] * self.unroll_length + place
 
-    def note_ends(self, done: np.ndarray) -> list[tuple[int, int]]:
-        """Notes the episodes that begin and end in the newest chunk; done: bool [T].
+    def note_ends(self, done: np.ndarray, resets: np.ndarray) -> list[tuple[int, int]]:
+        """Notes the episodes that begin and end in the newest chunk; done, resets: bool [T].
 
         Returns the finished episodes of which T + 1 rows are now stored from the first row on, as
         position of that row and number of steps. Episodes whose first row was overwritten
         meanwhile are forgotten.
         """
-        for position in (self.end - self.unroll_length + np.flatnonzero(done)).tolist():
-            if self.episode is not None:
+        first = self.end - self.unroll_length
+        for place in np.flatnonzero(done).tolist():
+            position = first + place
+            if self.episode is not None and not resets[place]:
                 self.waiting.append((self.episode, position - self.episode))
             self.episode = position
         last = self.end - 1 - self.unroll_length
@@ -272,7 +275,9 @@ class TrackRing:
         chunk = track.chunks[-1]
         if finals:
             self._finals[chunk] = finals
-        for position, length in track.note_ends(self.fields["done"][self.ring_rows(chunk)]):
+        rows = self.ring_rows(chunk)
+        done, steps = (self.fields[name][rows] for name in ("done", "episode_step"))
+        for position, length in track.note_ends(done, is_reset(done, steps)):
             self.episodes.add(track.row(position), length)
 
     def _forget(self, chunk: int) -> None:

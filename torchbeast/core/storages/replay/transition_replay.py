@@ -27,6 +27,7 @@ import numpy as np
 
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
+from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.frame_stack import shifted
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.replay.tracks import Track
@@ -216,10 +217,10 @@ class TransitionReplay(RolloutStore):
         return stored.start + self._ring_rows(ring_rows - stored.start)
 
     def _is_whole(self, names: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Returns whether everything that belongs to transitions is stored."""
+        """Returns whether rows name transitions of which everything is stored."""
         known: np.ndarray = (starts >= 0) & ~self._ring.begin_tracks(names)
         known[known] = (self._stack_rows(starts[known]) >= 0).all(axis=1)
-        return known
+        return known & ~is_reset(*(self._rows_of(name, names) for name in ("done", "episode_step")))
 
     def _probabilities(self, names: np.ndarray) -> np.ndarray:
         if not self._alpha:
