@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -213,6 +214,15 @@ def test_a_description_names_every_part() -> None:
     shown = repr(scheme_of(col_remote_workers=1))
     assert shown.startswith("<Scheme of collection: 1 process with 2 environments each, synchron")
     assert "\n" not in shown and "; learner: " in shown
+
+
+def test_a_notebook_shows_everything_that_the_description_says() -> None:
+    scheme = impala_of(col_remote_workers=3, col_communication="asynchronous")
+    shown = ElementTree.fromstring(f"<div>{scheme._repr_html_()}</div>".replace("<br>", "<br/>"))
+    texts = " ".join(text.strip() for text in shown.itertext())
+    named_apart = {"forward", "back"}  # arrows in the picture
+    for line in scheme.describe().splitlines():
+        assert line.strip() in texts or line in named_apart
 
 
 # --- named architectures

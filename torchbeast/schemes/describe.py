@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes a scheme: its parts, and what goes between them, in lines of text."""
+"""Describes a scheme: its parts, and what goes between them, as text and for notebooks."""
 
 from __future__ import annotations
 
+import html
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +32,22 @@ def text_of(scheme: Scheme) -> str:
     ]
     forward, back = _ways(scheme)
     return "\n".join([*said, "forward", f"  {forward} for each update", "back", f"  {back}"])
+
+
+_BOX = '<div style="border:1px solid; border-radius:6px; padding:0.5em 1em"><b>{}</b><br>{}</div>'
+_ARROW = '<div style="align-self:center; padding:0 0.5em">{}</div>'
+
+
+def html_of(scheme: Scheme) -> str:
+    """Returns the parts as boxes in a row, for a notebook, and what passes between them."""
+    boxes = [
+        _BOX.format(html.escape(part.title), "<br>".join(map(html.escape, part.lines)))
+        for part in parts(scheme)
+    ]
+    row = _ARROW.format("&#8644;").join(boxes)
+    forward, back = map(html.escape, _ways(scheme))
+    ways = f"<div>&#8594; {forward} for each update<br>&#8592; {back}</div>"
+    return f'<div style="display:flex; flex-wrap:wrap; margin-bottom:0.5em">{row}</div>{ways}'
 
 
 def _ways(scheme: Scheme) -> tuple[str, str]:

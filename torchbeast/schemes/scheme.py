@@ -47,7 +47,7 @@ from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts, UsageError
 from torchbeast.gradients.config import Communication, GradientConfig, UpdateExecution
 from torchbeast.on_ray.config import RayConfig
-from torchbeast.schemes.describe import parts, text_of
+from torchbeast.schemes.describe import html_of, parts, text_of
 from torchbeast.servers.config import FleetConfig
 
 Inference = Literal["worker", "central"]
@@ -326,6 +326,9 @@ class Scheme:
     def __repr__(self) -> str:
         told = "; ".join(f"{part.title}: {', '.join(part.lines)}" for part in parts(self))
         return f"<Scheme of {told}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def describe(self) -> str:
         """Returns the parts of the scheme, and what passes between them, as lines of text."""
