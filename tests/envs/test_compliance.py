@@ -62,6 +62,14 @@ class TestMakeVec(VecEnvCompliance):
         return envs.make(envs.EnvSpec("gymnasium:make_vec", kwargs), num_envs)
 
 
+class TestEnvPoolsCartPole(VecEnvCompliance):
+    num_steps = 60
+
+    def make(self, num_envs: int) -> VecEnv:
+        pytest.importorskip("envpool")
+        return envs.make("envpool:CartPole-v1", num_envs)
+
+
 class TestMinAtarBreakout(VecEnvCompliance):
     num_steps = 60
 

@@ -7,6 +7,7 @@
 | `Catch`, `Memory`, `Dials`, `BitFlip` | toy tasks that are learnt in seconds (`toy.py`) |
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/how-to/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
+| `envpool:Pong-v5` | a task of EnvPool, in C++ (`envpool.py`) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
 | | when it has a parameter num_envs, once with it, and returns a VecEnv |
 | anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
@@ -50,7 +51,7 @@ def make(
         env: The id of an environment, such as "CartPole-v1", "ALE/Pong-v5" or "my_module:make_env";
             or an EnvSpec, which adds keyword arguments and options.
         num_envs: Number of environments.
-        num_threads: Threads that step them; only Atari games use more than one.
+        num_threads: Threads that step them; only Atari games and EnvPool use more than one.
         render: Whether Gymnasium's environments can draw themselves, see SyncVecEnv.render.
 
     Raises:
@@ -79,9 +80,10 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     name = spec.name
     if num_envs < 1:
         raise EnvError(f"{name}: at least one environment is needed, got num_envs={num_envs}")
-    from torchbeast.envs import atari, minatar
+    from torchbeast.envs import atari, envpool, minatar
 
-    ours = atari.is_atari(name) or name in BUILT_IN or name.startswith(minatar.PREFIX)
+    ours = name in BUILT_IN or name.startswith((minatar.PREFIX, envpool.PREFIX))
+    ours = ours or atari.is_atari(name)
     if ours and spec.options.mask_actions:
         raise EnvError(f"{name} has no action masks: remove mask_actions")
     if atari.is_atari(name):
@@ -91,6 +93,8 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
         raise EnvError(f"{flags} needs an Atari game, and {name} is not one: remove {flags}")
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
+    if name.startswith(envpool.PREFIX):
+        return envpool.make(spec, num_envs, num_threads)
     if spec.is_factory:
         return _make_by_factory(spec, num_envs)
     if name.startswith(minatar.PREFIX):

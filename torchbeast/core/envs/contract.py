@@ -49,6 +49,7 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
     Stable-Baselines3, with this number of environments.
     """
     _refuse_other_things(env, whose)
+    _check_pool(env, whose)
     if getattr(env, "num_envs", None) != num_envs:
         raise UsageError(
             f"{whose}: called with num_envs={num_envs}, the factory must return a VecEnv with "
@@ -68,6 +69,22 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
                     f"{whose}: the {name} of a VecEnv is made of torchbeast's spaces, got "
                     f"{leaf!r}: convert it by torchbeast.core.envs.spaces.{converter}"
                 )
+
+
+def _check_pool(env: Any, whose: str) -> None:
+    """Raises UsageError for a pool of EnvPool that is not stepped like a vector environment."""
+    if not hasattr(env, "all_env_ids"):
+        return
+    if not is_gym_vector(env):
+        raise UsageError(
+            f'{whose}: expected a pool of env_type "gymnasium", got {_named(env)}: give '
+            'envpool.make env_type="gymnasium"'
+        )
+    if env.is_async:
+        raise UsageError(
+            f"{whose}: expected a pool that steps all its environments together, got one with a "
+            "batch_size below its num_envs: leave out batch_size"
+        )
 
 
 def is_gym_vector(env: Any) -> bool:

@@ -47,7 +47,7 @@ def adopted(env: Any, env_id: str) -> GymVectorEnv:
 class GymVectorEnv:
     """The environments of a vector environment of Gymnasium."""
 
-    frame_stack = 1
+    frame_stack: int = 1
     final_info: FinalInfo
 
     def __init__(self, env: Any, env_id: str) -> None:
@@ -55,8 +55,9 @@ class GymVectorEnv:
         self._env = env
         self.env_id = env_id
         self.num_envs = int(env.num_envs)
-        self._is_own = _is_own(env)
-        self._mode = _mode(env, env_id, self._is_own)
+        is_own = _is_own(env)
+        self._has_seeds = is_own or getattr(env, "has_seeds", False)  # one for each environment
+        self._mode = _mode(env, env_id, is_own)
         try:
             self.observation_space = observation_spec(env.single_observation_space)
             self.action_space = from_gymnasium(env.single_action_space)
@@ -72,7 +73,7 @@ class GymVectorEnv:
 
     def reset(self, seed: int) -> ArrayNest:
         seeds = environment_seeds(seed, self.num_envs)
-        observation, _ = self._env.reset(seed=seeds if self._is_own else seeds[0])
+        observation, _ = self._env.reset(seed=seeds if self._has_seeds else seeds[0])
         self.final_info = {}
         self._steps[:] = 0
         self._late[:] = False
