@@ -53,6 +53,7 @@ def test_a_gymnasium_id_may_name_the_module_to_import() -> None:
     [
         ("Cathc", "unknown environment Cathc; did you mean Catch"),
         ("CartPol-v1", "did you mean CartPole-v1"),
+        ("torchbeast.envs.toy.Catch", "unknown .* of a module, give torchbeast.envs.toy:Catch$"),
         ("CartPole-v9", "unknown environment CartPole-v9; did you mean CartPole-v1"),
         ("!", "!: Malformed environment ID"),
         ("", "Malformed environment ID"),

@@ -58,7 +58,22 @@ _ALIASES = {  # names of flags in earlier programs
     "--use_resnet": "--model=deep",
 }
 # Names in other libraries, where they are not similar to our names.
-_ELSEWHERE = {"num_envs": "num_actors", **OTHER_NAMES}
+_ELSEWHERE = {
+    "num_envs": "num_actors",
+    "n_envs": "num_actors",
+    "n_steps": "unroll_length",
+    "num_steps": "unroll_length",
+    "buffer_size": "replay_size",
+    "total_timesteps": "total_steps",
+    "ent_coef": "entropy_cost",
+    "vf_coef": "baseline_cost",
+    "clip_range": "clip_param",
+    "clip_coef": "clip_param",
+    "lambda": "gae_lambda",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    **OTHER_NAMES,
+}
 _SIMILAR = 0.7  # least similarity, from 0 to 1, for which a flag is suggested
 
 
@@ -330,7 +345,8 @@ def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
     said = _first_sentence(box)
     if said.startswith(_UNKNOWN):
         unknown, known = re.findall(r"--(\w+)", said), [*names(flags_type), *known]
-        return " ".join([said, *_of_other_algorithms(unknown), *_did_you_mean(unknown, known)])
+        theirs = _of_other_algorithms(unknown, known)
+        return " ".join([said, *theirs, *_did_you_mean(unknown, known)])
     if not _OF_A_CHECK.match(said):
         return said
     return as_typed(_OF_A_CHECK.sub("", said), flags_type)
@@ -360,12 +376,13 @@ def _meant(word: str, known: Sequence[str]) -> list[str]:
     return [other] if other in known else get_close_matches(word, known, 1, _SIMILAR)
 
 
-def _of_other_algorithms(unknown: Iterable[str]) -> Iterator[str]:
+def _of_other_algorithms(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]:
     """Yields messages that name built-in algorithms with a flag that is unknown here."""
     for word in unknown:
-        having = [algo for algo in ALGOS if word in names(config_of(algo))]
-        if having:
-            yield f"--{word} is a setting of the algorithms {', '.join(having)}."
+        name = _ELSEWHERE.get(word, word)
+        having = [algo for algo in ALGOS if name in names(config_of(algo))]
+        if having and name not in known:
+            yield f"--{name} is a setting of the algorithms {', '.join(having)}."
 
 
 def _first_sentence(box: str) -> str:

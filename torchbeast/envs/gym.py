@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.util import find_spec
 from typing import Any
 
@@ -76,9 +77,22 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
         _import_package_of(name)
     try:
         return gymnasium.spec(name)
-    except gymnasium.error.UnregisteredEnv as error:
+    except gymnasium.error.Error as error:
+        if factory := _factory_in(env_id):
+            raise EnvError(
+                f"unknown environment {env_id}; for a function of a module, give {factory}"
+            ) from error
+        if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
+            raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
         where = "" if hint or module_name else "; give package:Id-v0 for another package"
         raise EnvError(f"unknown environment {env_id}{hint}{where}") from error
-    except gymnasium.error.Error as error:  # malformed, deprecated
-        raise EnvError(f"{env_id}: {error}") from error
+
+
+def _factory_in(env_id: str) -> str:
+    """Returns "my_module:make_env" for "my_module.make_env" if there is such a module, else ""."""
+    module, _, function = env_id.rpartition(".")
+    with contextlib.suppress(ImportError, ValueError):
+        if module and find_spec(module) is not None:
+            return f"{module}:{function}"
+    return ""

@@ -115,7 +115,7 @@ class PPO(OnPolicy):
             raise UsageError(
                 f"num_mini_batch {parts} leaves one step per minibatch, whose normalised advantage "
                 "is always 0: give a smaller num_mini_batch, a larger batch_size or unroll_length, "
-                "or normalise_advantages=False"
+                "or turn normalise_advantages off"
             )
         order = torch.randperm(count).to(batch.reward.device)
         yield from (take(which) for which in order.tensor_split(parts))
