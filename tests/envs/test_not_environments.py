@@ -113,7 +113,10 @@ OF_ONE = [
 SPACES = {"single_action_space": Discrete(2), "single_observation_space": ArraySpec((), "float32")}
 OF_SEVERAL = [
     (contract(all_env_ids=[0]), 'expected a pool of env_type "gymnasium", got '),
-    (contract(all_env_ids=[0], is_async=True, **SPACES), "steps all its environments together, got"),
+    (
+        contract(all_env_ids=[0], is_async=True, **SPACES),
+        "steps all its environments together, got",
+    ),
     (StableBaselines(), "called with num_envs=1, the factory must return a VecEnv"),
     (Counting(), "called with num_envs=1, .*; a function without the parameter num_envs returns"),
     ([Counting()], "called with num_envs=1, the factory must return a VecEnv"),

@@ -72,6 +72,40 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
     assert supervisor.failure is None and saving.save.call_count == 3
 
 
+def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supervisor, saving, times = Supervisor(), Mock(), iter([59.0, 61.0, 62.0, 660.0, 663.0])
+    clock, saved = [0.0], []
+
+    def status() -> dict[str, int]:
+        clock[0] = next(times, 0.0)
+        training.updates_here = int(clock[0] > 61.0)
+        return {"learner_queue_size": 0}
+
+    def show(*_: object) -> None:
+        if not clock[0]:
+            supervisor.stop("all steps are learnt")
+
+    source = Mock(status=status, hanging=lambda: "")
+    training = Mock(updates_here=0, source=source, supervisor=supervisor)
+    saving.save.side_effect = lambda *_: saved.append(clock[0])
+    now = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("torchbeast.run.watch.time", now)
+    monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
+    monkeypatch.setattr(Watch, "_show", show)
+    Watch(
+        training=training,
+        saving=saving,
+        advise=lambda _: None,
+        title="",
+        rollouts_at_once=1,
+        save_every_s=600.0,
+        only_warnings=True,
+    ).until_the_end()
+    assert saved == [62.0, 663.0]
+
+
 @pytest.mark.parametrize("live", [2, 0])
 def test_nothing_is_advised_to_a_run_that_has_no_stream_left(live: int) -> None:
     advice, display = Diagnosis("environment", "more servers help"), Mock()

@@ -116,7 +116,8 @@ def _recorded(folder: Path) -> dict[str, Any]:
         )
         return {}
     print(
-        f"{folder} has no checkpoint: starting again from step 0, with the settings in meta.json.",
+        f"{folder} has no checkpoint: starting again from step 0, with the settings in meta.json "
+        "and a new logs.csv.",
         flush=True,
     )
     return dict(meta.get("args", {}))

@@ -63,7 +63,7 @@ from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import FILES
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.config import CheckpointConfig
+from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.saving import CheckpointNotWritten, SavedReplay
 from torchbeast.run.session import Session, raise_failure
@@ -391,8 +391,7 @@ class Learner:
         _OPEN[self.log_dir] = self
         self._batches: Iterator[Batch] | None = None
         self._first_step, self._began = self.steps, time.monotonic()
-        self._next_save = Interval(None, CheckpointConfig().checkpoint_interval)
-        self._next_save.mark(self.steps)
+        self._save_after(FIRST_CHECKPOINT_S)
         self._is_closed = self._is_released = self._is_stopped = self._is_taken_over = False
         if self.done():
             print(f"The run has learnt {self.steps:,} steps already: it is complete.", flush=True)
@@ -481,6 +480,10 @@ class Learner:
             self.save_model()
         except CheckpointNotWritten as error:
             _log.warning("%s; the run continues", error)
+        self._save_after(CheckpointConfig().checkpoint_interval)
+
+    def _save_after(self, seconds: float) -> None:
+        self._next_save = Interval(None, seconds)
         self._next_save.mark(self.steps)
 
     @contextmanager

@@ -72,6 +72,10 @@ class TrainingConfig:
         at_least(1, total_steps=self.total_steps)
 
 
+FIRST_CHECKPOINT_S = 60.0
+"""Seconds until the first checkpoint at most, so that a run that is killed early can be resumed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoints."""
@@ -79,8 +83,8 @@ class CheckpointConfig:
     disable_checkpoint: bool = False
     """Do not write checkpoints. The run can then be neither resumed nor evaluated."""
     checkpoint_interval: float = 600.0
-    """Seconds between checkpoints. One is also written at the end, on Ctrl-C, SIGTERM and
-    SIGHUP."""
+    """Seconds between checkpoints. One is also written after the first minute, at the end, and on
+    Ctrl-C, SIGTERM and SIGHUP."""
     keep_checkpoints: int = 3
     """Checkpoints to keep: model.tar is the newest, model.1.tar the one before it, and so on. If
     model.tar is damaged, the run resumes from model.1.tar."""

@@ -19,6 +19,7 @@ from torchbeast.reporting.diagnosis import (
 )
 from torchbeast.reporting.display import Display, Shown
 from torchbeast.reporting.metrics import Metrics, learner_metrics
+from torchbeast.run.config import FIRST_CHECKPOINT_S
 from torchbeast.run.saving import CheckpointNotWritten, Saving
 from torchbeast.run.training import NoMoment, Training
 
@@ -46,7 +47,8 @@ class Watch:
         """Watches until the supervisor ends the run."""
         supervisor = self.training.supervisor
         watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
-        window, saved_at = RecentShares(), time.monotonic()
+        window = RecentShares()
+        save_at = time.monotonic() + min(FIRST_CHECKPOINT_S, self.save_every_s)
         with Display(self.title, only_warnings=self.only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = self.training.source.status(), time.monotonic()
@@ -55,9 +57,9 @@ class Watch:
                 if stall := watchdog.check(updates, status, now, hanging):
                     warn(stall)
                 # After the end of the run, its last checkpoint is written immediately.
-                is_due = now - saved_at >= self.save_every_s and not supervisor.ended
+                is_due = now >= save_at and updates and not supervisor.ended
                 if is_due and self._save_if_possible():
-                    saved_at = time.monotonic()
+                    save_at = time.monotonic() + self.save_every_s
 
     def _show(self, display: Display, status: Mapping[str, float], window: RecentShares) -> None:
         has_learnt = self.training.updates_here > 0
