@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast import ArraySpec, Learner, Scheme, VecEnv, make_env
+from torchbeast import Learner, Scheme, VecEnv
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors import OnPolicyActorCritic
@@ -38,19 +38,13 @@ def test_the_example_trains_and_evaluates_as_it_is_printed(
     assert 1 <= float(capsys.readouterr().out.splitlines()[-1]) <= 500
 
 
-def test_the_environment_of_your_own_takes_its_arguments() -> None:
-    own: dict[str, Any] = {}
-    exec(OWN, own)
-    _, _, space = VecEnv.create_factory(env_fn=own["make_env"], env_kwargs={"size": 4})
-    assert isinstance(space, ArraySpec)
-    assert space.categories == (16,)
-
-
-def test_the_network_and_the_algorithm_of_your_own_train_together(tmp_path: Path) -> None:
+def test_the_environment_the_network_and_the_algorithm_of_your_own_train_together(
+    tmp_path: Path,
+) -> None:
     own: dict[str, Any] = {}
     exec(OWN, own)
     envs, action_space, observation_space = VecEnv.create_factory(
-        env_fn=make_env, env_kwargs={"env": "CartPole-v1"}
+        env_fn=own["make_env"], env_kwargs={"steps": 7}
     )
     scheme = Scheme.preset(
         "impala",
@@ -65,3 +59,4 @@ def test_the_network_and_the_algorithm_of_your_own_train_together(tmp_path: Path
     with Learner(scheme, 20, log_dir=tmp_path / "own") as learner:
         assert learner.step()["total_loss"] != 0
         assert type(learner.actor) is own["MyNet"]
+        assert max(learner.evaluate(num_episodes=2).lengths) <= 7
