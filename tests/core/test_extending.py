@@ -7,14 +7,17 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from learners import impala
+from learners import impala, ppo
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
+from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.actors.registry import make_model
+from torchbeast.core.algos.unroll import policies_and_values
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
@@ -60,6 +63,22 @@ def inputs_with_done(*places: tuple[int, int]) -> ModelInputs:
 
 def rows_of(inputs: ModelInputs, start: int, end: int) -> ModelInputs:
     return ModelInputs(*(leaf[start:end] for leaf in inputs if isinstance(leaf, Tensor)))
+
+
+def test_the_bonus_on_the_page_is_a_term_of_its_own(make_rollout: Callable[..., Rollout]) -> None:
+    own: dict[str, Any] = {}
+    exec(block("class PPOWithBonus("), own)
+    rollout = make_rollout(T, B)
+    net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), False)
+    entropies = net.distribution.entropy(policies_and_values(net, rollout)[0])
+    weights = rollout.observation[:-1].abs().mean(-1)
+    settings = {"num_mini_batch": 1, "num_epochs": 1, "entropy_cost": 0.0}
+    step = ppo(net, own["PPOWithBonus"], **settings)
+    figures = step.update(rollout).figures
+    assert figures["bonus_loss"] == pytest.approx(-0.01 * (weights * entropies).mean().item())
+    assert figures["entropy_loss"] == 0 and figures["total_loss"] == pytest.approx(
+        sum(figures[name] for name in ("pg_loss", "baseline_loss", "bonus_loss"))
+    )
 
 
 def test_the_algorithm_on_the_page_is_the_example_file() -> None:
