@@ -50,6 +50,6 @@ if TYPE_CHECKING:
     from torchbeast.run.checkpoint import load as load_checkpoint
     from torchbeast.schemes.scheme import Scheme as Scheme
 
-_lazy, __getattr__, __dir__ = importing(__name__, __file__)
+_lazy, __getattr__, __dir__ = importing(__name__)
 __all__ = ["__version__", "load_checkpoint", "make_env"]
 __all__ += sorted({*_lazy} - {*__all__})

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torchbeast.envs.families import make_pybullet_test_env as make_pybullet_test_env
     from torchbeast.envs.families import make_pybullet_train_env as make_pybullet_train_env
 
-_lazy, __getattr__, __dir__ = importing(__name__, __file__)
+_lazy, __getattr__, __dir__ = importing(__name__)
 __all__ = ["EnvError", "EnvOptions", "EnvSpec", "make", *_lazy]
 
 BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")

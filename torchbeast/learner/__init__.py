@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from torchbeast.learner.callbacks import Evaluation as Evaluation
     from torchbeast.learner.learner import Learner as Learner
 
-__all__, __getattr__, __dir__ = importing(__name__, __file__)
+__all__, __getattr__, __dir__ = importing(__name__)

@@ -14,4 +14,4 @@ if TYPE_CHECKING:
     from torchbeast.reporting.loggers import TensorBoardLogger as TensorBoardLogger
     from torchbeast.reporting.loggers import WandbLogger as WandbLogger
 
-__all__, __getattr__, __dir__ = importing(__name__, __file__)
+__all__, __getattr__, __dir__ = importing(__name__)

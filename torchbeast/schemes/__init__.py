@@ -10,4 +10,4 @@ from torchbeast.core.base.lazy import importing
 if TYPE_CHECKING:
     from torchbeast.schemes.scheme import Scheme as Scheme
 
-__all__, __getattr__, __dir__ = importing(__name__, __file__)
+__all__, __getattr__, __dir__ = importing(__name__)

@@ -21,4 +21,4 @@ if TYPE_CHECKING:
     from torchbeast.core.actors.registry import OnPolicyActorCritic as OnPolicyActorCritic
     from torchbeast.core.actors.registry import get_feature_extractor as get_feature_extractor
 
-__all__, __getattr__, __dir__ = importing(__name__, __file__)
+__all__, __getattr__, __dir__ = importing(__name__)

@@ -26,4 +26,4 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.sac import SAC as SAC
     from torchbeast.core.algos.td3 import TD3 as TD3
 
-__all__, __getattr__, __dir__ = importing(__name__, __file__)
+__all__, __getattr__, __dir__ = importing(__name__)

@@ -6,15 +6,13 @@ on import.
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 
-def importing(
-    package: str, file: str
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+def importing(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the `__all__`, `__getattr__` and `__dir__` of a package (PEP 562).
 
     The package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers read
@@ -22,15 +20,25 @@ def importing(
 
     Args:
         package: The package's `__name__`.
-        file: The package's `__file__`.
 
     Returns:
         The sorted names, the function that imports one of them, and a function that returns the
         package's `__all__`, to which the package may add names that it imports itself.
+
+    Raises:
+        ImportError: The package was installed without its source.
     """
+    try:
+        source = inspect.getsource(sys.modules[package])
+    except OSError:
+        raise ImportError(
+            f"{package} reads its names from its source, which is missing next to "
+            f"{sys.modules[package].__file__}: install torchbeast with its .py files",
+            name=package,
+        ) from None
     found = {
         name.asname: (line.module, name.name)
-        for block in ast.parse(Path(file).read_text("utf-8")).body
+        for block in ast.parse(source).body
         if isinstance(block, ast.If)
         for line in block.body
         if isinstance(line, ast.ImportFrom) and line.module

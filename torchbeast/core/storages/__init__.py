@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from torchbeast.core.storages.storage import ReplayBuffer as ReplayBuffer
     from torchbeast.core.storages.transition import Transitions as Transitions
 
-__all__, __getattr__, __dir__ = importing(__name__, __file__)
+__all__, __getattr__, __dir__ = importing(__name__)
