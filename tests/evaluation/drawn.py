@@ -145,6 +145,11 @@ def of(name: str) -> str:
     return f"{__name__}:{name.replace('-', '_')}"
 
 
+def broken() -> None:
+    """A factory whose environment cannot be made here."""
+    raise OSError("no display")
+
+
 def __getattr__(name: str) -> Any:
     case = CASES.get(name.replace("_", "-"))
     if case is None:

@@ -116,6 +116,25 @@ def test_a_mask_that_rules_out_everything_is_an_error(tmp_path: Path) -> None:
         load_agent(tmp_path).act({key: np.zeros(s.shape, s.dtype) for key, s in MASKED.items()})
 
 
+def test_a_call_that_fails_leaves_the_agent_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "model.tar", agent_of(CASES["shallow"]))
+    frames = np.random.default_rng(0).integers(0, 255, (3, *IMAGE.shape), np.uint8)
+    said = []
+    for fails in (False, True):
+        agent = load_agent(tmp_path)
+        agent.act(frames[0])
+        if fails:
+            with monkeypatch.context() as broken, pytest.raises(TypeError):
+                broken.setattr(agent.agent.model, "choose", None)
+                agent.act(frames[1], 1.0)
+        agent.act(frames[2], 1.0)
+        assert agent.acted is not None
+        said.append(agent.acted.extras["policy_logits"])
+    assert said[0].equal(said[1])
+
+
 def test_an_off_policy_agent_needs_no_reward(tmp_path: Path) -> None:
     save(tmp_path / "model.tar", agent_of(CASES["td3"]))
     agent = load_agent(tmp_path / "model.tar")

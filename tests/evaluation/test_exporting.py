@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import runpy
 import subprocess
@@ -123,6 +124,31 @@ def test_a_file_that_cannot_be_made_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         exported(tmp_path, "start", file, **options)
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "found"),
+    [
+        ("drawn:broken", RunError, "drawn:broken cannot be made:.*no display"),
+        ("no_such_module:make", UsageError, "there is no module no_such_module"),
+    ],
+)
+def test_an_environment_that_does_not_work_here_may_be_replaced(
+    env: str, kind: type[Exception], found: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "model.tar", agent_of(CASES["start"]), env=env)
+    with pytest.raises(kind, match=rf"(?s){found}.*\nThe environment .*: --env my_module:make_env"):
+        export(tmp_path, tmp_path / "p.pt2")
+    assert export(tmp_path, tmp_path / "p.pt2", env=of("start")).exists()
+
+
+def test_the_log_of_torch_is_as_it_was_after_an_export_that_failed() -> None:
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    with pytest.raises(RunError), exporting.quiet():
+        assert logger.level == logging.ERROR != before
+        raise RunError
+    assert logger.level == before
 
 
 def test_missing_packages_of_onnx_are_named(

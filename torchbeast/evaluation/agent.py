@@ -8,6 +8,7 @@ action = agent.act(observation)
 
 from __future__ import annotations
 
+import copy
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,15 @@ from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, p
 from torchbeast.core.envs.vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import UsageError, expanded
+from torchbeast.errors import RunError, UsageError, expanded
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, env_of, newest_of, restored, spaces_of
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
+
+_ENV_IS_NEEDED = (
+    "The environment of the run must work on this machine. Fix it, or name another one with the "
+    "same observations and actions: --env my_module:make_env, in Python env='my_module:make_env'"
+)
 
 
 def load_agent(
@@ -74,14 +80,18 @@ def load_agent(
 
 
 def env_process(found: FoundCheckpoint, env: EnvSpec | str, num_envs: int) -> EnvProcess:
-    """Makes environments of the run in a child process; env: see `load_agent`."""
+    """Makes environments of the run in a child process; env: see `load_agent`.
+
+    Raises UsageError or RunError, with advice unless `env` names the environment.
+    """
     asked = EnvSpec(env) if isinstance(env, str) else env
     try:
         return EnvProcess(env_of(found.checkpoint, asked), num_envs)
-    except UsageError as error:
+    except (UsageError, RunError) as error:
         if asked.name:
             raise
-        raise UsageError(f"{error}; or name the environment: env='my_module:make_env'") from error
+        kind = UsageError if isinstance(error, UsageError) else RunError
+        raise kind(f"{error}\n{_ENV_IS_NEEDED}") from error
 
 
 def agent_for(spaces: Spaces, found: FoundCheckpoint, precision: Precision) -> TrainedAgent:
@@ -151,6 +161,8 @@ class TrainedAgent:
             ValueError: The observation does not fit the space that the agent was trained with, the
                 number of environments changes without a `reset`, or the reward is missing.
             RunError: An action mask allows no action.
+
+        A call that raises an error leaves the agent as it was before.
         """
         rows, num_envs, is_batch = self._rows(observation)
         require(
@@ -159,19 +171,21 @@ class TrainedAgent:
         )
         begins = np.full(num_envs, self.acted is None) | np.asarray(done, bool)
         rewards = np.full(num_envs, 0.0 if reward is None else reward, np.float32)
+        stacker = copy.copy(self._stacker)  # kept only if the call succeeds
         if self.acted is None:
-            stacks = self._stacker.reset(rows)
+            stacks = stacker.reset(rows)
             with own_settings():
                 acted = nothing_yet(self.agent.model, num_envs)
         else:
             acted = self.acted
             self._check(acted, num_envs, reward)
-            stacks = self._stacker.push(rows, begins)
+            stacks = stacker.push(rows, begins)
         inputs = inputs_of(stacks, rewards, begins, acted.action)
         mode: Mode = "sample" if sampled else "greedy"
         with one_thread():  # batches are small, so more threads would mostly wait
-            self.acted = self.agent.model.act(inputs, acted.state, mode)
-        actions = self._in_bounds(self.acted.action)
+            acted = self.agent.model.act(inputs, acted.state, mode)
+        self._stacker, self.acted = stacker, acted
+        actions = self._in_bounds(acted.action)
         return actions if is_batch else map_leaves(lambda leaf: leaf[0], actions)
 
     def _rows(self, observation: Any) -> tuple[ArrayNest, int, bool]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +95,26 @@ def export(
         agent = agent_for(spaces_of(made), found, precision)
         steps = recorded(agent, made)
     policy = ExportedPolicy(agent.agent)
-    with warnings.catch_warnings():  # about code of torch
-        warnings.filterwarnings("ignore", r"The tensor attributes .*_flat_weights|.*LeafSpec")
+    with quiet():
         data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))
     check_agreement(agent, policy, runner, steps)
     with refusing_paths("give another path"):
         write_atomically(target, data)
     return target
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hides what torch says of its own code, and of what it does not need, while it exports."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"The tensor attributes .*_flat_weights|.*LeafSpec")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 class ExportedPolicy(nn.Module):
@@ -219,7 +232,7 @@ def _torch(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, Run
     loaded = torch.export.load(data).module()
 
     def run(inputs: Arrays) -> Arrays:
-        outputs = loaded({name: torch.from_numpy(array) for name, array in inputs.items()})
+        outputs = loaded({name: torch.tensor(array) for name, array in inputs.items()})
         return {name: output.numpy() for name, output in outputs.items()}
 
     return data.getvalue(), run
@@ -234,7 +247,6 @@ def _onnx(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, Runn
         raise UsageError(
             f"ONNX needs {error.name}: pip install 'torchbeast[onnx]', or write a .pt2 file"
         ) from None
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it says what it does not need
     start = policy.start(2)
     outputs = list(program.module()(start))
     made = torch.onnx.export(

@@ -11,7 +11,7 @@ import torch
 from source_envs import NOTHING, SCHEDULES, Counting, Nested, Numbered, Stacked, reward_of
 from source_models import CountingNet
 
-from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.actors.env_loop import EnvLoop, inputs_of
 from torchbeast.core.base.nest import map_leaves2
 from torchbeast.core.envs.spaces import Box, MultiDiscrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
@@ -122,6 +122,15 @@ def test_the_model_is_given_the_row_and_the_action_that_led_to_it() -> None:
     for observation, last_action in seen[1:]:
         assert observation.shape == (1, 2, 3)
         assert observation[..., 2].tolist() == last_action.tolist()
+
+
+def test_inputs_of_an_observation_that_is_read_only_can_be_written_to() -> None:
+    observation, rewards = np.ones((2, 3), np.float32), np.zeros(2, np.float32)
+    observation.flags.writeable = False
+    seen = inputs_of(observation, rewards, rewards == 0, torch.zeros(1, 2)).observation
+    assert isinstance(seen, torch.Tensor)
+    seen += 1
+    assert observation.max() == 1
 
 
 def test_greedy_actions_are_the_modes() -> None:
