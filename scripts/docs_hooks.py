@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import itertools
 import logging
@@ -55,6 +56,7 @@ PACKAGES = (  # a name is documented on the page of the first package that expor
 )
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _NAMED_PAGE = re.compile(r"docs/((?:[\w-]+/)*[\w-]+\.md)")
+_FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*(?=[^<>]*</code>)")
 _log = logging.getLogger("mkdocs.hooks.docs")  # strict builds count warnings of mkdocs
 
 
@@ -102,7 +104,8 @@ def link_to(path: str, page: str, repository: str) -> str | None:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Makes the docs pages that docstrings and help texts name into links."""
+    """Keeps flags whole, and makes the pages that docstrings and help texts name into links."""
+    html = _FLAG.sub(r'<span class="flag">\g<0></span>', html)  # browsers break after a hyphen
     if not page.file.src_uri.startswith(("reference/api/", "reference/command-line")):
         return html
 
@@ -338,9 +341,10 @@ def _module_page(name: str) -> str:
 def _package_page(package: str, homes: dict[int, str]) -> str:
     """Returns the page of a package, and adds to `homes` where its names are documented."""
     module = importlib.import_module(package)
-    public = {name: getattr(module, name) for name in module.__all__ if not name.startswith("_")}
+    public = {name: public_name(module, name) for name in module.__all__ if name[0] != "_"}
+    paths = {name: path_of(package, name, found) for name, found in public.items()}
     for name in sorted(public, key=lambda name: name != public[name].__name__):  # aliases last
-        homes.setdefault(id(public[name]), f"{package}.{name}")
+        homes.setdefault(id(public[name]), paths[name])
     names = sorted(public, key=str.lower)
     lines = [
         f"# {package}",
@@ -354,14 +358,25 @@ def _package_page(package: str, homes: dict[int, str]) -> str:
         home = homes[id(public[name])]
         lines += [f"| [`{name}`][{home}] | {_cell(_first(public[name]))} |"]
     for name in names:
-        if homes[id(public[name])] == f"{package}.{name}":
+        if homes[id(public[name])] == paths[name]:
             check_documented(f"{package}.{name}", public[name])
-            lines += [
-                "",
-                f"::: {package}.{name}",
-                *_class_methods(public[name]),
-            ]
+            lines += ["", f"::: {paths[name]}", *_class_methods(public[name])]
     return "\n".join(lines) + "\n"
+
+
+def public_name(module: types.ModuleType, name: str) -> Any:
+    """Returns what a package exports, even if a submodule of the same name has been imported."""
+    found = getattr(module, name)
+    return module.__getattr__(name) if isinstance(found, types.ModuleType) else found
+
+
+def path_of(package: str, name: str, found: Any) -> str:
+    """Returns the path by which mkdocstrings finds what a package exports.
+
+    At `torchbeast.export` it would find the submodule, so the function has its definition's path.
+    """
+    is_submodule = importlib.util.find_spec(f"{package}.{name}") is not None
+    return f"{found.__module__}.{found.__name__}" if is_submodule else f"{package}.{name}"
 
 
 def _class_methods(found: Any) -> Iterator[str]:

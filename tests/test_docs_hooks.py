@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
+import torchbeast
 from torchbeast.cli.command_line import names
 from torchbeast.cli.presets import PRESETS
 from torchbeast.core.algos.registry import ALGOS
@@ -72,6 +74,19 @@ def test_a_link_leads_to_a_page_of_the_site_or_to_the_repository(
     hooks: ModuleType, path: str, link: str | None
 ) -> None:
     assert hooks.link_to(path, "how-to/ppo.md", ADDRESS) == link
+
+
+def test_a_function_with_the_name_of_a_submodule_is_documented_as_the_function(
+    hooks: ModuleType,
+) -> None:
+    for name, path in {
+        "export": "torchbeast.evaluation.exporting.export",
+        "load_agent": "torchbeast.load_agent",
+    }.items():
+        importlib.import_module("torchbeast.export")
+        found = hooks.public_name(torchbeast, name)
+        assert isinstance(found, FunctionType)
+        assert hooks.path_of("torchbeast", name, found) == path
 
 
 def test_a_public_name_or_method_without_a_docstring_is_a_warning(
