@@ -66,8 +66,10 @@ def load_agent(
         RunError: The file, the network's code or the environment fails.
 
     Example:
-        >>> agent = torchbeast.load_agent("~/logs/torchbeast/latest")
-        >>> action = agent.act(observation)
+        ```python
+        agent = torchbeast.load_agent("~/logs/torchbeast/latest")
+        action = agent.act(observation)
+        ```
     """
     found = newest_of(expanded(run))
     # If the file names a function as its network, the function must not get what the file says.
@@ -109,12 +111,14 @@ class TrainedAgent:
     environment. One thread uses it.
 
     Example:
-        >>> agent.reset()
-        >>> reward, done = 0.0, False
-        >>> while not done:
-        ...     action = agent.act(observation, reward)
-        ...     observation, reward, terminated, truncated, _ = env.step(action)
-        ...     done = terminated or truncated
+        ```python
+        agent.reset()
+        reward, done = 0.0, False
+        while not done:
+            action = agent.act(observation, reward)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            done = terminated or truncated
+        ```
     """
 
     def __init__(self, agent: Agent) -> None:

@@ -79,7 +79,9 @@ def export(
             the environment fails.
 
     Example:
-        >>> torchbeast.export("~/logs/torchbeast/latest", "policy.onnx")
+        ```python
+        torchbeast.export("~/logs/torchbeast/latest", "policy.onnx")
+        ```
     """
     target = expanded(path)
     if target.suffix not in (".pt2", ".onnx"):

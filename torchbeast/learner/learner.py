@@ -342,8 +342,9 @@ class Learner:
             RunError: If an episode takes more than 500,000 steps.
 
         Example:
-            >>> learner.evaluate(10, seed=1)
-            <10 episodes: mean return 500.00 ± 0.00, mean length 500>
+            ```python
+            learner.evaluate(10, seed=1)  # <10 episodes: mean return 500.00 ± 0.00, ...>
+            ```
         """
         at_least(1, num_episodes=num_episodes)
         model = copy.deepcopy(self.actor).to("cpu").eval()
