@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 
@@ -74,6 +74,13 @@ def test_a_link_leads_to_a_page_of_the_site_or_to_the_repository(
     hooks: ModuleType, path: str, link: str | None
 ) -> None:
     assert hooks.link_to(path, "how-to/ppo.md", ADDRESS) == link
+
+
+def test_only_flags_in_code_are_kept_whole(hooks: ModuleType) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="how-to/ppo.md"))
+    html = '<a href="#--algo-ppo"><code>program --num-actors 4</code></a> a--b <code>a-b</code>'
+    whole = html.replace("--num-actors", '<span class="flag">--num-actors</span>')
+    assert hooks.on_page_content(html, page, None, None) == whole
 
 
 def test_a_function_with_the_name_of_a_submodule_is_documented_as_the_function(

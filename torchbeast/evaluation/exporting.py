@@ -107,7 +107,7 @@ def export(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hides what torch says of its own code, and of what it does not need, while it exports."""
+    """Silences warnings and log messages of torch that do not concern the user."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
