@@ -10,12 +10,14 @@ the numbers after `target_steps=` and `every_steps=` are divided by 100.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import re
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench.flags import BenchFlags
@@ -23,6 +25,7 @@ from bench.flags import BenchFlags
 from torchbeast.cli import flags
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.errors import UsageError
 from torchbeast.keys import KeysFlags
 from torchbeast.plot import PlotFlags
 from torchbeast.status import StatusFlags
@@ -118,6 +121,17 @@ def test_the_programs_take_the_commands_of_a_page(page: Path, folder: Path) -> N
                 args = words[words.index(f"torchbeast.{program}") + 1 :]
                 parsing = parse_known if program == "sweep" else parse  # agents have more flags
                 parsing(PROGRAMS[program], program, args)
+
+
+@pytest.mark.parametrize("flag", ["--step_bonus", "--entropy_cost"])
+def test_the_setting_of_a_tutorial_and_those_that_it_extends_are_checked(
+    flag: str, folder: Path
+) -> None:
+    algo = ["--algo", "my_bonus:Bonus"]
+    with pytest.raises(UsageError, match=f"{flag} must be at least 0, got -1"):
+        parse(MonoBeastFlags, "monobeast", [*algo, flag, "-1"])
+    config: Any = parse(MonoBeastFlags, "monobeast", [*algo, flag, "0.5"]).algorithm
+    assert config == dataclasses.replace(type(config)(), **{flag[2:]: 0.5})
 
 
 def texts_of(code: str) -> Iterator[str]:
