@@ -62,14 +62,6 @@ class TestMakeVec(VecEnvCompliance):
         return envs.make(envs.EnvSpec("gymnasium:make_vec", kwargs), num_envs)
 
 
-class TestEnvPoolsCartPole(VecEnvCompliance):
-    num_steps = 60
-
-    def make(self, num_envs: int) -> VecEnv:
-        pytest.importorskip("envpool")
-        return envs.make("envpool:CartPole-v1", num_envs)
-
-
 class TestMinAtarBreakout(VecEnvCompliance):
     num_steps = 60
 
@@ -106,3 +98,29 @@ class TestDictObservationsOfALegacyEnvironment(VecEnvCompliance):
         from example_envs import LegacyDict
 
         return SyncVecEnv([LegacyDict] * num_envs, "LegacyDict")
+
+
+class TestEnvPoolCartPole(VecEnvCompliance):
+    num_steps = 60
+
+    def make(self, num_envs: int) -> VecEnv:
+        return envpool_env("CartPole-v1", num_envs)
+
+
+class TestEnvPoolPong(VecEnvCompliance):
+    num_steps = 30
+
+    def make(self, num_envs: int) -> VecEnv:
+        return envpool_env("Pong-v5", num_envs, max_episode_steps=20)
+
+
+class TestEnvPoolHalfCheetah(VecEnvCompliance):
+    num_steps = 30
+
+    def make(self, num_envs: int) -> VecEnv:
+        return envpool_env("HalfCheetah-v4", num_envs, max_episode_steps=20)
+
+
+def envpool_env(task: str, num_envs: int, **kwargs: int) -> VecEnv:
+    pytest.importorskip("envpool")
+    return envs.make(envs.EnvSpec(f"envpool:{task}", kwargs), num_envs)

@@ -1,139 +1,259 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EnvPool's tasks are found by their names, and play as the pools do when stepped by hand."""
+"""EnvPool's tasks play as the same pool stepped by hand; other pools and ids are refused.
+
+A small pool of Python stands in for EnvPool where a test does not need it.
+"""
 
 from __future__ import annotations
 
 import sys
 from contextlib import closing
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import pytest
 
+import torchbeast.envs.envpool
 from torchbeast import envs
-from torchbeast.core.base.nest import flatten
+from torchbeast.core.envs import VecEnv
+from torchbeast.core.envs.env_pool import EnvPoolEnv
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import environment_seeds
-from torchbeast.envs import envpool
+from torchbeast.envs.atari import plays_atari
+from torchbeast.errors import UsageError
+from torchbeast.run.config import resolved
 
-E, STEPS = 3, 120
+E = 3
 
 
-def pool(task: str, **options: Any) -> Any:
-    module = pytest.importorskip("envpool")
-    return module.make(task, env_type="gymnasium", num_envs=1, num_threads=1, **options)
+class Config(NamedTuple):
+    num_envs: int = 1
+    batch_size: int = 0
+    num_threads: int = 1
+    max_num_players: int = 1
+    seed: int = 42
+    env_seed: Any = ()
+    lives: int = 2
+
+
+class OldConfig(NamedTuple):
+    """As in EnvPool 0.8."""
+
+    num_envs: int = 1
+
+
+class Spec:
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @staticmethod
+    def gen_config(**kwargs: Any) -> Config:
+        return Config(**kwargs)
+
+
+class EnvPoolMixin:
+    """Gives a class the name by which pools are known."""
+
+
+class DMPool(EnvPoolMixin):
+    num_envs = 1
+
+
+class Pool(EnvPoolMixin):
+    """Action 1 loses a life. Observed are the seed, the games and the steps of this life."""
+
+    single_observation_space = gymnasium.spaces.Box(0, 2**31, (3,), np.int64)
+    single_action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.config = spec, spec.config._asdict()
+        self.num_envs = int(spec.config.num_envs)
+        self.state = np.zeros((self.num_envs, 3), np.int64)
+        if self.config.get("env_seed"):
+            self.state[:, 0] = self.config["env_seed"]
+        self.lives = np.zeros(self.num_envs, np.int64)
+        self.ended = np.ones(self.num_envs, bool)
+
+    def reset(self) -> Any:
+        observation, *_, info = self.step(np.zeros(self.num_envs, np.int64))
+        return observation, info
+
+    def step(self, actions: Any, env_id: Any = None) -> Any:
+        ids = np.arange(self.num_envs) if env_id is None else env_id
+        fresh = self.ended[ids]
+        over = self.lives[ids] == 0
+        self.state[ids, 1] += over
+        self.state[ids, 2] = np.where(fresh, 0, self.state[ids, 2] + 1)
+        lost = (actions == 1) & ~fresh
+        self.lives[ids] = np.where(over, self.config.get("lives", 0), self.lives[ids] - lost)
+        self.ended[ids] = lost
+        lives = self.lives[ids]
+        info = {"terminated": (lives == 0).astype(np.int32), "lives": lives}
+        return self.state[ids], np.ones(len(ids)), lost, np.zeros(len(ids), bool), info
+
+    def close(self) -> None:
+        pass
+
+
+def make_pool(num_envs: int, **config: Any) -> Pool:
+    return Pool(Spec(Config(num_envs, **config)))
+
+
+def make_old_pool(num_envs: int) -> Pool:
+    return Pool(Spec(OldConfig(num_envs)))
+
+
+def make_dm_pool(num_envs: int) -> DMPool:
+    return DMPool()
+
+
+def make_larger_pool(num_envs: int) -> Pool:
+    return make_pool(num_envs + 1)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the pools of this file in the place of EnvPool."""
+
+    def make(task: str, *, env_type: str, **config: Any) -> Pool:
+        if not isinstance(config.get("lives", 1), int):
+            raise TypeError("lives must be int.\nA second line")
+        return make_pool(**config)
+
+    package = SimpleNamespace(
+        list_all_envs=lambda: ["Lives-v0"],
+        make_spec=lambda task, from_pixels: Spec(Config()),
+        make=make,
+    )
+    monkeypatch.setitem(sys.modules, "envpool", package)
+    monkeypatch.setattr(torchbeast.envs.envpool, "find_spec", lambda name: package)
+
+
+def test_an_ended_environment_is_reset_in_the_same_step_and_only_it(fake: None) -> None:
+    env = envs.make("envpool:Lives-v0", E)
+    assert isinstance(env, EnvPoolEnv) and env.num_envs == E
+    first = env.reset(5)
+    seeds = environment_seeds(5, E)
+    assert [tuple(row) for row in first] == [(seed, 1, 0) for seed in seeds]
+    step = env.step(np.array([0, 1, 0]))
+    assert [tuple(row[1:]) for row in step.observation] == [(1, 1), (1, 0), (1, 1)]
+    assert step.terminated.tolist() == [False, True, False]
+
+
+def test_a_task_may_have_its_family_in_front(fake: None) -> None:
+    assert envs.make("envpool:toys/Lives-v0", 1).env_id == "envpool:toys/Lives-v0"
+
+
+def test_an_episode_ends_with_the_game_and_not_with_a_life(fake: None) -> None:
+    env = envs.make(envs.EnvSpec("envpool:Lives-v0", {"lives": 2}), 2)
+    assert isinstance(env, EnvPoolEnv)
+    env.reset(0)
+    life = env.step(np.array([1, 0]))
+    assert life.terminated.tolist() == [True, False] and not life.episode_end.any()
+    assert env.final_info == {}
+    game = env.step(np.array([1, 1]))
+    assert game.terminated.tolist() == [True, True]
+    assert game.episode_end.tolist() == [True, False]
+    assert env.final_info == {0: {"terminated": 1, "lives": 0}}
+    assert game.observation[:, 1].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(
-    ("task", "options"),
+    ("env_id", "kwargs", "message"),
     [
-        ("CartPole-v1", {}),
-        ("Pendulum-v1", {"max_episode_steps": 50}),
-        ("MiniGrid-Empty-5x5-v0", {}),
+        ("envpool:Live-v0", {}, "EnvPool has no task called Live-v0; did you mean Lives-v0"),
+        ("envpool:Lives", {}, "EnvPool has no task called Lives; did you mean Lives-v0"),
+        ("envpool:Lives-v0", {"live": 3}, "has no option live; did you mean lives"),
+        ("envpool:Lives-v0", {"batch_size": 2}, "TorchBeast sets batch_size"),
+        ("envpool:Lives-v0", {"max_num_players": 2}, "one agent, got one of up to 2 players"),
+        ("envpool:Lives-v0", {"lives": "x"}, 'lives="x": TypeError: lives must be int.$'),
+        (f"{__name__}:make_larger_pool", {}, "num_envs=3, .* got .*Pool with num_envs=4"),
+        (f"{__name__}:make_pool", {"batch_size": 2}, "got batch_size=2 with num_envs=3: remove"),
+        (f"{__name__}:make_old_pool", {}, "TorchBeast needs EnvPool 1.2 or newer"),
+        (f"{__name__}:make_dm_pool", {}, 'DMPool: make it with env_type="gymnasium"'),
     ],
 )
-def test_each_environment_plays_as_a_pool_of_its_own(task: str, options: dict[str, Any]) -> None:
-    """A pool resets an environment in the step after the end, whose action it ignores."""
-    alone = [pool(task, seed=seed, **options) for seed in environment_seeds(5, E)]
-    with closing(envs.make(envs.EnvSpec(f"envpool:{task}", options), E)) as env:
-        seen = flatten(env.reset(5))
-        firsts = [each.reset()[0] for each in alone]
-        rng, ends = np.random.default_rng(0), 0
-        for _ in range(STEPS):
-            for e, first in enumerate(firsts):
-                for leaf, expected in zip(seen, flatten(first), strict=True):
-                    np.testing.assert_array_equal(leaf[e], expected[0])
-            action = random_action(env.action_space, E, rng)
-            step = env.step(action)
-            finals = iter(range(E))
-            for e, each in enumerate(alone):
-                own = np.asarray(action)[e : e + 1]
-                firsts[e], reward, terminated, truncated, _ = each.step(own)
-                assert step.reward[e] == np.float32(reward[0])
-                assert (step.terminated[e], step.truncated[e]) == (terminated[0], truncated[0])
-                if truncated[0]:
-                    number = next(finals)
-                    rows = zip(flatten(step.final_observation), flatten(firsts[e]), strict=True)
-                    for leaf, expected in rows:
-                        np.testing.assert_array_equal(leaf[number], expected[0])
-                if terminated[0] or truncated[0]:
-                    assert int(env.final_info[e]["elapsed_step"]) > 0  # type: ignore[attr-defined]
-                    firsts[e] = each.step(own)[0]
-                    ends += 1
-            seen = flatten(step.observation)
-        assert step.resets is None and ends >= E
-
-
-def test_atari_games_send_single_frames_for_the_policy_to_stack() -> None:
-    pytest.importorskip("envpool")
-    with closing(envs.make("envpool:Pong-v5", 2)) as env:
-        assert env.frame_stack == 4
-        assert flatten(env.reset(1))[0].shape == (2, 1, 84, 84)
-    stacked = envs.EnvSpec("envpool:Pong-v5", {"stack_num": 2})
-    with closing(envs.make(stacked, 2)) as env:
-        assert env.frame_stack == 1
-        assert flatten(env.reset(1))[0].shape == (2, 2, 84, 84)
-
-
-def fake(version: str = "1.2.5", **changes: Any) -> Any:
-    config = SimpleNamespace(_asdict=lambda: {"num_envs": 1, "frame_skip": 4, "noop_max": 30})
-    named: dict[str, Any] = {
-        "__version__": version,
-        "list_all_envs": lambda: ["Pong-v5", "CoinrunEasy-v0"],
-        "make_spec": lambda task: SimpleNamespace(config=config),
-        **changes,
-    }
-    return SimpleNamespace(**named)
-
-
-def without_qt(task: str) -> Any:
-    raise ImportError("EnvPool Procgen requires the system Qt 5 runtime")
-
-
-@pytest.mark.parametrize(
-    ("module", "spec", "said"),
-    [
-        (fake(), envs.EnvSpec("envpool:Pogn-v5"), "no task 'Pogn-v5'; did you mean Pong-v5"),
-        (fake(), envs.EnvSpec("envpool:procgen/Maze-v0"), "EnvPool has no task 'procgen/Maze-v0'"),
-        (
-            fake(),
-            envs.EnvSpec("envpool:Pong-v5", {"frame_skp": 2}),
-            "takes no 'frame_skp'; did you mean frame_skip.* it takes frame_skip noop_max$",
-        ),
-        (
-            fake(),
-            envs.EnvSpec("envpool:Pong-v5", {"num_envs": 2}),
-            "takes no 'num_envs'",
-        ),
-        (
-            fake("0.8.4"),
-            envs.EnvSpec("envpool:Pong-v5"),
-            "needs EnvPool 1 or newer, got 0.8.4: pip",
-        ),
-        (
-            fake(make_spec=without_qt),
-            envs.EnvSpec("envpool:procgen/CoinrunEasy-v0"),
-            "CoinrunEasy-v0: EnvPool Procgen requires the system Qt 5 runtime",
-        ),
-        (
-            fake(),
-            envs.EnvSpec("envpool:Pong-v5", options=envs.EnvOptions(mask_actions=True)),
-            "has no action masks: remove mask_actions",
-        ),
-    ],
-)
-def test_what_cannot_be_made_is_refused_in_one_sentence(
-    module: Any, spec: envs.EnvSpec, said: str, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_used_is_refused(
+    fake: None, env_id: str, kwargs: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(envpool, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "envpool", module)
-    with pytest.raises(envs.EnvError, match=said) as error:
-        envs.make(spec, 1)
-    assert "\n" not in str(error.value)
+    with pytest.raises(UsageError, match=message):
+        envs.make(envs.EnvSpec(env_id, kwargs), E)
 
 
-def test_without_envpool_its_names_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envpool, "find_spec", lambda name: None)
+def test_options_of_ale_name_envpools_instead() -> None:
+    options = envs.EnvOptions(sticky_actions=0.25)
+    with pytest.raises(envs.EnvError, match="env_kwargs, such as repeat_action_probability"):
+        envs.make(envs.EnvSpec("envpool:Pong-v5", options=options), 1)
+
+
+def test_without_envpool_its_ids_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchbeast.envs.envpool, "find_spec", lambda name: None)
     with pytest.raises(envs.EnvError, match=r"pip install 'torchbeast\[envpool\]'"):
-        envs.make("envpool:Pong-v5", 1)
+        envs.make("envpool:CartPole-v1", 1)
+
+
+def test_only_rewards_of_its_atari_games_are_clipped() -> None:
+    assert plays_atari("envpool:MsPacman-v5") and not plays_atari("envpool:HalfCheetah-v5")
+    assert resolved("auto", "envpool:Pong-v5") == "abs_one"
+    assert resolved("auto", "envpool:CartPole-v1") == "none"
+
+
+def test_cartpole_gives_the_steps_of_the_same_pool_stepped_by_hand() -> None:
+    """EnvPool resets an environment in the step after the end."""
+    envpool = pytest.importorskip("envpool")
+    arguments = {"env_type": "gymnasium", "max_episode_steps": 20}
+    env = envs.make(envs.EnvSpec("envpool:CartPole-v1", {"max_episode_steps": 20}), E)
+    pools = [  # single ones: only an ended one takes the step that resets it
+        envpool.make("CartPole-v1", num_envs=1, seed=[seed], **arguments)
+        for seed in environment_seeds(7, E)
+    ]
+    with closing(env):
+        firsts = [pool.reset()[0] for pool in pools]
+        np.testing.assert_array_equal(env.reset(7), np.concatenate(firsts))
+        random, ends, cuts = np.random.default_rng(0), 0, 0
+        for _ in range(150):
+            actions = random_action(env.action_space, E, random)
+            step = env.step(actions)
+            finals = []
+            for index, pool in enumerate(pools):
+                seen, reward, terminated, truncated, _ = pool.step(actions[index : index + 1])
+                assert step.reward[index] == reward[0]
+                assert step.terminated[index] == terminated[0]
+                assert step.truncated[index] == truncated[0]
+                assert step.episode_end[index] == (terminated[0] or truncated[0])
+                finals += [seen[0]] if truncated[0] else []
+                if terminated[0] or truncated[0]:
+                    seen, *_ = pool.step(np.zeros(1, np.int64))
+                np.testing.assert_array_equal(step.observation[index], seen[0])
+                ends, cuts = ends + int(terminated[0]), cuts + int(truncated[0])
+            if finals:
+                np.testing.assert_array_equal(step.final_observation, np.stack(finals))
+    assert ends > 2 and cuts > 2
+
+
+def test_a_ready_pool_is_an_env_fn_and_takes_the_runs_seeds() -> None:
+    pytest.importorskip("envpool")
+    factory, _, _ = VecEnv.create_factory(env_fn=ready_cartpole, vec_env_size=2)
+    with closing(factory()) as ready, closing(envs.make("envpool:CartPole-v1", 2)) as by_id:
+        np.testing.assert_array_equal(ready.reset(5), by_id.reset(5))
+
+
+def ready_cartpole(num_envs: int) -> Any:
+    import envpool
+
+    return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs)
+
+
+def test_frames_of_atari_are_sent_one_by_one() -> None:
+    pytest.importorskip("envpool")
+    kwargs = {"stack_num": 3, "episodic_life": True, "img_height": 42, "img_width": 42}
+    with closing(envs.make(envs.EnvSpec("envpool:Breakout-v5", kwargs), 2)) as env:
+        assert env.frame_stack == 3 and env.reset(0).shape == (2, 1, 42, 42)
+        random, lives, games = np.random.default_rng(0), 0, 0
+        for _ in range(600):
+            step = env.step(random_action(env.action_space, 2, random))
+            lives, games = lives + int(step.terminated.sum()), games + int(step.episode_end.sum())
+            assert (step.episode_end <= step.terminated).all()
+        assert games > 1 and lives >= 5 * games

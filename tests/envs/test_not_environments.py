@@ -110,13 +110,7 @@ OF_ONE = [
     (SimpleNamespace(reset=print, step=print), "has no action_space; give it one"),
     (contract(), "is a vector environment itself: let the function .* have a parameter num_envs"),
 ]
-SPACES = {"single_action_space": Discrete(2), "single_observation_space": ArraySpec((), "float32")}
 OF_SEVERAL = [
-    (contract(all_env_ids=[0]), 'expected a pool of env_type "gymnasium", got '),
-    (
-        contract(all_env_ids=[0], is_async=True, **SPACES),
-        "steps all its environments together, got",
-    ),
     (StableBaselines(), "called with num_envs=1, the factory must return a VecEnv"),
     (Counting(), "called with num_envs=1, .*; a function without the parameter num_envs returns"),
     ([Counting()], "called with num_envs=1, the factory must return a VecEnv"),

@@ -7,7 +7,7 @@
 | `Catch`, `Memory`, `Dials`, `BitFlip` | toy tasks that are learnt in seconds (`toy.py`) |
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/how-to/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
-| `envpool:Pong-v5` | a task of EnvPool, in C++ (`envpool.py`) |
+| `envpool:CartPole-v1` | a task of EnvPool (`envpool.py`, docs/how-to/envpool.md) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
 | | when it has a parameter num_envs, once with it, and returns a VecEnv |
 | anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
@@ -88,13 +88,13 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
         raise EnvError(f"{name} has no action masks: remove mask_actions")
     if atari.is_atari(name):
         return atari.make(spec, num_envs, num_threads)
+    if name.startswith(envpool.PREFIX):
+        return envpool.make(spec, num_envs, num_threads)
     if of_atari := spec.options.of_atari():
         flags = " and ".join(of_atari)
         raise EnvError(f"{flags} needs an Atari game, and {name} is not one: remove {flags}")
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
-    if name.startswith(envpool.PREFIX):
-        return envpool.make(spec, num_envs, num_threads)
     if spec.is_factory:
         return _make_by_factory(spec, num_envs)
     if name.startswith(minatar.PREFIX):

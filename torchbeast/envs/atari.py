@@ -126,6 +126,12 @@ def is_atari(env_id: str) -> bool:
     return match[1] is not None or match[3] is not None or match[2] in _roms()
 
 
+def plays_atari(env_id: str) -> bool:
+    """Returns whether the id names an Atari game of ALE or of EnvPool, such as envpool:Pong-v5."""
+    game = env_id.removeprefix("envpool:")
+    return is_atari(game) or (game != env_id and game.removesuffix("-v5") in _roms())
+
+
 def make(spec: EnvSpec, num_envs: int, num_threads: int) -> AtariEnv:
     """Makes num_envs games of an id like PongNoFrameskip-v4 or ALE/Pong-v5."""
     env_id, options = spec.name, spec.options

@@ -38,7 +38,7 @@ from torchbeast.core.base.nest import Nest, flatten, map_leaves2
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.atari import is_atari
+from torchbeast.envs.atari import plays_atari
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
@@ -306,7 +306,7 @@ def random_start(env: VecEnv, config: EvaluationConfig) -> int:
     """Returns the setting, or by default 30 in Atari games, which are deterministic, else 0."""
     if config.random_start is not None:
         return config.random_start
-    return _ATARI_RANDOM_START if is_atari(env.env_id) else 0
+    return _ATARI_RANDOM_START if plays_atari(env.env_id) else 0
 
 
 def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:

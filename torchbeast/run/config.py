@@ -9,7 +9,7 @@ from typing import Literal
 
 from torchbeast.core.base.checks import at_least, require
 from torchbeast.core.base.specs import Precision, RewardClipping
-from torchbeast.envs.atari import is_atari
+from torchbeast.envs.atari import plays_atari
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardCl
     """
     if clipping != "auto":
         return clipping
-    return "abs_one" if env_id == UNKNOWN or is_atari(env_id) else "none"
+    return "abs_one" if env_id == UNKNOWN or plays_atari(env_id) else "none"
 
 
 def sentence(clipping: str) -> str:

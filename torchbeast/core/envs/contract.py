@@ -49,11 +49,11 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
     Stable-Baselines3, with this number of environments.
     """
     _refuse_other_things(env, whose)
-    _check_pool(env, whose)
     if getattr(env, "num_envs", None) != num_envs:
         raise UsageError(
             f"{whose}: called with num_envs={num_envs}, the factory must return a VecEnv with "
-            f"as many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}; "
+            f"as many environments, got {_named(env)} with "
+            f"num_envs={getattr(env, 'num_envs', None)}; "
             "a function without the parameter num_envs returns one environment"
         )
     if is_vector(env):
@@ -71,25 +71,14 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
                 )
 
 
-def _check_pool(env: Any, whose: str) -> None:
-    """Raises UsageError for a pool of EnvPool that is not stepped like a vector environment."""
-    if not hasattr(env, "all_env_ids"):
-        return
-    if not is_gym_vector(env):
-        raise UsageError(
-            f'{whose}: expected a pool of env_type "gymnasium", got {_named(env)}: give '
-            'envpool.make env_type="gymnasium"'
-        )
-    if env.is_async:
-        raise UsageError(
-            f"{whose}: expected a pool that steps all its environments together, got one with a "
-            "batch_size below its num_envs: leave out batch_size"
-        )
-
-
 def is_gym_vector(env: Any) -> bool:
     """Returns whether this is a vector environment of Gymnasium's interface."""
     return hasattr(env, "single_action_space") and hasattr(env, "single_observation_space")
+
+
+def is_env_pool(env: Any) -> bool:
+    """Returns whether this is a pool of EnvPool, of any interface."""
+    return any(cls.__name__ == "EnvPoolMixin" for cls in type(env).__mro__)
 
 
 def is_vector(env: Any) -> bool:
@@ -106,6 +95,11 @@ def _refuse_other_things(env: Any, whose: str) -> None:
         raise UsageError(
             f"{whose}: expected an environment, got the class {env.__name__}: return an instance "
             f"of it, {env.__name__}(...)"
+        )
+    if is_env_pool(env) and not is_gym_vector(env):
+        raise UsageError(
+            f"{whose}: expected a pool with Gymnasium's interface, got the EnvPool class "
+            f'{type(env).__name__}: make it with env_type="gymnasium" and EnvPool 1.2 or newer'
         )
     if callable(getattr(env, "action_space", None)):  # a space for each agent
         kind = "AEC" if hasattr(env, "agent_iter") else "parallel"

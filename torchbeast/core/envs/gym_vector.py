@@ -8,7 +8,8 @@ A VecEnv begins the next episode in the step that ends one. Their autoreset mode
     NEXT_STEP   SyncVectorEnv and AsyncVectorEnv with shared memory too; others begin the next
                 episode one step late, in a row of VecStep.resets
 
-Gymnasium is not imported: what counts are the names of its classes and attributes.
+Gymnasium is not imported: what counts are the names of its classes and attributes. `env_pool.py`
+has the differences of EnvPool's environments, which have the same interface.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import FinalInfo, FiniteCheck, env_repr, is_gym_vector
+from torchbeast.core.envs.contract import (
+    FinalInfo,
+    FiniteCheck,
+    env_repr,
+    is_env_pool,
+    is_gym_vector,
+)
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     ArraySpec,
@@ -30,14 +37,18 @@ from torchbeast.core.envs.spaces import (
 from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
 from torchbeast.errors import UsageError
 
-_MODES = _SAME_STEP, _NEXT_STEP, _DISABLED = "SameStep", "NextStep", "Disabled"
+_MODES = _SAME_STEP, _NEXT_STEP, DISABLED = "SameStep", "NextStep", "Disabled"
 
 
 def adopted(env: Any, env_id: str) -> GymVectorEnv:
-    """Returns the VecEnv of a vector environment of Gymnasium or Stable-Baselines3, which is closed
-    where that fails.
+    """Returns the VecEnv of a vector environment of Gymnasium, EnvPool or Stable-Baselines3, which
+    is closed where that fails.
     """
+    from torchbeast.core.envs.env_pool import EnvPoolEnv  # a subclass of GymVectorEnv
+
     try:
+        if is_env_pool(env):
+            return EnvPoolEnv(env, env_id)
         return GymVectorEnv(env if is_gym_vector(env) else _OfStableBaselines(env), env_id)
     except Exception:
         env.close()
@@ -47,7 +58,7 @@ def adopted(env: Any, env_id: str) -> GymVectorEnv:
 class GymVectorEnv:
     """The environments of a vector environment of Gymnasium."""
 
-    frame_stack: int = 1
+    frame_stack = 1
     final_info: FinalInfo
 
     def __init__(self, env: Any, env_id: str) -> None:
@@ -55,29 +66,22 @@ class GymVectorEnv:
         self._env = env
         self.env_id = env_id
         self.num_envs = int(env.num_envs)
-        is_own = _is_own(env)
-        self._has_seeds = is_own or getattr(env, "has_seeds", False)  # one for each environment
-        self._mode = _mode(env, env_id, is_own)
+        self._mode = self._checked_mode()
         try:
             self.observation_space = observation_spec(env.single_observation_space)
             self.action_space = from_gymnasium(env.single_action_space)
         except ValueError as error:
             raise UsageError(f"{env_id}: {error}") from error
-        self._batch = map_leaves(
-            lambda spec: ArraySpec((self.num_envs, *spec.shape), spec.dtype), self.observation_space
-        )
         self._check_finite = FiniteCheck(self.observation_space)
         self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
         self._late = np.zeros(self.num_envs, bool)  # ended, and begin again with the next step
         self.final_info = {}
 
     def reset(self, seed: int) -> ArrayNest:
-        seeds = environment_seeds(seed, self.num_envs)
-        observation, _ = self._env.reset(seed=seeds if self._has_seeds else seeds[0])
+        seen = self._begin(environment_seeds(seed, self.num_envs))
         self.final_info = {}
         self._steps[:] = 0
         self._late[:] = False
-        seen = self._copied(observation)
         self._check(seen, range(self.num_envs))
         return seen
 
@@ -89,20 +93,19 @@ class GymVectorEnv:
         truncated = np.asarray(truncated, bool) & ~(terminated | resets)
         ended = terminated | truncated
         self._steps += ~resets
-        seen, self.final_info = self._copied(observation), {}
+        seen, self.final_info = self._copied(observation, self.num_envs), {}
         final: ArrayNest | None = None
         if ended.any():
             is_same = self._mode == _SAME_STEP
-            self.final_info = _each_info(infos["final_info"] if is_same else infos, ended)
+            self.final_info = self._each_info(infos["final_info"] if is_same else infos, ended)
             if truncated.any():
                 ours = map_leaves(lambda leaf: leaf[truncated], seen)
                 final = self._final(infos, truncated) if is_same else ours
                 self._check(final, np.flatnonzero(truncated))
             if self._mode == _NEXT_STEP:
                 self._late = ended
-            elif self._mode == _DISABLED:
-                observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
-                seen = self._copied(observation)
+            elif self._mode == DISABLED:
+                self._restart(ended, seen)
             self._steps[ended] = 0
         self._check(seen, range(self.num_envs))
         late = resets if resets.any() else None
@@ -130,10 +133,31 @@ class GymVectorEnv:
 
         self._check_finite(flatten(observation), where)
 
-    def _copied(self, observation: Any) -> ArrayNest:
-        """Returns copies of the observations: the environment may use its arrays again."""
+    def _checked_mode(self) -> str:
+        """Returns the autoreset mode; raises UsageError for one that cannot be used."""
+        return _mode(self._env, self.env_id, _is_own(self._env))
+
+    def _begin(self, seeds: list[int]) -> ArrayNest:
+        """Starts an episode in every environment; returns the first observations [E, ...]."""
+        observation, _ = self._env.reset(seed=seeds if _is_own(self._env) else seeds[0])
+        return self._copied(observation, self.num_envs)
+
+    def _restart(self, ended: np.ndarray, seen: ArrayNest) -> None:
+        """Starts an episode in the environments that ended, and writes its first observation to
+        their rows of `seen`.
+        """
+        observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
+        first = self._copied(observation, self.num_envs)
+        for row, leaf in zip(flatten(seen), flatten(first), strict=True):
+            row[ended] = leaf[ended]
+
+    def _copied(self, observation: Any, count: int) -> ArrayNest:
+        """Returns copies [count, ...] of observations: the environment may use its arrays again."""
+        batch = map_leaves(
+            lambda spec: ArraySpec((count, *spec.shape), spec.dtype), self.observation_space
+        )
         path = f"{self.env_id}: observation"
-        leaves = [np.array(leaf) for leaf in matching_leaves(self._batch, observation, path)]
+        leaves = [np.array(leaf) for leaf in matching_leaves(batch, observation, path)]
         return pack_as(self.observation_space, leaves)
 
     def _final(self, infos: Mapping[str, Any], truncated: np.ndarray) -> ArrayNest:
@@ -146,6 +170,17 @@ class GymVectorEnv:
         return pack_as(
             self.observation_space, [np.stack(leaf) for leaf in zip(*finals, strict=True)]
         )
+
+    def _each_info(self, infos: Mapping[str, Any], ended: np.ndarray) -> FinalInfo:
+        """Returns the entries of each environment that ended; the mask of an entry `x` is `_x`."""
+        return {
+            int(index): {
+                key: values[index]
+                for key, values in infos.items()
+                if isinstance(values, np.ndarray) and f"_{key}" in infos and infos[f"_{key}"][index]
+            }
+            for index in np.flatnonzero(ended)
+        }
 
     def _actions(self, action: ArrayNest) -> Any:
         spaces = flatten(self.action_space)
@@ -165,25 +200,13 @@ def _mode(env: Any, env_id: str, is_own: bool) -> str:
             f"1.1 or newer, got {found!r}: make it with such a Gymnasium"
         )
     can_be_early = is_own and getattr(env.unwrapped, "shared_memory", True)
-    return _DISABLED if mode == _NEXT_STEP and can_be_early else mode
+    return DISABLED if mode == _NEXT_STEP and can_be_early else mode
 
 
 def _is_own(env: Any) -> bool:
     """Returns whether it is one of Gymnasium's two vector environments of single ones."""
     names = {cls.__name__ for cls in type(env.unwrapped).__mro__}
     return bool(names & {"SyncVectorEnv", "AsyncVectorEnv"})
-
-
-def _each_info(infos: Mapping[str, Any], ended: np.ndarray) -> FinalInfo:
-    """Returns the entries of each environment that ended; the mask of an entry `x` is `_x`."""
-    return {
-        int(index): {
-            key: values[index]
-            for key, values in infos.items()
-            if isinstance(values, np.ndarray) and f"_{key}" in infos and infos[f"_{key}"][index]
-        }
-        for index in np.flatnonzero(ended)
-    }
 
 
 class _OfStableBaselines:
