@@ -163,8 +163,8 @@ def test_an_episode_ends_with_the_game_and_not_with_a_life(fake: None) -> None:
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "message"),
     [
-        ("envpool:Live-v0", {}, "EnvPool has no task called Live-v0; did you mean Lives-v0"),
-        ("envpool:Lives", {}, "EnvPool has no task called Lives; did you mean Lives-v0"),
+        ("envpool:Live-v0", {}, "EnvPool does not know the task Live-v0; did you mean Lives-v0"),
+        ("envpool:Lives", {}, "EnvPool does not know the task Lives; did you mean Lives-v0"),
         ("envpool:Lives-v0", {"live": 3}, "has no option live; did you mean lives"),
         ("envpool:Lives-v0", {"batch_size": 2}, "TorchBeast sets batch_size"),
         ("envpool:Lives-v0", {"max_num_players": 2}, "one agent, got one of up to 2 players"),

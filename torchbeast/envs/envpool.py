@@ -42,9 +42,10 @@ def make(spec: EnvSpec, num_envs: int, num_threads: int) -> EnvPoolEnv:
     if task not in tasks and (short := task.rpartition("/")[2]) in tasks:
         task = short  # procgen/CoinrunEasy-v0
     if task not in tasks:
-        raise EnvError(f"{env_id}: EnvPool has no task called {task}{did_you_mean(task, tasks)}")
+        hint = did_you_mean(task, tasks)
+        raise EnvError(f"{env_id}: EnvPool does not know the task {task}{hint}")
     try:
-        from_pixels = bool(spec.kwargs.get("from_pixels"))  # it has options of its own
+        from_pixels = bool(spec.kwargs.get("from_pixels"))  # which has other options
         config = envpool.make_spec(task, from_pixels=from_pixels).config._asdict()
         _check_options(spec, config)
         kwargs = {"num_threads": num_threads, **spec.kwargs}

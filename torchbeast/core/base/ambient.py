@@ -75,7 +75,7 @@ def _set() -> Iterator[None]:
 
 
 class _Float32:
-    """float32 as the default dtype of the process for as long as any thread is within."""
+    """float32 as the default dtype of the process while any thread is within."""
 
     def __init__(self) -> None:
         self.within = 0  # times that it was entered and not left yet
