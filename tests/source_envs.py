@@ -76,6 +76,29 @@ class Counting:
         return self._time.astype(np.float32)[:, None]
 
 
+class BeginningLate(Counting):
+    """The same, but environment 0 begins its games one step late, in a reset row."""
+
+    env_id = "source_envs:BeginningLate"
+    _is_over = False
+
+    def step(self, action: Any) -> VecStep:
+        if not self._is_over:
+            step = super().step(action)
+            self._is_over = bool(step.episode_end[0])
+            return step
+        self._is_over = False
+        step = super().step(action)
+        self._time[0] = 0  # the others took a step
+        first = np.arange(self.num_envs) == 0
+        return step._replace(
+            observation=self._observation(),
+            reward=np.where(first, np.float32(0), step.reward),
+            terminated=step.terminated | first,
+            resets=first,
+        )
+
+
 class Stacked(Counting):
     """Images that are stacked by threes; every byte is the number of steps since the last end."""
 

@@ -70,7 +70,7 @@ def rollout(
         observation=observations(space, *shape),
         reward=torch.randn(shape),
         done=done,
-        episode_step=torch.zeros(shape, dtype=torch.int32),
+        episode_step=torch.ones(shape, dtype=torch.int32),
         episode_return=torch.zeros(shape),
         action=distribution.sample(torch.zeros(*shape, distribution.num_params)),
         extras={name: torch.zeros(*shape, *spec.shape) for name, spec in specs.items()},

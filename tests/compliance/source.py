@@ -286,6 +286,20 @@ class SourceCompliance:
         lengths = {length for lengths in found for length in lengths}
         assert lengths == {3, 4, 7, 1}, "2, 2 and 3 steps are one game of three lives"
 
+    def test_a_row_that_only_begins_a_game_is_no_valid_step(self) -> None:
+        setup = Setup(env_id="source_envs:BeginningLate", model="mlp", unroll_length=12)
+        with self.running(setup) as running:
+            rollouts = take(running, 3)
+        seen = 0
+        for rollout in rollouts:
+            resets = rollout.done[1:] & (rollout.episode_step[1:] == 0)
+            seen += int(resets.sum())
+            assert rollout.valid is not None
+            _assert_equal(rollout.valid[1:], ~resets, "valid")
+            assert rollout.num_steps == rollout.env_steps == 24 - int(resets.sum())
+            assert set(rollout.finished_episodes()[1]) == {3, 4}
+        assert seen == 9, "games of three steps: every fourth row"
+
     def test_a_q_network_explores_and_its_values_are_in_the_rollout(self) -> None:
         setup = Setup(
             env_id="Catch",

@@ -63,7 +63,7 @@ class Line:
             observation=torch.stack([torch.sin(0.7 * time), torch.cos(0.3 * time)], -1),
             reward=(time % 3).float(),
             done=is_last,
-            episode_step=time.int() % LENGTH,
+            episode_step=(time.int() - 1) % LENGTH + 1,
             episode_return=torch.zeros(shape),
             action=time % 3,
             extras={"policy_logits": torch.sin(time[..., None] * torch.ones(3))},

@@ -142,4 +142,4 @@ def _copy_to_numpy(leaf: Tensor) -> np.ndarray:
 
 def _one_step(array: np.ndarray) -> Any:
     """Returns a tensor [1, E, ...] of one time step; of a copy if the array is read-only."""
-    return torch.from_numpy(np.require(array, requirements=("C", "W")))[None]
+    return torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))[None]
