@@ -115,6 +115,7 @@ class VecEnvCompliance:
         for step in play(env, self.num_steps):
             returned.append(tuple(step))
             kept.append(copy.deepcopy(tuple(step)))
+        env.reset(1)
         for a, b in zip(returned, kept, strict=True):
             map_leaves2(np.testing.assert_array_equal, a, b)
 

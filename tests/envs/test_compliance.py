@@ -62,6 +62,13 @@ class TestMakeVec(VecEnvCompliance):
         return envs.make(envs.EnvSpec("gymnasium:make_vec", kwargs), num_envs)
 
 
+class TestMakeVecThatBeginsLate(VecEnvCompliance):
+    num_steps = 60
+
+    def make(self, num_envs: int) -> VecEnv:
+        return envs.make(envs.EnvSpec("gymnasium:make_vec", {"id": "CartPole-v1"}), num_envs)
+
+
 class TestMinAtarBreakout(VecEnvCompliance):
     num_steps = 60
 

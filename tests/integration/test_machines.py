@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -42,8 +43,12 @@ def of_learner(keys: Keys) -> list[str]:
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of several consecutive ports that nobody uses."""
-    for first in range(20_000, 60_000, 100):
+    """Returns the first of several consecutive ports that nobody uses.
+
+    Another process of pytest may look for ports before these are used, so it begins elsewhere.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for first in range(20_000 + worker % 4 * 3_000, 60_000, 100):
         probes = [socket.socket() for _ in range(count)]
         try:
             for port, probe in enumerate(probes, first):

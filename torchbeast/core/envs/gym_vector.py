@@ -81,7 +81,7 @@ class GymVectorEnv:
         seen = self._begin(environment_seeds(seed, self.num_envs))
         self.final_info = {}
         self._steps[:] = 0
-        self._late[:] = False
+        self._late = np.zeros(self.num_envs, bool)  # the caller has the one before
         self._check(seen, range(self.num_envs))
         return seen
 
