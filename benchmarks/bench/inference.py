@@ -16,7 +16,8 @@ import torch
 from bench import synthetic
 from bench.sample import Measure, in_threads
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.contract import Mode
+from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.device import CudaStream
 from torchbeast.core.envs.spaces import ObservationSpace
@@ -44,9 +45,11 @@ def inference(
     weights = PublishedWeights(agent.model)
     batches_per_update = max(1, steps_per_update // (num_envs * num_threads))
 
-    def thread() -> Callable[[], int]:
-        replica, count = copy.deepcopy(agent.model), itertools.count()
-        cuda_stream = CudaStream(device)
+    replicas = [copy.deepcopy(agent.model) for _ in range(num_threads)]
+    use_cuda_graphs(replicas, num_envs)
+
+    def thread(replica: Actor) -> Callable[[], int]:
+        count, cuda_stream = itertools.count(), CudaStream(device)
         request = synthetic.inference_request(agent, space, num_envs)
 
         def one_batch() -> int:
@@ -59,5 +62,5 @@ def inference(
         one_batch()  # warm-up: the first is slower
         return one_batch
 
-    threads = [thread() for _ in range(num_threads)]
+    threads = [thread(replica) for replica in replicas]
     return functools.partial(in_threads, threads, supervisor=supervisor)

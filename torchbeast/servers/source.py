@@ -39,6 +39,7 @@ from torchbeast.collect.contract import (
     shortage_of,
 )
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_extras
+from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.ambient import use_threads
 from torchbeast.core.base.device import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
@@ -99,6 +100,7 @@ class PolySource:
         columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         spare = self._spare_columns = learner.spare_columns
         self._batch_size = rollouts.batch_size
+        self._num_envs = fleet.num_envs  # 0: nobody has dialled in yet
         self._queue = learner_queue(rollouts, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
@@ -113,7 +115,7 @@ class PolySource:
             min_streams=pipeline.min_streams or 0,
             credentials=fleet.credentials,
         )
-        written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
+        written, queued = self._num_envs, pipeline.queue_size(self._batch_size)
         joined = (1 + learner.batches_at_once) * (self._batch_size + spare)
         keywords = fleet.env.options.info_keywords
         spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
@@ -125,8 +127,10 @@ class PolySource:
         supervisor.on_close(self.close)
         if self._start_servers is not None:
             self._servers = self._start_servers(supervisor)
-        for i in range(self._num_inference_threads):
-            supervisor.start_thread(f"inference-{i}", self._infer)
+        replicas = [copy.deepcopy(self._actor) for _ in range(self._num_inference_threads)]
+        use_cuda_graphs(replicas, self._num_envs)
+        for i, replica in enumerate(replicas):
+            supervisor.start_thread(f"inference-{i}", functools.partial(self._infer, replica))
         supervisor.start_thread("environments", self._play)
         if (door := self._door) is not None:
             follow = functools.partial(door.follow, self._pool, self._columns, self._env_bytes)
@@ -210,10 +214,10 @@ class PolySource:
             failures = RepeatedFailures()
             self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
 
-    def _infer(self) -> None:
+    def _infer(self, replica: Actor) -> None:
         """Answers inference batches, each with one version of the weights."""
         use_threads(self._torch_threads)
-        replica, version = copy.deepcopy(self._actor), None
+        version = None
         cuda_stream = CudaStream(self._device)
         for batch in self._batcher:
             with cuda_stream:
