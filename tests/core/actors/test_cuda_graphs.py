@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import copy
-import logging
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,22 +124,25 @@ class OnHost(ActorCritic):
 
 
 @on_a_gpu
-def test_a_network_that_cannot_be_recorded_acts_without_graphs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    actor = OnHost().cuda()
-    replica = copy.deepcopy(actor)
-    use_cuda_graphs([replica], num_envs=4)
-    with torch.inference_mode(), caplog.at_level(logging.WARNING, "torchbeast.actors"):
-        for num_envs in (2, 4):
-            inputs = row(actor, (5,), num_envs)
-            assert_close(replica(*inputs)[:2], actor(*inputs)[:2])
-    assert len(caplog.records) == 1 and "acts without CUDA graphs" in caplog.text
+@pytest.mark.parametrize("recordable", [True, False])
+def test_a_network_that_reads_its_results_is_refused_unless_it_says_so(recordable: bool) -> None:
+    """In a process of its own, because torch's random numbers cannot be used afterwards."""
+    code = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}]
+from test_cuda_graphs import OnHost, row, torch, use_cuda_graphs
+OnHost.recordable = {recordable}
+replica = OnHost().cuda()
+use_cuda_graphs([replica], num_envs=4)
+with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+    replica(*row(replica, (5,), 2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert ("set its class attribute recordable to False" in done.stderr) == recordable
+    assert (done.returncode == 0) == (not recordable)
 
 
-@pytest.mark.parametrize("separable", [True, False])
-def test_actors_on_the_cpu_keep_their_forward(separable: bool) -> None:
-    actor = actor_of("mlp", (5,), False, device="cpu")
-    actor.separable = separable
+def test_actors_on_the_cpu_keep_their_forward() -> None:
+    actor = actor_of("mlp", (5,), True, device="cpu")
     use_cuda_graphs([actor], num_envs=4)
     assert "forward" not in vars(actor)

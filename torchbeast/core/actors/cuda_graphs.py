@@ -8,18 +8,16 @@ in a tenth of that. Threads do not help, because only one of them runs Python at
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.base.nest import Nest, map_leaves, map_leaves2
-
-_log = logging.getLogger("torchbeast.actors")
+from torchbeast.errors import RunError
 
 _LARGEST = 1024  # environments of the largest batch that is recorded
 
@@ -30,17 +28,20 @@ def use_cuda_graphs(replicas: Sequence[Actor], num_envs: int) -> None:
     """Lets replicas that act in one thread each replay their forwards as CUDA graphs.
 
     A graph has a fixed batch size: one is recorded for every power of two up to `num_envs`, and a
-    smaller batch fills the first columns of the next larger one. That needs actor-critics that are
-    `separable`. Other actors, actors on the CPU, and networks that cannot be recorded, as those
-    that read a result on the host, act as before. Weights must be loaded in place.
+    smaller batch fills the first columns of the next larger one. Only actor-critics are recorded
+    that are `recordable` and `separable`. Others, and all on the CPU, act as before. Weights must
+    be loaded in place.
 
     Args:
         replicas: Copies of one actor, on one device.
-        num_envs: The largest number of environments in a batch, if it is known; else 0.
+        num_envs: The largest number of environments in a batch; 0: unknown.
     """
-    actors = [actor for actor in replicas if isinstance(actor, ActorCritic) and actor.separable]
+    for module in (module for actor in replicas for module in actor.modules()):
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # a copy's are not, and every call would join them
+    actors = [actor for actor in replicas if isinstance(actor, ActorCritic) and actor.recordable]
     on_gpu = all(parameter.is_cuda for actor in actors for parameter in actor.parameters())
-    if len(actors) < len(replicas) or not on_gpu:
+    if not on_gpu or not all(actor.separable for actor in actors):
         return
     recorder = _Recorder([_Graphs(actor.forward) for actor in actors], num_envs or _LARGEST)
     for actor, graphs in zip(actors, recorder.all_graphs, strict=True):
@@ -72,10 +73,11 @@ class _Recorder:
         try:
             for graphs in self.all_graphs:
                 graphs.record(inputs, state, self._largest)
-        except Exception as error:  # of a user's network, or of CUDA
-            for graphs in self.all_graphs:
-                graphs.forget()
-            _log.warning("This network acts without CUDA graphs, which is slower: %s", error)
+        except RuntimeError as error:  # torch's random numbers cannot be used after it
+            raise RunError(
+                "the network's forward cannot be recorded as a CUDA graph, perhaps because it "
+                f"reads a result on the host: set its class attribute recordable to False ({error})"
+            ) from error
         torch.cuda.synchronize(inputs.reward.device)
         self._is_done = True
 
@@ -117,10 +119,6 @@ class _Graphs:
         finally:
             graph.capture_end()
         return graph, read, written
-
-    def forget(self) -> None:
-        """Lets later batches run without graphs."""
-        self._recorded.clear()
 
     def forward(self, inputs: ModelInputs, state: Nest[Tensor]) -> ModelOutput:
         """Returns the outputs, which the next call overwrites.

@@ -169,6 +169,7 @@ class TorsoActorCritic(ActorCritic):
 
     core: Core | None
     separable = True
+    recordable = True
 
     def __init__(
         self,
