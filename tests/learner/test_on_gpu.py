@@ -11,7 +11,7 @@ import pytest
 import torch
 from small_schemes import impala_of, off_policy_of, scheme_of
 
-from torchbeast import Learner, load_agent
+from torchbeast import Learner, load_agent, make_env
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyVTraceBuffer
 from torchbeast.schemes import Scheme
@@ -62,6 +62,36 @@ def test_the_first_update_changes_the_weights_as_on_the_cpu(
             }
     for name, tensor in found["cpu"].items():
         torch.testing.assert_close(found["cuda"][name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"grad_communication": "synchronous"},
+        {"grad_communication": "asynchronous"},
+        {"update_execution": "decentralised"},
+    ],
+)
+def test_gradients_of_workers_on_the_cpu_change_weights_on_a_gpu(
+    axes: dict[str, Any], tmp_path: Path
+) -> None:
+    """The observations of CartPole are normalised, so their statistics are joined too."""
+    envs = {"env_fn": make_env, "env_kwargs": {"env": "CartPole-v1"}, "vec_env_size": 2}
+    scheme = scheme_of(envs, local_device="cuda", grad_remote_workers=2, **axes)
+    with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
+        before = {name: tensor.clone() for name, tensor in learner.actor.state_dict().items()}
+        learner.step()
+        learner.save_model()  # copies the state of decentralised workers
+        after = learner.actor.state_dict()
+    assert all(tensor.is_cuda for tensor in after.values())
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+def test_central_inference_on_a_gpu_learns(tmp_path: Path) -> None:
+    pytest.importorskip("libtorchbeast", exc_type=ImportError)
+    axes = {"col_remote_workers": 2, "col_communication": "asynchronous", "inference": "central"}
+    with Learner(impala_of(local_device="cuda", **axes), 400, tmp_path / "run") as learner:
+        assert learner.train()["step"] >= 400
 
 
 def test_an_agent_of_a_gpu_plays_on_the_cpu_as_it_did_there(tmp_path: Path) -> None:

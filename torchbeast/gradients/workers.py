@@ -26,7 +26,6 @@ from torch import nn
 
 from torchbeast.collect.contract import WAIT_S, Away
 from torchbeast.collect.weights import packed
-from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.update.figures import means
 from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution
@@ -251,10 +250,7 @@ class Centralised(GradientWorkers):
     def _observe(self, reports: Sequence[Report]) -> None:
         """Adds the workers' observations to the centre's running statistics."""
         if any(report.observed for report in reports):
-            observed = [
-                [Moments(*map(as_tensor, parts)) for parts in each.observed] for each in reports
-            ]
-            self._step.statistics.add(observed)
+            self._step.statistics.add([report.observed for report in reports])
             self._revision += 1
 
     def _apply(self, contributed: Sequence[Contribution]) -> dict[str, float]:

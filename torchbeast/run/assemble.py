@@ -269,4 +269,8 @@ def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
     """
     config.algo.check_actor(agent.model, config.algorithm)
     specs_of_extras(agent.model, config.algo.needs)
-    return checked(config.algo(agent.model, config.algorithm))
+    algo = checked(config.algo(agent.model, config.algorithm))
+    device = next(agent.model.parameters()).device
+    for model in algo.models.values():  # an algorithm's author need not think of devices
+        model.to(device)
+    return algo

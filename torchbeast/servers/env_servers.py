@@ -79,7 +79,10 @@ def plans_for_local_servers(fleet: FleetConfig, disable_cuda: bool) -> list[Serv
 
 def seems_to_have_a_gpu() -> bool:
     """Returns whether there is a GPU driver, without importing torch, which takes seconds."""
-    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return not is_hidden and any(
+        Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+    )
 
 
 class EnvServers:

@@ -90,9 +90,10 @@ class JointGradients:
     def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> MinibatchReport:
         """Sets the gradients to all learners' together; returns what they found together.
 
-        messages: checked by `check_same_step`. total: the sum of their vectors.
+        messages: checked by `check_same_step`. total: the sum of their vectors, on any device.
         """
         steps = sum(message["steps"] for message in messages)
+        total = total.to(self._parameters[0].device)  # in one transfer
         if self._is_mean:
             total = total / max(1, steps)
         for parameter in self._parameters:
@@ -103,7 +104,7 @@ class JointGradients:
         have = [any(has) for has in zip(*(m["has_gradient"] for m in messages), strict=True)]
         for parameter, piece, has in zip(trained, pieces, have, strict=True):
             if has and parameter.requires_grad:  # it may have been frozen meanwhile
-                parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+                parameter.grad = piece.view_as(parameter).to(parameter)
         figures = joined(
             [message["figures"] for message in messages],
             [message["steps"] for message in messages],

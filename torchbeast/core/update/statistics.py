@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,10 +44,13 @@ class Statistics:
                 )
         return [norm.moments().without(was) for norm, was in zip(self._norms, before, strict=True)]
 
-    def add(self, observed: Sequence[Sequence[Moments]]) -> None:
-        """Adds what several learners observed, in their order."""
+    def add(self, observed: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Adds what several learners observed, in their order.
+
+        observed: for each learner and RunningNorm its Moments, as tensors, arrays or lists.
+        """
         for norm, *parts in zip(self._norms, *observed, strict=True):
-            seen = (part for part in parts if part.rows)
+            seen = [moments for part in parts if (moments := _like(norm, part)).rows]
             norm.set_moments(functools.reduce(Moments.merged, seen, norm.moments()))
 
     def observe(self, batch: Batch, ranks: Ranks | None) -> None:
@@ -64,7 +68,7 @@ class Statistics:
         check_same_place(messages)
         for norm, moments in zip(self._norms, before, strict=True):
             norm.set_moments(moments)
-        self.add([self._from_message(message["observed"]) for message in messages])
+        self.add([message["observed"] for message in messages])
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
@@ -78,16 +82,14 @@ class Statistics:
                 buffer.copy_(value)
             raise
 
-    def _from_message(self, observed: Sequence[Sequence[Any]]) -> list[Moments]:
-        found = []
-        for parts, norm in zip(observed, self._norms, strict=True):
-            both = zip(parts, norm.moments(), strict=True)
-            tensors = (torch.tensor(p, dtype=like.dtype, device=like.device) for p, like in both)
-            found.append(Moments(*tensors))
-        return found
-
     def _others(self) -> dict[str, Tensor]:
         """Returns copies of the actor's buffers that belong to no RunningNorm."""
         ours = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
         named = self._algo.actor.named_buffers()
         return {name: b.clone() for name, b in named if id(b) not in ours}
+
+
+def _like(norm: RunningNorm, moments: Sequence[Any]) -> Moments:
+    """Returns moments with the dtypes of the norm's, on its device."""
+    both = zip(map(np.asarray, moments), norm.moments(), strict=True)
+    return Moments(*(torch.tensor(part, dtype=own.dtype, device=own.device) for part, own in both))
