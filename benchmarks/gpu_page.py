@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
             name: {
                 "exit_code": int(code),
                 "seconds": int(seconds),
-                "last_line": _last_line(folder, name),
+                "last_line": _last_line(folder / f"{name}.log"),
             }
             for name, code, seconds in parts
         },

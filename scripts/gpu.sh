@@ -38,7 +38,8 @@ tests=("$PYTHON" -m pytest -q -p no:cacheprovider -m "not alone and not long and
 
 part build 180 "$PYTHON" setup.py build_ext --inplace
 export OMP_NUM_THREADS=1
-part tests-gpu 120 "${tests[@]}" tests/learner/test_on_gpu.py tests/core/test_cuda_stream.py
+part tests-gpu 120 "${tests[@]}" --gpu --no-skips tests/learner/test_on_gpu.py \
+  tests/core/test_cuda_stream.py tests/core/actors/test_cuda_graphs.py
 unset OMP_NUM_THREADS
 bench shallow --model shallow
 bench deep --model deep
@@ -55,8 +56,9 @@ part ranks 90 "$PYTHON" -m torch.distributed.run --nproc_per_node 2 -m torchbeas
   --num_actors 32 --env CartPole-v1 --total_steps 100000 --savedir "$folder/runs" --xpid ranks "${shared[@]}"
 kill -INT "$servers" && wait "$servers" || true
 export OMP_NUM_THREADS=1
-part tests-suite 150 "${tests[@]}" -n "$(nproc)" --dist loadscope tests/core tests/learner tests/run \
-  tests/collect tests/servers tests/gradients tests/evaluation tests/bench tests/integration
+part tests-programs 120 "${tests[@]}" --gpu -n 8 --dist loadscope tests/integration/test_algorithms.py \
+  tests/integration/test_monobeast.py tests/integration/test_ppo_programs.py \
+  tests/integration/test_off_policy_programs.py tests/integration/test_two_terminals.py
 
 "$PYTHON" benchmarks/gpu_page.py "$folder"
 ! awk '$2 != 0 { failed = 1 } END { exit !failed }' "$folder/parts"

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ import warm
 from torchbeast.fleets import child_process
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "--gpu" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of this process and of programs that it starts
 
 _HANGS_AFTER_S = 240.0
 
@@ -51,7 +54,10 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option with which nothing that was asked for is left out unnoticed."""
+    """Adds the options of this project's tests."""
+    parser.addoption(
+        "--gpu", action="store_true", help="do not hide the GPU; for tests that use it"
+    )
     parser.addoption("--no-skips", action="store_true", help="let tests fail that would be skipped")
 
 
