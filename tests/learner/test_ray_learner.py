@@ -112,8 +112,10 @@ def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
 @pytest.fixture(scope="module")
 def initialised() -> Iterator[None]:
     """A Ray of the caller, with a GPU that there is not."""
-    with callers_ray(num_cpus=CPUS, num_gpus=1):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES")  # Ray serves no GPUs that it hides
+        with callers_ray(num_cpus=CPUS, num_gpus=1):
+            yield
 
 
 def reserved() -> tuple[float, float]:
