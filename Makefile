@@ -146,6 +146,6 @@ $(VENV)/installed-for-docs: $(VENV)/installed pyproject.toml
 # Installs the packages of the extras without rebuilding the core. nle requires one exact release of
 # Gymnasium but works with the installed one.
 $(VENV)/installed-for-families: $(VENV)/installed-for-tests
-	$(BIN)/python -m pip install $(PIP_ARGS) minigrid envpool 'gymnasium[mujoco]'
+	$(BIN)/python -m pip install $(PIP_ARGS) minigrid envpool pettingzoo mpe2 'gymnasium[mujoco]'
 	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps nle
 	touch $@

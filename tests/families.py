@@ -20,7 +20,9 @@ class Family(NamedTuple):
     def env_id(self) -> str:
         """Returns the id that users give; skips the test if its package is not installed."""
         pytest.importorskip(self.package, reason=f"{self.name} needs {self.package}")
-        return f"{self.name}-v{self._newest() if self.version is None else self.version}"
+        separator = "_v" if self.package == "pettingzoo" else "-v"
+        version = self._newest() if self.version is None else self.version
+        return f"{self.name}{separator}{version}"
 
     def _newest(self) -> int:
         specs = gymnasium.registry.values()  # with others' of the same name, as ALE/Blackjack-v5
@@ -45,9 +47,10 @@ FAMILIES = [
     Family("NetHackScore", "nle", ("blstats", "glyphs"), 0),
     Family("MinAtar/Breakout", "minatar", version=1),
     Family("PongNoFrameskip", "ale_py", version=4),
+    Family("pettingzoo:classic/connect_four", "pettingzoo", version=3),
 ]
 
 
 def name_of(family: Family) -> str:
     """Returns the name of the test case."""
-    return "-".join([family.name.replace("/", "-"), *family.observation_keys])
+    return "-".join([family.name.replace("/", "-").replace(":", "-"), *family.observation_keys])

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import KEY, ModelInputs, has_mask, specs_of_extras
+from torchbeast.core.actors.contract import ModelInputs, has_mask, specs_of_extras
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.nest import Nest, map_leaves
+from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.storages.rollout import Rollout
 
@@ -26,7 +27,7 @@ def observations(space: ObservationSpace, *shape: int) -> Nest[Tensor]:
     """Returns random observations, leaves [*shape, ...], that mask no action."""
     made: Nest[Tensor] = map_leaves(lambda spec: _observation(spec, shape), space)
     if has_mask(made):
-        made = {**made, KEY: torch.ones_like(made[KEY])}
+        made = {**made, MASK: torch.ones_like(made[MASK])}
     return made
 
 

@@ -20,31 +20,6 @@ from torchbeast.envs import make_environment
 from torchbeast.errors import UsageError
 
 
-class Parallel:
-    """The attributes of PettingZoo's parallel environments."""
-
-    num_envs = 1
-    possible_agents = ("a", "b")
-
-    def action_space(self, agent: str) -> Any:
-        return spaces.Discrete(2)
-
-    observation_space = action_space
-
-    def reset(self, seed: Any = None, options: Any = None) -> Any:
-        return {}, {}
-
-    def step(self, actions: Any) -> Any:
-        return {}, {}, {}, {}, {}
-
-
-class AEC(Parallel):
-    """The attributes of PettingZoo's environments that are played in turns."""
-
-    def agent_iter(self) -> Any:
-        yield from self.possible_agents
-
-
 class StableBaselines:
     """The attributes of Stable-Baselines3's VecEnv."""
 
@@ -97,8 +72,6 @@ def contract(**changes: Any) -> Any:
 OF_ANY = [
     (None, "got None: does its function return it"),
     (Counting, r"got the class Counting: return an instance of it, Counting\("),
-    (AEC(), "of one agent, got a .*AEC with an .* PettingZoo's AEC environments: wrap"),
-    (Parallel(), "of one agent, got a .*Parallel with an .* PettingZoo's parallel env.*: wrap"),
 ]
 OF_ONE = [
     (

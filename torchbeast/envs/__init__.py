@@ -8,6 +8,7 @@
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/how-to/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
 | `envpool:CartPole-v1` | a task of EnvPool (`envpool.py`, docs/how-to/envpool.md) |
+| `pettingzoo:mpe/simple_spread_v3` | several agents (docs/how-to/several-agents.md) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
 | | when it has a parameter num_envs, once with it, and returns a VecEnv |
 | anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
@@ -80,9 +81,9 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     name = spec.name
     if num_envs < 1:
         raise EnvError(f"{name}: at least one environment is needed, got num_envs={num_envs}")
-    from torchbeast.envs import atari, envpool, minatar
+    from torchbeast.envs import atari, envpool, minatar, pettingzoo
 
-    ours = name in BUILT_IN or name.startswith((minatar.PREFIX, envpool.PREFIX))
+    ours = name in BUILT_IN or name.startswith((minatar.PREFIX, envpool.PREFIX, pettingzoo.PREFIX))
     ours = ours or atari.is_atari(name)
     if ours and spec.options.mask_actions:
         raise EnvError(f"{name} has no action masks: remove mask_actions")
@@ -93,6 +94,8 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     if of_atari := spec.options.of_atari():
         flags = " and ".join(of_atari)
         raise EnvError(f"{flags} needs an Atari game, and {name} is not one: remove {flags}")
+    if name.startswith(pettingzoo.PREFIX):
+        return pettingzoo.make(spec, num_envs)
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
     if spec.is_factory:

@@ -89,6 +89,7 @@ class EnvProcess:
         self.observation_space: ObservationSpace = described["observation_space"]
         self.action_space: ActionSpace = described["action_space"]
         self.frame_stack: int = described["frame_stack"]
+        self.num_agents: int = described["num_agents"]
 
     def reset(self, seed: int) -> ArrayNest:
         return self._call("a reset", "reset", seed)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
@@ -43,7 +44,8 @@ def main(arguments: dict[str, Any]) -> int:
         env = make_environment(spec, arguments["num_envs"], arguments["render"])
         served = _Served(env, spec.name)
         with closing(env), suppress(EOFError, OSError):  # of the socket: the parent is done
-            connection.send({name: getattr(env, name) for name in _DESCRIPTION})
+            described = {name: getattr(env, name) for name in _DESCRIPTION}
+            connection.send({**described, "num_agents": getattr(env, "num_agents", 1)})
             while True:
                 connection.send(served.answer(*connection.recv()))
     except Exception as error:
@@ -74,7 +76,7 @@ class _Served:
         return VecStep(*_arrays(self._env.step(action)))
 
     def render(self) -> np.ndarray | None:
-        return self._env.render() if isinstance(self._env, SyncVecEnv) else None
+        return self._env.render() if isinstance(self._env, SyncVecEnv | AgentsEnv) else None
 
     def check_goals(self) -> None:
         self.outcome: Outcome = outcome_in(self._env, self._name)

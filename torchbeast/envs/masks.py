@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.contract import check_environment
+from torchbeast.core.envs.contract import MASK, check_environment
 from torchbeast.core.envs.spaces import Discrete, MultiDiscrete, declared, from_gymnasium
 from torchbeast.envs.spec import EnvError
-
-KEY = "action_mask"
 
 
 class MaskFromInfo:
@@ -63,7 +61,7 @@ class MaskFromInfo:
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise EnvError(
                 "mask_actions needs the info dict that reset() of Gymnasium returns, but "
-                f"{_name(self._env)} returns none: put an {KEY} into its observations"
+                f"{_name(self._env)} returns none: put an {MASK} into its observations"
             )
         observation, info = result
         return _with_mask(observation, self._mask(info, is_last=False)), info
@@ -77,18 +75,18 @@ class MaskFromInfo:
     def _mask(self, info: Mapping[str, Any], is_last: bool) -> np.ndarray:
         """Returns the mask bool [n]."""
         size = self._size  # before a mask is missed that no action space could have
-        if KEY not in info:
+        if MASK not in info:
             if is_last:
                 return np.ones(size, bool)
             raise EnvError(
-                f"mask_actions needs info['{KEY}'] at every step, but {_name(self._env)} gave "
+                f"mask_actions needs info['{MASK}'] at every step, but {_name(self._env)} gave "
                 f"{', '.join(map(repr, info)) or 'an empty info'}: leave out mask_actions"
             )
-        given = info[KEY]
+        given = info[MASK]
         mask = np.concatenate(given) if isinstance(given, tuple) else np.asarray(given)
         if mask.shape != (size,):
             raise EnvError(
-                f"{_name(self._env)}: info['{KEY}'] needs the shape ({size},), an entry for "
+                f"{_name(self._env)}: info['{MASK}'] needs the shape ({size},), an entry for "
                 f"each action, got {mask.shape}"
             )
         return mask.astype(bool)
@@ -102,7 +100,7 @@ def masked_from_info(env_fn: Callable[..., Any]) -> Callable[..., MaskFromInfo]:
 def _with_mask(observation: Any, mask: Any) -> dict[str, Any]:
     """Adds the mask to a dict observation, or makes a dict of any other; or of their spaces."""
     entries = observation if isinstance(observation, dict) else {"observation": observation}
-    return {**entries, KEY: mask}
+    return {**entries, MASK: mask}
 
 
 def _name(env: Any) -> str:

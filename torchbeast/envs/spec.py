@@ -118,7 +118,8 @@ class EnvSpec(Spec):
     @property
     def is_factory(self) -> bool:
         """Whether it is a user's own callable; "module:Id-v0" is an id of Gymnasium."""
-        return bool(self.pickled) or (":" in self.name and not re.search(r"-v\d+$", self.name))
+        is_id = self.name.startswith("pettingzoo:") or re.search(r"-v\d+$", self.name)
+        return bool(self.pickled) or (":" in self.name and not is_id)
 
     @classmethod
     def from_parent(cls, value: Mapping[str, Any]) -> EnvSpec:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import secrets
 import statistics
@@ -136,6 +137,11 @@ class Endings:
         return ending
 
 
+def parallel_envs(num_episodes: int, num_agents: int) -> int:
+    """Returns the number of environments that play the episodes: of whole games."""
+    return math.ceil(min(num_episodes, MAX_PARALLEL) / num_agents) * num_agents
+
+
 Watcher = Callable[[Any], object]
 """Receives every observation of an evaluation, a nest of arrays [E, ...], e.g. for a video."""
 
@@ -242,8 +248,13 @@ class EpisodePlayer:
         self._seed = secrets.randbits(31) if seed is None else seed
         self._trained_on = checkpoints.env_spec(saved).name
         spec = env_of(saved, asked)
-        num_envs = 1 if film else min(config.num_episodes, MAX_PARALLEL)
-        self.env = EnvProcess(spec, num_envs, render=film, check_goes_on=check_goes_on)
+        start = functools.partial(EnvProcess, spec, render=film, check_goes_on=check_goes_on)
+        num_episodes = 1 if film else config.num_episodes
+        self.env = start(parallel_envs(num_episodes, 1))
+        num_envs = parallel_envs(num_episodes, getattr(self.env, "num_agents", 1))
+        if num_envs != self.env.num_envs:
+            self.env.close()
+            self.env = start(num_envs)
         self._is_other = self._trained_on not in ("", spec.name)
         try:
             self._agent = restored(saved, spaces_of(self.env), path)

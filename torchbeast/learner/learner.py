@@ -37,7 +37,7 @@ from torchbeast.core.base.checks import at_least, counted, names_checked, requir
 from torchbeast.core.base.device import CudaStream
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import UsageError, expanded
-from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
+from torchbeast.evaluation.play import Episodes, parallel_envs, play
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import warn
 from torchbeast.learner.callbacks import (
@@ -352,7 +352,7 @@ class Learner:
         seed = secrets.randbits(31) if seed is None else seed
         with (
             self._own,
-            closing(envs.make(min(num_episodes, MAX_PARALLEL))) as env,
+            closing(envs.make(parallel_envs(num_episodes, envs.num_agents))) as env,
             one_thread(),
             torch.random.fork_rng(devices=[]),
         ):

@@ -20,11 +20,9 @@ from torchbeast.core.actors.distributions import ActionDistribution, Categorical
 from torchbeast.core.base.ambient import own_torch_settings
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.base.specs import ActorSpec, RewardClipping
+from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.errors import RunError, UsageError
-
-KEY = "action_mask"
-"""The entry of a dict observation that masks actions."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class ActionMask:
         choices = torch.split(_allowed(observation), list(self.counts), -1)
         if not bool(torch.stack([choice.any(-1).all() for choice in choices]).all()):
             raise RunError(
-                f"the {KEY} of an environment forbids every action: allow at least one (1 allows "
+                f"the {MASK} of an environment forbids every action: allow at least one (1 allows "
                 "an action, 0 forbids it), or end the episode"
             )
 
@@ -74,11 +72,11 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
     """
     if not has_mask(space):
         return None
-    counts, spec = _counts(actions), space[KEY]
+    counts, spec = _counts(actions), space[MASK]
     if not isinstance(spec, ArraySpec) or spec.shape != (sum(counts),):
         found = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
         raise UsageError(
-            f"an {KEY} in observations must have one entry per action, shape ({sum(counts)},), got "
+            f"an {MASK} in observations need one entry per action, shape ({sum(counts)},), got "
             f"{found}: change the environment, and do not stack frames"
         )
     return ActionMask(tuple(counts))
@@ -86,7 +84,7 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
 
 def has_mask(observation: Any) -> TypeGuard[dict[str, Any]]:
     """Returns whether an observation, or its space, has an entry `action_mask`."""
-    return isinstance(observation, dict) and KEY in observation
+    return isinstance(observation, dict) and MASK in observation
 
 
 def _counts(actions: ActionDistribution) -> Sequence[int]:
@@ -96,7 +94,7 @@ def _counts(actions: ActionDistribution) -> Sequence[int]:
     if isinstance(actions, MultiCategorical):
         return actions.nvec
     raise UsageError(
-        f"an {KEY} in observations needs a Discrete or MultiDiscrete action space, got one with a "
+        f"an {MASK} in observations needs a Discrete or MultiDiscrete action space, got one with a "
         f"{type(actions).__name__} distribution: rename the entry, or drop it with "
         "observation_keys"
     )
@@ -111,7 +109,7 @@ def _effective(observation: Nest[Tensor]) -> Tensor:
 def _allowed(observation: Nest[Tensor]) -> Tensor:
     """Returns which actions are allowed, bool [..., n]."""
     assert has_mask(observation)
-    return observation[KEY] != 0
+    return observation[MASK] != 0
 
 
 Mode = Literal["sample", "greedy", "explore"]

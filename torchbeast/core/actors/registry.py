@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import KEY, Actor, ActorCritic, ModelInputs, has_mask, mask_for
+from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, has_mask, mask_for
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.networks import BUILT_IN
@@ -24,6 +24,7 @@ from torchbeast.core.base.ambient import own_settings
 from torchbeast.core.base.checks import did_you_mean, names_checked, require
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
+from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import (
     ActionSpace,
@@ -92,7 +93,7 @@ def _finished(
         setattr(model, "action_mask", mask_for(observation_space, model.distribution))  # noqa: B010
     elif has_mask(observation_space):
         raise SpecError(
-            f"observations have an {KEY}, which {name} would not obey: make it a subclass of "
+            f"observations have an {MASK}, which {name} would not obey: make it a subclass of "
             f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with observation_keys"
         )
     return model

@@ -18,6 +18,9 @@ from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.spaces import ActionLeaf, ArraySpec, ObservationSpace, places
 from torchbeast.errors import UsageError
 
+MASK = "action_mask"
+"""The entry of a dict observation that masks actions; see ActionMask in core/actors/contract.py."""
+
 _OF_VEC_ENV = (
     "env_id",
     "observation_space",
@@ -100,13 +103,6 @@ def _refuse_other_things(env: Any, whose: str) -> None:
         raise UsageError(
             f"{whose}: expected a pool with Gymnasium's interface, got the EnvPool class "
             f'{type(env).__name__}: make it with env_type="gymnasium" and EnvPool 1.2 or newer'
-        )
-    if callable(getattr(env, "action_space", None)):  # a space for each agent
-        kind = "AEC" if hasattr(env, "agent_iter") else "parallel"
-        raise UsageError(
-            f"{whose}: expected an environment of one agent, got {_named(env)} with an "
-            f"action_space(agent), like PettingZoo's {kind} environments: wrap it so that reset "
-            "and step serve one agent"
         )
 
 

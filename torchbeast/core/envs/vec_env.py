@@ -164,6 +164,7 @@ class _WithFactory(_ProtocolType):
                 action_space=env.action_space,
                 sent_space=env.observation_space,
                 frame_stack=env.frame_stack,
+                num_agents=getattr(env, "num_agents", 1),
             )
         return factory, factory.action_space, factory.observation_space
 
@@ -175,7 +176,8 @@ class VecEnv(Protocol, metaclass=_WithFactory):
     reset() and step() return: no later call writes to it.
 
     Environments with an info have the attribute `final_info` too, see `contract.FinalInfo`: the
-    info of the games that ended in the last step().
+    info of the games that ended in the last step(). Environments that are the agents of games have
+    `num_agents`, the number of agents of a game; num_envs is then best a multiple of it.
     """
 
     @property
@@ -236,6 +238,7 @@ class VecEnvFactory:
         action_space: Space of one environment's actions.
         sent_space: Space of one environment's observations, without stacks.
         frame_stack: Number of frames in a stack.
+        num_agents: Number of agents of a game, each of which counts as an environment.
     """
 
     env_fn: Callable[..., Any]
@@ -246,6 +249,7 @@ class VecEnvFactory:
     action_space: ActionSpace
     sent_space: ObservationSpace
     frame_stack: int
+    num_agents: int = 1
 
     def __post_init__(self) -> None:
         at_least(1, vec_env_size=self.vec_env_size)
@@ -293,11 +297,16 @@ def vec_env_of(
     Raises:
         UsageError: If the function returns something else, or another number of environments.
     """
-    from torchbeast.core.envs.gym_vector import adopted  # which needs VecStep
+    from torchbeast.core.envs.agents import AgentsEnv, has_agents  # which need VecStep
+    from torchbeast.core.envs.gym_vector import adopted
 
     if not accepts(env_fn, "num_envs"):
         make_one = functools.partial(env_fn, **env_kwargs)
-        return SyncVecEnv([make_one] * num_envs, env_id, observation_keys)
+        first = make_one()
+        if has_agents(first):
+            return AgentsEnv(first, make_one, num_envs, env_id)
+        others: list[Callable[[], Any]] = [make_one] * (num_envs - 1)
+        return SyncVecEnv([lambda: first, *others], env_id, observation_keys)
     env: VecEnv = env_fn(num_envs=num_envs, **env_kwargs)
     check_vec_env(env, num_envs, env_id)
     return adopted(env, env_id) if is_vector(env) else env
