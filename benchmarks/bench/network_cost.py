@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ModelInputs
-from torchbeast.core.actors.leaves import kind_of, needs_statistics
+from torchbeast.core.actors.leaves import readings
 from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.off_policy import QNet, SACNet, TD3Net
 from torchbeast.core.base.ambient import one_thread
@@ -65,22 +65,9 @@ def _torsos(model: Actor) -> Iterable[nn.Module]:
 
 
 def _of_leaves(model: Actor, space: ObservationSpace) -> Iterator[Cost]:
-    for (path, spec), torso in zip(_paths(space, ""), _torsos(model), strict=False):
-        name = path or "observation"
-        frames = _ones(spec, model, _ROWS)
-        normalised = "normalised " if needs_statistics(spec) else ""
-        kind = f"{normalised}{kind_of(spec).value}"
-        yield Cost(name, kind, _count(torso), _time(model, functools.partial(torso, frames)))
-
-
-def _paths(space: ObservationSpace, path: str) -> Iterator[tuple[str, ArraySpec]]:
-    """Yields leaves with their names, in order: camera, pair.0."""
-    if isinstance(space, ArraySpec):
-        yield path, space
-        return
-    entries = sorted(space.items()) if isinstance(space, dict) else enumerate(space)
-    for key, entry in entries:
-        yield from _paths(entry, f"{path}.{key}" if path else str(key))
+    for (path, spec, kind), torso in zip(readings(space), _torsos(model), strict=False):
+        microseconds = _time(model, functools.partial(torso, _ones(spec, model, _ROWS)))
+        yield Cost(path or "observation", kind, _count(torso), microseconds)
 
 
 def _ones(spec: ArraySpec, model: nn.Module, *rows: int) -> Tensor:

@@ -348,6 +348,7 @@ class LearnerRun:
                 self.session.supervisor.fail_at_end("", error)
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
+        print(agent.summary(), flush=True)
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
             print(sentence(clipping), flush=True)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,3 +222,30 @@ def test_an_error_of_a_network_in_an_installed_package_is_told_with_its_line(
     with pytest.raises(RunError, match="^the model installed_nets:make failed: Traceback") as error:
         make_agent(ActorSpec("installed_nets:make"), ArraySpec((8,), "float32"), Discrete(3), 1)
     assert f'File "{file}", line 2' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "space", "expected"),
+    [
+        (
+            ActorSpec("auto"),
+            ArraySpec((4,), "float32", -math.inf, math.inf),
+            "The network mlp reads observation (normalised numbers [4]).",
+        ),
+        (
+            ActorSpec("deep", use_lstm=True),
+            {"camera": ArraySpec((4, 84, 84), "uint8", 0, 255), "b": ArraySpec((), "bool")},
+            "The network deep with an LSTM reads b (numbers []), camera (image [4, 84, 84]).",
+        ),
+        (
+            ActorSpec("mlp"),
+            {f"n{i}": ArraySpec((1,), "bool") for i in range(8)},
+            "The network mlp reads "
+            f"{', '.join(f'n{i} (numbers [1])' for i in range(6))} and 2 more.",
+        ),
+    ],
+)
+def test_an_agent_says_how_it_reads_each_part_of_an_observation(
+    spec: ActorSpec, space: Any, expected: str
+) -> None:
+    assert make_agent(spec, space, Discrete(2), 1).summary() == expected

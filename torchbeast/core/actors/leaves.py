@@ -17,7 +17,7 @@ and shape where it declares none. They never depend on observed values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from itertools import accumulate
@@ -35,7 +35,7 @@ from torchbeast.core.actors.torsos import (
     image_shape,
     is_image,
 )
-from torchbeast.core.envs.spaces import ArraySpec
+from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 
 NAME_SIZE = 8  # size of the embedding of a name
 MOST_CHANNELS = 16  # of an image; a longer dimension holds the letters of a string
@@ -242,6 +242,20 @@ def needs_statistics(spec: ArraySpec) -> bool:
     if kind_of(spec) not in (Kind.IMAGE, Kind.NUMBERS) or not math.prod(spec.shape):
         return False
     return not (spec.dtype in ("bool", "uint8") or _has_gray_levels(spec) or _has_known_scale(spec))
+
+
+def readings(space: ObservationSpace, path: str = "") -> Iterator[tuple[str, ArraySpec, str]]:
+    """Yields the leaves of an observation in order: path, spec, and the kind of data in it.
+
+    A path is, for example, camera or pair.0; "" if the observation is a single leaf.
+    """
+    if isinstance(space, ArraySpec):
+        normalised = "normalised " if needs_statistics(space) else ""
+        yield path, space, f"{normalised}{kind_of(space).value}"
+        return
+    entries = sorted(space.items()) if isinstance(space, dict) else enumerate(space)
+    for key, entry in entries:
+        yield from readings(entry, f"{path}.{key}" if path else str(key))
 
 
 _over_vectors = partial(VectorTorso, size=VECTOR_SIZE)  # the usual torso of numbers

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, has_mask, mask_for
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
-from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
+from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of, readings
 from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.base.ambient import own_settings
 from torchbeast.core.base.checks import did_you_mean, names_checked, require
@@ -201,6 +201,9 @@ def _check_state(name: str, initial: Any, after: Any) -> None:
             )
 
 
+_NAMED = 6  # parts of an observation that are named at the start of a run
+
+
 class Agent(NamedTuple):
     """A network that acts and is trained, and what it was made for.
 
@@ -222,6 +225,18 @@ class Agent(NamedTuple):
     frame_stack: int = 1
     sent_space: ObservationSpace = ()
     action_space: ActionSpace = ()
+
+    def summary(self) -> str:
+        """Returns a line for the start of a run: how the network reads the observation."""
+        name = f"The network {self.spec.name}{' with an LSTM' * self.spec.use_lstm}"
+        if self.spec.name not in MODELS:
+            return f"{name} reads the observation as its own code says."
+        read = [
+            f"{path or 'observation'} ({kind} {list(spec.shape)})"
+            for path, spec, kind in readings(self.observation_space)
+        ]
+        more = f" and {len(read) - _NAMED} more" if len(read) > _NAMED else ""
+        return f"{name} reads {', '.join(read[:_NAMED])}{more}."
 
 
 def make_agent(
