@@ -189,7 +189,8 @@ def test_an_observation_unlike_its_declared_space_is_refused_at_any_step(
     with pytest.raises(UsageError, match="^environment 0 of Example-v0: observation" + message):
         started(always)
     env, _ = started(Declaring, Declaring)
-    with pytest.raises(ValueError, match="^environment 0 of Example-v0: observation" + message):
+    where = "^environment 0 of Example-v0, step 1 of the episode: observation"
+    with pytest.raises(ValueError, match=where + message):
         last_step(env, 1)
 
 
@@ -333,7 +334,10 @@ X, Y = np.zeros((2, 3), np.float32), 1
 def test_without_a_declared_space_the_first_observation_is_it(changed: Any, message: str) -> None:
     kind = type("Changed", (example_envs.Changing,), {"changed": changed})
     env, _ = started(example_envs.Changing, kind)
-    with pytest.raises(ValueError, match=r"^environment 1 of Example-v0: observation" + message):
+    with pytest.raises(
+        ValueError,
+        match=r"^environment 1 of Example-v0, step . of the episode: observation" + message,
+    ):
         last_step(env, 2)
 
 
@@ -377,7 +381,8 @@ def test_a_key_that_is_no_string_is_refused_at_once() -> None:
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e39, None, "1x", [1.0, 2.0]])
 def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
     env, _ = started(Counting, example_envs.with_reward(reward))
-    with pytest.raises(ValueError, match="environment 1 of Example-v0: expected a finite reward"):
+    where = "environment 1 of Example-v0, step 1 of the episode: expected a finite reward"
+    with pytest.raises(ValueError, match=where):
         env.step(NO_ACTION)
 
 

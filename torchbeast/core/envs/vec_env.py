@@ -527,14 +527,15 @@ class SyncVecEnv:
         if isinstance(self.observation_space, ArraySpec) and _is_row_of(rows[0], selected):
             rows[0][index] = selected  # the usual case, without the cost of a nest
             return
-        path = f"{self._name(index)}: observation"
+        path = f"{self._at_step(index)}: observation"
         leaves = matching_leaves(self.observation_space, selected, path)
         for row, leaf in zip(rows, leaves, strict=True):
             row[index] = leaf
 
     def _write_first(self, rows: list[np.ndarray], index: int, seed: int | None) -> None:
-        self._write(rows, index, self._first(index, seed))
+        first = self._first(index, seed)
         self._began[index] = self._steps
+        self._write(rows, index, first)
 
     def _final(self, rows: list[np.ndarray], index: int) -> list[np.ndarray]:
         """Returns the leaves of the last observation of an episode that is cut."""
@@ -565,7 +566,7 @@ class SyncVecEnv:
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             count = f" of {len(result)} values" if isinstance(result, tuple) else ""
             raise ValueError(
-                f"{self._name(index)}: step returned {type(result).__name__}{count}, expected "
+                f"{self._at_step(index)}: step returned {type(result).__name__}{count}, expected "
                 "(observation, reward, terminated, truncated, info) or "
                 "(observation, reward, done, info)"
             )
@@ -584,7 +585,7 @@ class SyncVecEnv:
             return bool(value)
         if math.isnan(number := number_in(value)):
             raise ValueError(
-                f"{self._name(index)}: step returned {value!r}, expected True or False as "
+                f"{self._at_step(index)}: step returned {value!r}, expected True or False as "
                 "terminated, truncated or done"
             )
         return bool(number)
@@ -595,7 +596,7 @@ class SyncVecEnv:
         except (TypeError, ValueError):
             value = number_in(reward)
         if not abs(value) <= _LARGEST_REWARD:
-            raise ValueError(f"{self._name(index)}: expected a finite reward, got {reward!r}")
+            raise ValueError(f"{self._at_step(index)}: expected a finite reward, got {reward!r}")
         return value
 
 
