@@ -174,8 +174,8 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
     [
         (
             "nosuch",
-            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, ppo, dqn, "
-            "sac, td3, or my_",
+            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, ppo, pqn, "
+            "dqn, sac, td3, or my_",
         ),
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is not an algorithm: it must be a subclass of"),

@@ -43,9 +43,10 @@ class DefaultsFlags:
     """Flags that change the defaults of other flags."""
 
     algo: str = registry.DEFAULT
-    """Algorithm: impala (V-trace), ppo; with a replay (--replay_size) laser (IMPALA with replay),
-    dqn (discrete actions), sac, td3 (continuous actions); or your own as package.module:MyAlgo. Its
-    hyperparameters become flags: add --help to list them. A resumed run keeps its algorithm."""
+    """Algorithm: impala (V-trace), ppo, pqn (Q-learning without a replay); with a replay
+    (--replay_size) laser (IMPALA with replay), dqn (discrete actions), sac, td3 (continuous
+    actions); or your own as package.module:MyAlgo. Its hyperparameters become flags: add --help to
+    list them. A resumed run keeps its algorithm."""
     preset: str | None = None
     """Tuned settings for a task, used as defaults of the other flags; --preset help lists them."""
 

@@ -38,7 +38,7 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
     [
         (
             "impalla",
-            "no algorithm 'impalla': use impala, laser, ppo, dqn, sac, td3, or "
+            "no algorithm 'impalla': use impala, laser, ppo, pqn, dqn, sac, td3, or "
             "my_module:MyAlgo; did",
         ),
         ("no_such_module:Mine", "cannot import the algorithm 'no_such_module:Mine'"),

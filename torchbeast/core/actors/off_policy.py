@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks of off-policy algorithms: Q-networks for DQN, policies with critics for SAC and TD3.
+"""Networks of DQN and PQN (Q-networks), and of SAC and TD3 (policies with critics).
 
 They see the observation alone and keep no memory. Transitions of a replay hold single observations,
 so nothing else would be known while learning: no reward, last action or recurrent state. Where one
@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
 
 
 class OffPolicyActor(Actor):
-    """Base class of the networks of DQN, SAC and TD3; subclasses define `forward` and
+    """Base class of the networks of DQN, PQN, SAC and TD3; subclasses define `forward` and
     `choose_each`.
 
     Attributes:
@@ -235,6 +235,7 @@ class Body(NamedTuple):
     smallest: int  # pixels a side of these
     hidden: int  # units in a layer
     layers: int  # after the torsos
+    is_normed: bool = False  # whether these have LayerNorm before their ReLU (Ba et al. 2016)
 
 
 BODIES = {
@@ -258,6 +259,8 @@ class Features(nn.Module):
         seen = sum(torso.num_features for torso in self.torsos)  # type: ignore[misc]
         sizes = [seen + num_more, *[body.hidden] * body.layers]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+        norm = nn.LayerNorm if body.is_normed else nn.Identity
+        self.norms = nn.ModuleList(norm(body.hidden) for _ in self.layers)
         self.num_features = body.hidden
 
     def forward(
@@ -271,8 +274,8 @@ class Features(nn.Module):
         with computing_in(dtype, leaves[0].device):
             seen = [torso(leaf) for torso, leaf in zip(self.torsos, leaves, strict=True)]
         features = torch.cat([*(part.float() for part in seen), *more], -1)
-        for layer in self.layers:
-            features = F.relu(layer(features))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            features = F.relu(norm(layer(features)))
         return features
 
     def observe(self, observation: Nest[Tensor]) -> None:
@@ -380,7 +383,16 @@ class TD3Net(BuiltIn, DeterministicActorCritic):
         return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
 
 
-FAMILIES: dict[str, Callable[..., OffPolicyActor]] = {"q": QNet, "sac": SACNet, "td3": TD3Net}
+def _normed_q_net(observation_space: ObservationSpace, actions: ActionSpace, body: Body) -> QNet:
+    return QNet(observation_space, actions, body._replace(is_normed=True))
+
+
+FAMILIES: dict[str, Callable[..., OffPolicyActor]] = {
+    "q": QNet,
+    "pqn": _normed_q_net,
+    "sac": SACNet,
+    "td3": TD3Net,
+}
 
 
 def _made(

@@ -38,7 +38,9 @@ from torchbeast.errors import RunError, UsageError, what_it_raised
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
 ACTOR_CRITICS: Mapping[str, ModelFactory] = BUILT_IN
-OFF_POLICY = tuple(f"{family}-{body}" for family in ("q", "sac", "td3") for body in ACTOR_CRITICS)
+OFF_POLICY = tuple(
+    f"{family}-{body}" for family in ("q", "pqn", "sac", "td3") for body in ACTOR_CRITICS
+)
 MODELS = (*ACTOR_CRITICS, *OFF_POLICY)
 """Names of the built-in networks. Those of off_policy.py are imported when one is made."""
 
@@ -432,7 +434,7 @@ class OnPolicyActorCritic:
 
 
 class OffPolicyActorCritic:
-    """Networks of single observations, for DQN, SAC and TD3: every OffPolicyActor.
+    """Networks of single observations, for DQN, PQN, SAC and TD3: every OffPolicyActor.
 
     The algorithm decides what is built over the feature extractor: the values of actions, or a
     policy with critics.

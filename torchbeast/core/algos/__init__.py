@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.config import IMPALAConfig as IMPALAConfig
     from torchbeast.core.algos.config import LASERConfig as LASERConfig
     from torchbeast.core.algos.config import PPOConfig as PPOConfig
+    from torchbeast.core.algos.config import PQNConfig as PQNConfig
     from torchbeast.core.algos.config import SACConfig as SACConfig
     from torchbeast.core.algos.config import TD3Config as TD3Config
     from torchbeast.core.algos.dqn import DDQN as DDQN
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.off_policy import OffPolicy as OffPolicy
     from torchbeast.core.algos.on_policy import OnPolicy as OnPolicy
     from torchbeast.core.algos.ppo import PPO as PPO
+    from torchbeast.core.algos.pqn import PQN as PQN
     from torchbeast.core.algos.sac import SAC as SAC
     from torchbeast.core.algos.td3 import TD3 as TD3
 

@@ -216,25 +216,56 @@ class OffPolicyConfig(RewardConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(OffPolicyConfig):
+class ExplorationConfig:
+    """Epsilon-greedy exploration."""
+
+    exploration_steps: int = 10_000
+    """Environment steps over which epsilon-greedy exploration falls from 1 to --epsilon_end."""
+    epsilon_end: float = 0.05
+    """Final epsilon: share of random actions after --exploration_steps, 0.01 to 0.1."""
+
+    def __post_init__(self) -> None:
+        at_least(1, exploration_steps=self.exploration_steps)
+        between(0, 1, epsilon_end=self.epsilon_end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PQNConfig(RewardConfig, ExplorationConfig):
+    """PQN (Gallici et al. 2024): Q(lambda) on rollouts. Losses are means over a minibatch."""
+
+    q_lambda: float = 0.65
+    """Lambda of Q(lambda), 0 to 1: 0 is the one-step target, 1 the return until the rollout's last
+    row. Larger: rewards are propagated faster, with more bias by older policies."""
+    num_epochs: int = 2
+    """Epochs of training on each batch, 1 to 4."""
+    num_mini_batch: int = 8
+    """Minibatches of shuffled steps per epoch, each with one optimiser step."""
+    optimiser: OptimiserConfig = OptimiserConfig(
+        optimiser="adam", learning_rate=0.0005, epsilon=0.00001
+    )
+
+    def __post_init__(self) -> None:
+        RewardConfig.__post_init__(self)
+        ExplorationConfig.__post_init__(self)
+        between(0, 1, q_lambda=self.q_lambda)
+        at_least(1, num_epochs=self.num_epochs, num_mini_batch=self.num_mini_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(OffPolicyConfig, ExplorationConfig):
     """DQN (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016)."""
 
     double_dqn: bool = True
     """Double Q-learning: the online network selects the next action, the target network evaluates
     it. Otherwise the target network does both, which overestimates values."""
-    exploration_steps: int = 10_000
-    """Environment steps over which epsilon-greedy exploration falls from 1 to --epsilon_end."""
-    epsilon_end: float = 0.05
-    """Final epsilon: share of random actions after --exploration_steps, 0.01 to 0.1."""
     target_rate: float = 1.0
     """Polyak coefficient tau: target = (1 - tau) * target + tau * online. 1: copy the network."""
     target_period: int = 500
     """Optimiser steps between updates of the target network. Larger: slower, more stable."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, exploration_steps=self.exploration_steps)
-        between(0, 1, epsilon_end=self.epsilon_end)
+        OffPolicyConfig.__post_init__(self)
+        ExplorationConfig.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)

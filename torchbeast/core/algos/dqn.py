@@ -20,7 +20,7 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import DQNConfig
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
+from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities, set_epsilon
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
 
@@ -55,9 +55,7 @@ class DQN(OffPolicy):
 
     def prepare(self, batch: Transitions) -> Transitions:
         """Sets epsilon by the number of steps that were collected until now."""
-        collected = self.counters.env_steps + batch.env_steps
-        share = min(1.0, collected / self.config.exploration_steps)
-        self.actor.epsilon.fill_(1.0 + share * (self.config.epsilon_end - 1.0))
+        set_epsilon(self.actor, self.config, self.counters.env_steps + batch.env_steps)
         return batch
 
     def losses(self, minibatch: Transitions) -> Losses:

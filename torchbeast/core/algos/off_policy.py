@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import OffPolicyConfig
+from torchbeast.core.algos.config import ExplorationConfig, OffPolicyConfig
 from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 from torchbeast.core.storages.transition import Transitions
@@ -54,6 +54,18 @@ class OffPolicy(Algorithm[Transitions]):
         num_joined = 1 if batch.num_joined is None else batch.num_joined
         discounts = config.discounting**num_joined * (1.0 - batch.terminated.float())
         return (rewards * powers).sum(-1) + discounts * next_values
+
+
+def set_epsilon(actor: OffPolicyActor, config: ExplorationConfig, env_steps: int) -> None:
+    """Sets the probability of random actions, which falls linearly from 1.
+
+    Args:
+        actor: The network that acts.
+        config: How far epsilon falls, and when.
+        env_steps: Steps that were collected until now.
+    """
+    share = min(1.0, env_steps / config.exploration_steps)
+    actor.epsilon.fill_(1.0 + share * (config.epsilon_end - 1.0))
 
 
 class Target(nn.Module):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What IMPALA, LASER and PPO have in common: one optimiser, and how they treat rewards."""
+"""What IMPALA, LASER, PPO and PQN have in common: how they treat rewards, and minibatches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.actors.running_norm import LIMIT, SMALLEST_VARIANCE, RunningNorm
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import IMPALAConfig
+from torchbeast.core.algos.config import IMPALAConfig, RewardConfig
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import UsageError
 
 _MOST_ENVIRONMENTS = 100_000  # whose returns go on; others have left the run
 
@@ -148,9 +151,48 @@ class OnPolicy(Algorithm[Rollout]):
             observation where an episode was truncated; and discounts [T, B], 0 where an episode
             ended.
         """
-        config, rewards = self.config, rollout.reward[1:]
-        if self._returns is not None:
-            rewards = self._returns(rewards)
-        rewards = clip_rewards(config.reward_scale * rewards, config.reward_clipping)
-        discounts = config.discounting * (1.0 - rollout.done[1:].float())
-        return rewards + config.discounting * final_values, discounts
+        found = rewards_and_discounts(self.config, rollout, final_values, self._returns)
+        return found["rewards"], found["discounts"]
+
+
+def rewards_and_discounts(
+    config: RewardConfig,
+    rollout: Rollout,
+    final_values: Tensor,
+    norm: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Returns OnPolicy.rewards_and_discounts as keyword arguments of the functions of `returns`.
+
+    Args:
+        config: How rewards are scaled, clipped and discounted.
+        rollout: Rollouts of T steps in B columns.
+        final_values: [T, B], as in OnPolicy.rewards_and_discounts.
+        norm: Applied to the rewards first.
+    """
+    rewards = rollout.reward[1:] if norm is None else norm(rollout.reward[1:])
+    rewards = clip_rewards(config.reward_scale * rewards, config.reward_clipping)
+    discounts = config.discounting * (1.0 - rollout.done[1:].float())
+    return {"rewards": rewards + config.discounting * final_values, "discounts": discounts}
+
+
+def shuffled(batch: Rollout, parts: int) -> Iterator[Rollout]:
+    """Yields parts of a batch in random order: single steps, or with a recurrent network whole
+    columns.
+
+    Args:
+        batch: Rollouts of T steps in B columns.
+        parts: Number of minibatches.
+
+    Raises:
+        UsageError: If a part would be empty.
+    """
+    count, take, what = batch.unroll_length * batch.batch_size, batch.take_steps, "steps"
+    if flatten(batch.initial_agent_state):
+        count, take, what = batch.batch_size, batch.take, "rollouts"
+    if count < parts:
+        raise UsageError(
+            f"num_mini_batch {parts} is more than the {count} {what} of a batch: give at most "
+            f"{count}, or a larger batch_size"
+        )
+    order = torch.randperm(count).to(batch.reward.device)
+    yield from (take(which) for which in order.tensor_split(parts))

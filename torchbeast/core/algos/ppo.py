@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torchbeast.core import losses, returns
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PPOConfig
-from torchbeast.core.algos.on_policy import OnPolicy
+from torchbeast.core.algos.on_policy import OnPolicy, shuffled
 from torchbeast.core.algos.unroll import policies_and_values, unroll
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.losses import Mean
@@ -94,31 +94,23 @@ class PPO(OnPolicy):
         """Yields num_mini_batch parts of the batch for each epoch, shuffled again: single steps, or
         with a recurrent network whole columns.
         """
+        self._check_size(batch)
         for _ in range(self.config.num_epochs):
-            for minibatch in self._shuffled(batch):
+            for minibatch in shuffled(batch, self.config.num_mini_batch):
                 is_normal = self.config.normalise_advantages
                 yield _with_normal_advantages(minibatch) if is_normal else minibatch
 
-    def _shuffled(self, batch: Rollout) -> Iterator[Rollout]:
-        count, parts = batch.unroll_length * batch.batch_size, self.config.num_mini_batch
-        take = batch.take_steps
-        if flatten(batch.initial_agent_state):
-            count, take = batch.batch_size, batch.take
-        if count < parts:
-            raise UsageError(
-                f"num_mini_batch {parts} is more than the {count} "
-                f"{'rollouts' if take == batch.take else 'steps'} of a batch: give at most "
-                f"{count}, or a larger batch_size"
-            )
-        steps_each = batch.unroll_length * batch.batch_size // count
+    def _check_size(self, batch: Rollout) -> None:
+        """Raises UsageError if minibatches had a single step, whose normal advantage is 0."""
+        is_recurrent, parts = bool(flatten(batch.initial_agent_state)), self.config.num_mini_batch
+        steps_each = batch.unroll_length if is_recurrent else 1
+        count = batch.unroll_length * batch.batch_size // steps_each
         if self.config.normalise_advantages and count // parts * steps_each == 1:
             raise UsageError(
                 f"num_mini_batch {parts} leaves one step per minibatch, whose normalised advantage "
                 "is always 0: give a smaller num_mini_batch, a larger batch_size or unroll_length, "
                 "or turn normalise_advantages off"
             )
-        order = torch.randperm(count).to(batch.reward.device)
-        yield from (take(which) for which in order.tensor_split(parts))
 
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns pg_loss, baseline_loss and entropy_loss, each with its weight, the mean entropy,

@@ -17,6 +17,7 @@ ALGOS = {
     DEFAULT: "torchbeast.core.algos.impala:IMPALA",
     FOR_REPLAY: "torchbeast.core.algos.laser:LASER",
     "ppo": "torchbeast.core.algos.ppo:PPO",
+    "pqn": "torchbeast.core.algos.pqn:PQN",
     "dqn": "torchbeast.core.algos.dqn:DQN",
     "sac": "torchbeast.core.algos.sac:SAC",
     "td3": "torchbeast.core.algos.td3:TD3",
@@ -38,6 +39,7 @@ _FOR_STEPS = {
 # Defaults of other flags, by the name of the algorithm.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ppo": {"num_actors": _NUM_ACTORS},  # as many as the rollouts of a batch
+    "pqn": {"num_actors": 32, "batch_size": 32, "unroll_length": 32, "grad_norm_clipping": 10.0},
     "dqn": {
         **_FOR_STEPS,
         "replay_size": 100_000,

@@ -69,13 +69,13 @@ def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, T
     Returns:
         Policy logits [T, B, num_params] and values [T, B] of rows 0..T-1.
     """
-    rows = _inputs(rollout, 0, rollout.unroll_length)
+    rows = inputs_of_rows(rollout, 0, rollout.unroll_length)
     output = model(rows, rollout.initial_agent_state)
     return output.policy_logits, output.baseline
 
 
 def _unroll_at_once(model: ActorCritic, rollout: Rollout) -> Unrolled:
-    output = model(_inputs(rollout, 0, len(rollout.reward)), ())
+    output = model(inputs_of_rows(rollout, 0, len(rollout.reward)), ())
     final_values = torch.zeros_like(rollout.reward[1:])
     rows, columns = rollout.truncations()
     if len(rows):
@@ -90,7 +90,7 @@ def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
     rows, columns = rollout.truncations()
     state, final_state = rollout.initial_agent_state, None
     for start, end in pairwise(_cuts(rollout, rows)):
-        output = model(_inputs(rollout, start, end), state)
+        output = model(inputs_of_rows(rollout, start, end), state)
         logits.append(output.policy_logits)
         baselines.append(output.baseline)
         state = output.core_state
@@ -112,8 +112,14 @@ def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
     return sorted({0, *truncated.tolist(), *asked, last + 1})
 
 
-def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:
-    """Returns rows start..end-1 as inputs of the model."""
+def inputs_of_rows(rollout: Rollout, start: int, end: int) -> ModelInputs:
+    """Returns rows start..end-1 as inputs of a network; those that are not valid are finite.
+
+    Args:
+        rollout: Rollouts of T steps in B columns.
+        start: The first row.
+        end: The row after the last one, at most T + 1.
+    """
 
     def rows(leaf: Tensor) -> Tensor:
         return _finite_where_invalid(leaf[start:end], valid)

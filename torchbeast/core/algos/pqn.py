@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PQN: Q(lambda) on new rollouts, without a replay or a target network (Gallici et al. 2024, arXiv
+2407.04811).
+
+    G_t = r_t + gamma_t [lambda G_{t+1} + (1 - lambda) max_a Q(s_{t+1}, a)]        their equation 3
+    loss = mean 0.5 (G_t - Q(s_t, a_t))^2
+
+gamma_t is 0 where the episode ended, and G of row T is max_a Q. Targets are computed once per batch
+by the weights before its first optimiser step; several epochs of minibatches train on them. Many
+environments take the place of the replay, and LayerNorm that of the target network: the networks
+of the family "pqn" have one in every hidden layer. Actions are epsilon-greedy, as in DQN.
+
+With V_t = max_a Q(s_t, a) this is the lambda-return of `returns.value_targets`. Nothing corrects
+for actions of older policies, or for those that exploration chose: that is lambda's bias.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchbeast.core import losses, returns
+from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.off_policy import QNetwork
+from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.config import PQNConfig
+from torchbeast.core.algos.off_policy import set_epsilon
+from torchbeast.core.algos.on_policy import rewards_and_discounts, shuffled
+from torchbeast.core.algos.unroll import inputs_of_rows
+from torchbeast.core.base.nest import Nest, map_leaves
+from torchbeast.core.losses import Mean
+from torchbeast.core.storages.rollout import Rollout
+
+
+class PQN(Algorithm[Rollout]):
+    """Parallelised Q-network (Gallici et al. 2024): Q(lambda) without replay or target network.
+
+    It acts epsilon-greedily in Discrete action spaces, and trains on rollouts of many environments.
+
+    Args:
+        actor: A QNetwork, for example the built-in pqn-mlp.
+        config: The hyperparameters.
+
+    Example:
+        ```python
+        PQN.create_factory(lr=5e-4, q_lambda=0.65, num_epochs=2, num_mini_batch=4)
+        ```
+    """
+
+    Config = PQNConfig
+    family = "pqn"
+    actor_type: ClassVar = QNetwork
+    mode = "explore"
+    separable = True
+    reduction = "mean"
+    actor: QNetwork
+    config: PQNConfig
+
+    def __init__(self, actor: Actor, config: PQNConfig) -> None:
+        super().__init__(actor, config)
+        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
+
+    def prepare(self, batch: Rollout) -> Rollout:
+        """Sets epsilon, and adds value_targets to the extras, [T+1, B] like the actions that they
+        belong to.
+        """
+        set_epsilon(self.actor, self.config, self.counters.env_steps + batch.env_steps)
+        values = self._q_values(batch, len(batch.reward)).amax(-1)
+        targets = returns.value_targets(
+            **rewards_and_discounts(self.config, batch, self._final_values(batch)),
+            values=values[:-1],
+            bootstrap_value=values[-1],
+            lambda_=self.config.q_lambda,
+            mask=batch.mask,
+        )
+        of_actions = F.pad(targets, (0, 0, 1, 0))
+        return dataclasses.replace(batch, extras={**batch.extras, "value_targets": of_actions})
+
+    def minibatches(self, batch: Rollout) -> Iterator[Rollout]:
+        """Yields num_mini_batch parts of the batch's steps for each epoch, shuffled again."""
+        for _ in range(self.config.num_epochs):
+            yield from shuffled(batch, self.config.num_mini_batch)
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        """Returns value_loss, and as metrics the mean value, mean absolute error, and epsilon."""
+        q_values = self._q_values(minibatch, minibatch.unroll_length)
+        actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
+        index = self.actor.distribution.features(actions).bool()
+        values = q_values[index].view(q_values.shape[:-1])
+        errors = minibatch.extras["value_targets"][1:].float() - values
+        mask = minibatch.mask
+        metrics: dict[str, Tensor | Mean] = {
+            "mean_value": losses.mean(values.detach(), mask),
+            "value_error": losses.mean(errors.detach().abs(), mask),
+            "epsilon": self.actor.epsilon.clone(),
+        }
+        return Losses({"value_loss": losses.baseline_loss(errors, self.reduction, mask)}, metrics)
+
+    def _q_values(self, rollout: Rollout, num_rows: int) -> Tensor:
+        """Returns Q [num_rows, B, n] of the first rows, float32."""
+        seen = inputs_of_rows(rollout, 0, num_rows).observation
+        flat: Nest[Tensor] = map_leaves(lambda leaf: leaf.flatten(0, 1), seen)
+        return self.actor(flat).float().view(num_rows, -1, self.actor.distribution.num_params)
+
+    @torch.no_grad()
+    def _final_values(self, rollout: Rollout) -> Tensor:
+        """Returns max_a Q [T, B] of final observations where an episode was truncated, else 0."""
+        found = torch.zeros_like(rollout.reward[1:])
+        rows, columns = rollout.truncations()
+        if len(rows):
+            found[rows - 1, columns] = self.actor(rollout.final_observation).float().amax(-1)
+        return found
