@@ -131,7 +131,10 @@ def test_agents_wait_for_their_turn_with_a_mask_of_one_action() -> None:
 
 def test_too_few_environments_for_a_game_are_refused_when_it_begins() -> None:
     env, _ = visits(2)
-    with pytest.raises(UsageError, match="has 3 agents, .* got room for 2: .* a multiple of 3, "):
+    with pytest.raises(
+        UsageError,
+        match="has 3 agents, .* got room for 2: .* a multiple of 3, .* num_actors 12 with",
+    ):
         env.reset(0)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -86,6 +87,8 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
         where = "" if hint or module_name else "; give package:Id-v0 for another package"
+        if re.search(r"_v\d+$", env_id):
+            where = "; for an environment of PettingZoo, give pettingzoo:FAMILY/NAME"
         raise EnvError(f"unknown environment {env_id}{hint}{where}") from error
 
 

@@ -110,6 +110,16 @@ def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardCl
     return "abs_one" if env_id == UNKNOWN or plays_atari(env_id) else "none"
 
 
+def hint_of_defaults(env_id: str) -> str:
+    """Returns a message for the start of a run with IMPALA's default settings, or ""."""
+    if env_id == UNKNOWN or plays_atari(env_id):
+        return ""
+    return (
+        "These are the default settings, which suit Atari games. If it does not learn, try the "
+        "settings of a similar task (--preset help lists them) or --algo ppo."
+    )
+
+
 def sentence(clipping: str) -> str:
     """Returns a message about the clipping, for the start of a run."""
     how = {"abs_one": "clipped to [-1, 1]", "none": "as they are"}[clipping]

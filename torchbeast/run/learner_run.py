@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.config import IMPALAConfig
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout
@@ -49,7 +51,7 @@ from torchbeast.run.assemble import (
     MakeWeights,
     assemble,
 )
-from torchbeast.run.config import CheckpointConfig, sentence
+from torchbeast.run.config import CheckpointConfig, hint_of_defaults, sentence
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.recorded_settings import changes, naming_flags, reaching_flags, recorded_env
 from torchbeast.run.saving import SavedReplay, Saving
@@ -352,6 +354,15 @@ class LearnerRun:
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
             print(sentence(clipping), flush=True)
+        if self._has_defaults() and (hint := hint_of_defaults(self.described.env.name)):
+            print(hint, flush=True)
+
+    def _has_defaults(self) -> bool:
+        """Returns whether a program starts a new run with IMPALA's default settings."""
+        learner, algorithm = self.settings.learner, self.settings.learner.algorithm
+        usual = IMPALAConfig(reward_clipping=getattr(algorithm, "reward_clipping", "auto"))
+        is_program = "preset" in self.settings.recorded and self.earlier.recorded is None
+        return is_program and algorithm == usual and learner.rollouts == RolloutConfig()
 
     def _say_end(self, progress: Progress, first_step: int, seconds: float) -> None:
         folder, program = self.session.folder, self.settings.collection.program

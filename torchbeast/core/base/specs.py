@@ -160,10 +160,10 @@ def import_module(module_name: str, wanted: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise SpecError(
-            f"{wanted}: there is no module {error.name}; install it, or start the program in its "
-            "folder"
-        ) from error
+        advice = "install it, or start the program in its folder"
+        if module_name.endswith(".py"):
+            advice = f"leave out .py: {wanted.replace('.py:', ':')}"
+        raise SpecError(f"{wanted}: there is no module {error.name}; {advice}") from error
 
 
 def check_takes(

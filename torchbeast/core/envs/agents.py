@@ -82,9 +82,9 @@ class AgentsEnv:
         if self.num_envs < self.num_agents:
             raise UsageError(
                 f"{self.env_id} has {self.num_agents} agents, each of which counts as an "
-                f"environment, and got room for {self.num_envs}: give every process or stream a "
-                f"multiple of {self.num_agents}, for example num_actors {4 * self.num_agents} and "
-                "fewer processes"
+                f"environment, and got room for {self.num_envs}: give every process that steps "
+                f"environments a multiple of {self.num_agents}, for example num_actors "
+                f"{4 * self.num_agents} with num_processes 2 (num_servers in PolyBeast)"
             )
         rows = self._empty_rows()
         self.final_info = {}
