@@ -71,7 +71,7 @@ class AgentsEnv:
             raise UsageError(f"{env_id}: {error}") from error
         self._specs = flatten(self.observation_space)
         space = self.observation_space
-        named = space.items() if isinstance(space, dict) else [("", space)]
+        named = sorted(space.items()) if isinstance(space, dict) else [("", space)]
         self._filler = [int(name == MASK) for name, leaf in named for _ in flatten(leaf)]
         self._check_finite = FiniteCheck(space)
         self._steps = [0] * len(self._games)
