@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,33 +47,26 @@ def made(**settings: Any) -> PQN:
     return PQN(Table(torch.randn(STATES, ACTIONS)), PQNConfig(**given))
 
 
-def rollout(invalid: list[tuple[int, int]] = INVALID) -> Rollout:
-    torch.manual_seed(1)
-    shape = (T + 1, B)
-    done, truncated, valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
-    for place in TERMINATED + TRUNCATED:
-        done[place] = True
-    for place in TRUNCATED:
-        truncated[place] = True
+@pytest.fixture
+def batch(make_rollout: Callable[..., Rollout], request: pytest.FixtureRequest) -> Rollout:
+    """A batch without invalid steps, or with those of the parameter."""
+    shape, invalid = (T + 1, B), getattr(request, "param", [])
+    valid = torch.ones(shape, dtype=torch.bool)
     for place in invalid:
-        valid[place] = True
-    return Rollout(
+        valid[place] = False
+    return make_rollout(
+        T,
+        B,
+        terminated=TERMINATED,
+        truncated=TRUNCATED,
         observation=torch.randint(STATES, shape),
-        reward=torch.randn(shape),
-        done=done,
-        episode_step=torch.ones(shape, dtype=torch.int32),
-        episode_return=torch.zeros(shape),
-        action=torch.randint(ACTIONS, shape),
-        extras={},
-        initial_agent_state=(),
-        truncated=truncated,
-        episode_end=done,
-        policy_version=torch.zeros(shape, dtype=torch.int64),
         final_observation=torch.randint(STATES, (len(TRUNCATED),)),
-        env_index=torch.arange(B).repeat(T + 1, 1),
-        rollout_index=torch.zeros(shape, dtype=torch.int64),
-        valid=~valid if invalid else None,
+        valid=valid if invalid else None,
+        extras={},
     )
+
+
+masked = pytest.mark.parametrize("batch", [[], INVALID], ids=["", "masked"], indirect=True)
 
 
 def loss_of_the_paper(table: Tensor, batch: Rollout, scale: float = 1.0) -> Tensor:
@@ -101,12 +95,10 @@ def loss_of_the_paper(table: Tensor, batch: Rollout, scale: float = 1.0) -> Tens
     return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("invalid", [[], INVALID], ids=["", "masked"])
+@masked
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_the_gradient_is_that_of_the_papers_recursion(
-    invalid: list[tuple[int, int]], scale: float
-) -> None:
-    algo, batch = made(reward_scale=scale), rollout(invalid)
+def test_the_gradient_is_that_of_the_papers_recursion(batch: Rollout, scale: float) -> None:
+    algo = made(reward_scale=scale)
     loss = algo.losses(algo.prepare(batch)).terms["value_loss"]
     loss.backward()
     table = nn.Parameter(algo.actor.values.detach().clone())
@@ -116,21 +108,19 @@ def test_the_gradient_is_that_of_the_papers_recursion(
     torch.testing.assert_close(algo.actor.values.grad, table.grad)
 
 
-def test_minibatches_are_all_steps_of_the_batch_once_an_epoch_with_their_targets() -> None:
-    algo, batch = made(num_epochs=2, num_mini_batch=5), rollout()
+@masked
+def test_minibatches_are_all_steps_once_an_epoch_with_their_targets(batch: Rollout) -> None:
+    algo = made(num_epochs=2, num_mini_batch=5)
     found = list(algo.minibatches(algo.prepare(batch)))
     assert len(found) == 2 * 5
     whole = algo.losses(algo.prepare(batch)).terms["value_loss"]
     for epoch in (found[:5], found[5:]):
-        sums = [
-            algo.losses(part).terms["value_loss"] * (0 if part.mask is None else part.mask.sum())
-            for part in epoch
-        ]
-        torch.testing.assert_close(sum(sums) / (T * B - len(INVALID)), whole)
+        sums = [algo.losses(part).terms["value_loss"] * part.num_steps for part in epoch]
+        torch.testing.assert_close(sum(sums) / batch.num_steps, whole)
 
 
-def test_targets_stay_those_of_the_weights_before_the_batch() -> None:
-    algo, batch = made(num_epochs=3, num_mini_batch=1), rollout([])
+def test_targets_stay_those_of_the_weights_before_the_batch(batch: Rollout) -> None:
+    algo = made(num_epochs=3, num_mini_batch=1)
     before = algo.prepare(batch).extras["value_targets"]
     seen = []
     for minibatch in algo.minibatches(algo.prepare(batch)):
@@ -143,17 +133,17 @@ def test_targets_stay_those_of_the_weights_before_the_batch() -> None:
         )
 
 
-def test_epsilon_falls_by_the_collected_steps() -> None:
+def test_epsilon_falls_by_the_collected_steps(batch: Rollout) -> None:
     algo = made(exploration_steps=4 * T * B, epsilon_end=0.1, num_mini_batch=1, num_epochs=1)
     step = OptimiserStep(algo, StepConfig(), total_steps=10_000)
     found = []
     for _ in range(5):
-        step.update(rollout([]))
+        step.update(batch)
         found.append(algo.actor.epsilon.item())
     assert found == pytest.approx([1 - 0.9 / 4, 1 - 0.9 / 2, 1 - 0.9 * 3 / 4, 0.1, 0.1])
 
 
-def test_an_illegal_action_is_no_target() -> None:
+def test_an_illegal_action_is_no_target(batch: Rollout) -> None:
     class Masked(Table):
         def __call__(self, observation: Any) -> Tensor:
             outputs: Tensor = super().__call__(observation)
@@ -162,7 +152,6 @@ def test_an_illegal_action_is_no_target() -> None:
     torch.manual_seed(0)
     values = torch.randn(STATES, ACTIONS)
     values[:, 2] = 100.0
-    batch = rollout([])
     batch = dataclasses.replace(batch, action=batch.action.clamp(max=1))
     config = PQNConfig(discounting=GAMMA, reward_clipping="none", q_lambda=LAMBDA)
     algo = PQN(Masked(values), config)

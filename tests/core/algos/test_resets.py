@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.laser import LASER
 from torchbeast.core.algos.ppo import PPO
+from torchbeast.core.algos.pqn import PQN
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
@@ -125,7 +127,27 @@ def gradients(step: Any, rollout: Rollout) -> dict[str, Tensor]:
 def test_gradients_are_the_same(
     make_rollout: Make, net: type[Recurrent], make: Any, settings: dict[str, Any]
 ) -> None:
-    actor = net()
+    assert_same_gradients(make_rollout, net(), make, settings)
+
+
+class Values(QNetwork):
+    """A linear Q-network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, observation: Any) -> Tensor:
+        return self.linear(observation)
+
+
+def test_gradients_of_pqn_are_the_same(make_rollout: Make) -> None:
+    assert_same_gradients(make_rollout, Values(), PQN, {"num_mini_batch": 1})
+
+
+def assert_same_gradients(
+    make_rollout: Make, actor: Any, make: Any, settings: dict[str, Any]
+) -> None:
     state = actor.initial_state(B)
     rollout = make_rollout(T, B, terminated=TERMINATED, truncated=TRUNCATED, state=state)
     steps = torch.randint(1, 100, rollout.done.shape, dtype=torch.int32)

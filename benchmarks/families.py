@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains on many families of environments for some seconds, and writes what happened as a table.
+
+pip install what you want to try, then
+
+python benchmarks/families.py --seconds 8 --json families.json --page docs/reference/environments.md
+
+Families whose package is missing keep the entries that the JSON file has of an earlier call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RUNS = (("monobeast", "ppo"), ("monobeast", "q"), ("polybeast", "impala"))
+"""Program and algorithm; q: dqn, or sac where actions are a Box."""
+
+
+class Family(NamedTuple):
+    """An environment that stands for its family."""
+
+    title: str
+    env: str
+    package: str = ""  # the module that must be installed; "": the one before the colon
+    kwargs: str = ""  # JSON
+    agents: int = 1
+    is_box: bool = False
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its package is there."""
+        return find_spec(self.package or self.env.partition(":")[0]) is not None
+
+
+FAMILIES = (
+    Family("Gymnasium, classic control", "CartPole-v1", "gymnasium"),
+    Family("Gymnasium, continuous", "Pendulum-v1", "gymnasium", is_box=True),
+    Family("Gymnasium, toy text", "FrozenLake-v1", "gymnasium"),
+    Family("Gymnasium, tuples", "Blackjack-v1", "gymnasium"),
+    Family("Gymnasium, Box2D", "LunarLander-v3", "Box2D"),
+    Family("Gymnasium, MuJoCo", "HalfCheetah-v5", "mujoco", is_box=True),
+    Family("Gymnasium, vector", "gymnasium:make_vec", kwargs='{"id": "Acrobot-v1"}'),
+    Family("ALE", "ALE/Breakout-v5", "ale_py"),
+    Family("MinAtar", "MinAtar/Breakout-v1", "minatar"),
+    Family("MiniGrid", "minigrid:MiniGrid-Empty-5x5-v0"),
+    Family("NetHack", "nle:NetHackScore-v0"),
+    Family("PyBullet", "pybullet_envs_gymnasium:HopperBulletEnv-v0", is_box=True),
+    Family("Gymnasium-Robotics", "gymnasium_robotics:FetchReach-v4", is_box=True),
+    Family("panda-gym", "panda_gym:PandaReach-v3", is_box=True),
+    Family("highway-env", "highway_env:highway-fast-v0"),
+    Family("Crafter", "crafter:Env"),
+    Family("POPGym", "popgym:popgym-RepeatPreviousEasy-v0"),
+    Family("Flappy Bird", "flappy_bird_gymnasium:FlappyBird-v0"),
+    Family("gym-anytrading", "gym_anytrading:stocks-v0"),
+    Family("Tetris", "tetris_gymnasium.envs.tetris:Tetris", "tetris_gymnasium"),
+    Family("MO-Gymnasium", "families:deep_sea_treasure", "mo_gymnasium"),
+    Family("ViZDoom", "vizdoom.gymnasium_wrapper:VizdoomBasic-v1", "vizdoom"),
+    Family("DM Control", "shimmy:dm_control/cartpole-swingup-v0", "dm_control", is_box=True),
+    Family("bsuite", "families:bsuite_catch", "bsuite"),
+    Family("PettingZoo, classic", "pettingzoo:classic/connect_four_v3", agents=2),
+    Family("PettingZoo, MPE", "pettingzoo:mpe/simple_spread_v3", "mpe2", agents=3),
+    Family("PettingZoo, SISL", "pettingzoo:sisl/pursuit_v4", "pymunk", agents=8),
+    Family("PettingZoo, Butterfly", "pettingzoo:butterfly/cooperative_pong_v5", "pymunk", agents=2),
+    Family("EnvPool, classic control", "envpool:CartPole-v1"),
+    Family("EnvPool, Atari", "envpool:Pong-v5"),
+    Family("EnvPool, MuJoCo", "envpool:HalfCheetah-v4", is_box=True),
+    Family("EnvPool, Procgen", "envpool:CoinrunEasy-v0"),
+    Family("EnvPool, MiniGrid", "envpool:MiniGrid-Empty-5x5-v0"),
+)
+
+
+def deep_sea_treasure() -> Any:
+    """Returns an environment of MO-Gymnasium whose reward is a weighted sum."""
+    import mo_gymnasium
+    import numpy as np
+
+    env = mo_gymnasium.make("deep-sea-treasure-v0")
+    return mo_gymnasium.wrappers.LinearReward(env, weight=np.array([0.8, 0.2]))
+
+
+def bsuite_catch() -> Any:
+    """Returns an environment of bsuite with the interface of old Gym."""
+    import bsuite
+    from bsuite.utils.gym_wrapper import GymFromDMEnv
+
+    return GymFromDMEnv(bsuite.load_from_id("catch/0"))
+
+
+def main() -> None:
+    arguments = _arguments()
+    found = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    for family in FAMILIES:
+        if arguments.only and not re.search(arguments.only, family.title):
+            continue
+        if not family.is_installed:
+            print(f"{family.title} is not installed")
+            continue
+        rows = found.setdefault(family.title, {})
+        for program, kind in RUNS:
+            algo = kind if kind != "q" else "sac" if family.is_box else "dqn"
+            rows[f"{program} {algo}"] = said = _run(family, program, algo, arguments.seconds)
+            print(f"{family.title}, {program} {algo}: {said}", flush=True)
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if arguments.page is not None:
+        arguments.page.write_text(_page(found))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of training, for each run")
+    parser.add_argument("--json", type=Path, default=Path("families.json"))
+    parser.add_argument("--page", type=Path, help="the Markdown page to write")
+    parser.add_argument("--only", help="a regular expression of titles")
+    return parser.parse_args()
+
+
+def _run(family: Family, program: str, algo: str, seconds: float) -> str:
+    """Returns the steps/s of a run that is stopped, or why it ended by itself."""
+    actors = str(4 * family.agents)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", f"torchbeast.{program}", "--env", family.env, "--algo", algo),
+            *("--num_actors", actors, "--unroll_length", "20", "--savedir", folder, "--xpid", "x"),
+            *("--total_steps", "1000000000", "--disable_checkpoint"),
+            *(("--env_kwargs", family.kwargs) if family.kwargs else ()),
+            *(("--batch_size", actors) if algo in ("impala", "ppo") else ("--learn_start", "200")),
+            *(("--num_servers", "1") if program == "polybeast" else ("--num_processes", "1")),
+        ]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            said = run.communicate(timeout=20.0 + seconds)[0]
+        except subprocess.TimeoutExpired:
+            run.send_signal(2)
+            said = run.communicate()[0]
+    learnt = re.search(r"Learnt [\d,]+ steps in \S+ \(([\d,]+) steps/s\), ([\d,]+) in all", said)
+    if learnt and learnt[2] != "0":
+        return learnt[1]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith(program)), lines[-1] if lines else "")
+
+
+def _page(found: dict[str, dict[str, str]]) -> str:
+    lines = [
+        "# Environments that were tried",
+        "",
+        "One environment of each family, trained for some seconds with four environments, or games,",
+        "in one process. A figure is steps per second on two cores with other work, so compare rows",
+        "only. A message says why a run ended. `benchmarks/families.py` writes this page.",
+        "",
+        "| family | environment | MonoBeast, PPO | MonoBeast, DQN or SAC | PolyBeast, IMPALA |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for family in FAMILIES:
+        rows = found.get(family.title, {})
+        q = rows.get("monobeast dqn", rows.get("monobeast sac", ""))
+        cells = [rows.get("monobeast ppo", ""), q, rows.get("polybeast impala", "")]
+        if any(cells):
+            told = " | ".join(cell.replace("|", "/") for cell in cells)
+            lines.append(f"| {family.title} | `{family.env}` | {told} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
