@@ -147,17 +147,19 @@ def _run(family: Family, program: str, algo: str, seconds: float) -> str:
     return next((line for line in lines if line.startswith(program)), lines[-1] if lines else "")
 
 
+_HEAD = """\
+# Environments that were tried
+
+One environment of each family, trained for some seconds with four environments, or games, in one
+process. A figure is steps per second on two cores with other work, so compare rows only. A message
+says why a run ended. `benchmarks/families.py` writes this page.
+
+| family | environment | MonoBeast, PPO | MonoBeast, DQN or SAC | PolyBeast, IMPALA |
+| --- | --- | --- | --- | --- |"""
+
+
 def _page(found: dict[str, dict[str, str]]) -> str:
-    lines = [
-        "# Environments that were tried",
-        "",
-        "One environment of each family, trained for some seconds with four environments, or games,",
-        "in one process. A figure is steps per second on two cores with other work, so compare rows",
-        "only. A message says why a run ended. `benchmarks/families.py` writes this page.",
-        "",
-        "| family | environment | MonoBeast, PPO | MonoBeast, DQN or SAC | PolyBeast, IMPALA |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    lines = [_HEAD]
     for family in FAMILIES:
         rows = found.get(family.title, {})
         q = rows.get("monobeast dqn", rows.get("monobeast sac", ""))
