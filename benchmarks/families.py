@@ -33,6 +33,7 @@ class Family(NamedTuple):
     kwargs: str = ""  # JSON
     agents: int = 1
     is_box: bool = False
+    keys: tuple[str, ...] = ()  # of the observation
 
     @property
     def is_installed(self) -> bool:
@@ -50,7 +51,7 @@ FAMILIES = (
     Family("Gymnasium, vector", "gymnasium:make_vec", kwargs='{"id": "Acrobot-v1"}'),
     Family("ALE", "ALE/Breakout-v5", "ale_py"),
     Family("MinAtar", "MinAtar/Breakout-v1", "minatar"),
-    Family("MiniGrid", "minigrid:MiniGrid-Empty-5x5-v0"),
+    Family("MiniGrid", "minigrid:MiniGrid-Empty-5x5-v0", keys=("image", "direction")),
     Family("NetHack", "nle:NetHackScore-v0"),
     Family("PyBullet", "pybullet_envs_gymnasium:HopperBulletEnv-v0", is_box=True),
     Family("Gymnasium-Robotics", "gymnasium_robotics:FetchReach-v4", is_box=True),
@@ -131,6 +132,7 @@ def _run(family: Family, program: str, algo: str, seconds: float) -> str:
             *("--num_actors", actors, "--unroll_length", "20", "--savedir", folder, "--xpid", "x"),
             *("--total_steps", "1000000000", "--disable_checkpoint"),
             *(("--env_kwargs", family.kwargs) if family.kwargs else ()),
+            *(("--observation_keys", *family.keys) if family.keys else ()),
             *(("--batch_size", actors) if algo in ("impala", "ppo") else ("--learn_start", "200")),
             *(("--num_servers", "1") if program == "polybeast" else ("--num_processes", "1")),
         ]
@@ -148,11 +150,21 @@ def _run(family: Family, program: str, algo: str, seconds: float) -> str:
     return (errors or refused or lines or ["nothing was printed"])[-1]
 
 
+def _shortened(said: str) -> str:
+    said = said.replace("|", "/").replace(
+        "Stopped by SIGINT.", "too slow for an update in that time"
+    )
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST].rsplit(' ', 1)[0]} ..."
+
+
+_LONGEST = 100
 _HEAD = """\
 # Environments that were tried
 
 One environment of each family, trained for some seconds with four environments, or games, in one
-process. A message says why it does not train. `benchmarks/families.py` writes this page.
+process, on 2026-11-27 with the packages' newest releases. A message says why it does not train:
+Gymnasium-Robotics and DM Control fail in their own code with that release of MuJoCo, and large
+images need a smaller `--replay_size`. `benchmarks/families.py` writes this page.
 
 | family | environment | MonoBeast, PPO | MonoBeast, DQN or SAC | PolyBeast, IMPALA |
 | --- | --- | --- | --- | --- |"""
@@ -165,8 +177,9 @@ def _page(found: dict[str, dict[str, str]]) -> str:
         q = rows.get("monobeast dqn", rows.get("monobeast sac", ""))
         cells = [rows.get("monobeast ppo", ""), q, rows.get("polybeast impala", "")]
         if any(cells):
-            told = " | ".join(cell.replace("|", "/") for cell in cells)
-            lines.append(f"| {family.title} | `{family.env}` | {told} |")
+            told = " | ".join(_shortened(cell) for cell in cells)
+            keys = f" `--observation_keys {' '.join(family.keys)}`" if family.keys else ""
+            lines.append(f"| {family.title} | `{family.env}`{keys} | {told} |")
     return "\n".join(lines) + "\n"
 
 
