@@ -52,7 +52,7 @@ class _Recorder:
     """Records the graphs of all replicas when the first batch arrives.
 
     Recording must not overlap with random numbers of another thread on the same GPU. Before the
-    first batch is answered there are no rollouts, so nothing trains, and other replicas wait.
+    first batch is answered the learner waits for a rollout, and so do the other replicas.
     """
 
     def __init__(self, all_graphs: Sequence[_Graphs], num_envs: int) -> None:
@@ -94,7 +94,7 @@ class _Graphs:
 
         inputs, state: an example. The graphs share their working memory: they run one at a time.
         """
-        # A stream of its own, because the workspace of matrix products belongs to a stream.
+        # A new stream, because the workspace of matrix products belongs to a stream.
         stream = torch.cuda.Stream(inputs.reward.device)  # type: ignore[no-untyped-call]
         pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(stream):

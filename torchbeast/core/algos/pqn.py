@@ -7,11 +7,11 @@
 
 gamma_t is 0 where the episode ended, and G of row T is max_a Q. Targets are computed once per batch
 by the weights before its first optimiser step; several epochs of minibatches train on them. Many
-environments take the place of the replay, and LayerNorm that of the target network: the networks
+environments replace the replay, and LayerNorm the target network: the networks
 of the family "pqn" have one in every hidden layer. Actions are epsilon-greedy, as in DQN.
 
-With V_t = max_a Q(s_t, a) this is the lambda-return of `returns.value_targets`. Nothing corrects
-for actions of older policies, or for those that exploration chose: that is lambda's bias.
+With V_t = max_a Q(s_t, a) this is the lambda-return of `returns.value_targets`. Actions of older
+policies, and random ones, are not corrected for: lambda decides how much they bias the targets.
 """
 
 from __future__ import annotations

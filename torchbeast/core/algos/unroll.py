@@ -113,7 +113,7 @@ def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
 
 
 def inputs_of_rows(rollout: Rollout, start: int, end: int) -> ModelInputs:
-    """Returns rows start..end-1 as inputs of a network; those that are not valid are finite.
+    """Returns rows start..end-1 as inputs of a network, with finite numbers in invalid rows.
 
     Args:
         rollout: Rollouts of T steps in B columns.

@@ -13,7 +13,7 @@ In a game of turns every agent has a row in every turn. An agent that waits may 
 action 0, by its action mask, and the game ignores it: such a step changes no policy, because its
 probability is 1.
 
-PettingZoo is imported only for environments of its own that it can convert.
+PettingZoo is imported only to convert its own environments.
 """
 
 from __future__ import annotations
