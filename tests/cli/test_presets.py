@@ -40,6 +40,7 @@ REQUIRED = [
     "minatar-breakout",
     "minatar-breakout-dqn",
     "minatar-breakout-ppo",
+    "minatar-breakout-pqn",
     "pong",
     "atari-paper",
 ]

@@ -218,6 +218,18 @@ PRESETS: dict[str, Preset] = {
             "total_steps": 1_000_000,
         },
     ),
+    "minatar-breakout-pqn": Preset(
+        "MinAtar's Breakout with PQN.",
+        {
+            "algo": "pqn",
+            "env": "MinAtar/Breakout-v1",
+            "num_actors": 64,
+            "batch_size": 64,
+            "num_mini_batch": 16,
+            "exploration_steps": 100_000,
+            "total_steps": 1_000_000,
+        },
+    ),
     "pong": Preset(
         "Pong with the shallow-norm network: takes an hour on two cores, and wins most games.",
         {
