@@ -162,7 +162,7 @@ _HEAD = """\
 # Environments that were tried
 
 One environment of each family, trained for some seconds with four environments, or games, in one
-process, on 2026-11-27 with the packages' newest releases. A message says why it does not train:
+process, on 2026-11-27 with the releases that pip chose. A message says why it does not train:
 Gymnasium-Robotics and DM Control fail in their own code with that release of MuJoCo, and large
 images need a smaller `--replay_size`. `benchmarks/families.py` writes this page.
 

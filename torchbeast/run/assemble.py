@@ -229,7 +229,7 @@ def assemble(
         agent.model.to(compute.device)
         feature_weights = agent.model.feature_weights()
         agent.model.compute_dtype = dtype_for(compute.precision, compute.device, feature_weights)
-        algo = _algorithm(config, agent)
+        algo = _algorithm(config, agent, compute.device)
         if not is_separable(algo):
             compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)
         if say is not None:
@@ -262,15 +262,15 @@ def _optimiser_step(
     )
 
 
-def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
-    """Makes the algorithm; raises UsageError if the network lacks an output that it needs.
+def _algorithm(config: LearnerConfig, agent: Agent, device: torch.device) -> Algorithm[Any]:
+    """Makes the algorithm, with its models on the device.
 
-    Other exceptions of the algorithm's code keep their traceback.
+    Raises UsageError if the network lacks an output that it needs. Other exceptions of the
+    algorithm's code keep their traceback.
     """
     config.algo.check_actor(agent.model, config.algorithm)
     specs_of_extras(agent.model, config.algo.needs)
     algo = checked(config.algo(agent.model, config.algorithm))
-    device = next(agent.model.parameters()).device
     for model in algo.models.values():  # an algorithm's author need not think of devices
         model.to(device)
     return algo
