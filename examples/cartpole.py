@@ -33,7 +33,7 @@ def scheme(workers: int = 0) -> Scheme:
         actor_factory=OnPolicyActorCritic.create_factory(
             obs_space, action_space, get_feature_extractor("MLP")
         ),
-        algo_factory=PPO.create_factory(num_epochs=10, lr=1e-3, max_grad_norm=0.5),
+        algo_factory=PPO.create_factory(num_epochs=10, learning_rate=1e-3, grad_norm_clipping=0.5),
         storage_factory=OnPolicyGAEBuffer.create_factory(size=128),
         col_remote_workers=workers,
     )

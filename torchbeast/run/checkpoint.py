@@ -114,7 +114,10 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             _verify(file)
             checkpoint = _load(file)
     except FileNotFoundError:
-        raise UsageError(f"there is no checkpoint at {path}: give a run that has one") from None
+        raise UsageError(
+            f"there is no checkpoint at {path.absolute()}: give the folder of a run, such as "
+            "~/logs/torchbeast/latest"
+        ) from None
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch raises various types for files of other kinds

@@ -43,14 +43,14 @@ def _a2c() -> AlgoFactory:
         num_mini_batch=1,
         normalise_advantages=False,
         optimiser="rmsprop",
-        lr=7e-4,
-        max_grad_norm=0.5,
+        learning_rate=7e-4,
+        grad_norm_clipping=0.5,
     )
 
 
 def _ppo() -> AlgoFactory:
     """With few environments there are few batches, so PPO takes many steps on each."""
-    return PPO.create_factory(num_epochs=10, lr=1e-3, max_grad_norm=0.5)
+    return PPO.create_factory(num_epochs=10, learning_rate=1e-3, grad_norm_clipping=0.5)
 
 
 def _prioritised() -> ReplayBuffer:

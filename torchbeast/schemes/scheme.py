@@ -160,7 +160,7 @@ class Scheme:
         )
         scheme = Scheme(
             train_envs_factory=envs,
-            algo_factory=PPO.create_factory(lr=1e-3),
+            algo_factory=PPO.create_factory(learning_rate=1e-3),
             actor_factory=OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp"),
             storage_factory=OnPolicyGAEBuffer.create_factory(size=128),
             col_remote_workers=2,

@@ -103,7 +103,10 @@ def test_a_users_model_is_imported_and_told_the_spaces(user_module: str) -> None
             "StateWithoutBatch",
             r"recurrent state does not fit: \[2\] for 3 .*expected \[layers, 3, ",
         ),
-        ("Missing", r"the module user_nets_of_the_test has no 'Missing'"),
+        (
+            "Missing",
+            r"the module user_nets_of_the_test has no 'Missing'; it defines .*LosesState",
+        ),
     ],
 )
 def test_a_users_model_that_breaks_the_contract_is_refused(

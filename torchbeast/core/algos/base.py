@@ -226,7 +226,7 @@ class Algorithm(ABC, Generic[BatchT]):
 
         Example:
             ```python
-            PPO.create_factory(lr=1e-3, num_epochs=10, max_grad_norm=0.5)
+            PPO.create_factory(learning_rate=1e-3, num_epochs=10, grad_norm_clipping=0.5)
             ```
         """
         of_step, of_algo = _settings(StepConfig()), _settings(cls.Config())

@@ -36,7 +36,7 @@ class DQN(OffPolicy):
 
     Example:
         ```python
-        DQN.create_factory(lr=1e-4, exploration_steps=50_000, target_period=1_000)
+        DQN.create_factory(learning_rate=1e-4, exploration_steps=50_000, target_period=1_000)
         ```
     """
 

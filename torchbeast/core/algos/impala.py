@@ -37,7 +37,7 @@ class IMPALA(OnPolicy):
 
     Example:
         ```python
-        IMPALA.create_factory(lr=5e-4, entropy_coef=0.01)
+        IMPALA.create_factory(learning_rate=5e-4, entropy_cost=0.01)
         ```
     """
 

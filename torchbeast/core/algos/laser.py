@@ -75,7 +75,7 @@ class LASER(IMPALA):
 
     Example:
         ```python
-        LASER.create_factory(lr=5e-4, replay_kl_threshold=0.1)
+        LASER.create_factory(learning_rate=5e-4, replay_kl_threshold=0.1)
         ```
     """
 

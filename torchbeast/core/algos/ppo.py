@@ -44,7 +44,7 @@ class PPO(OnPolicy):
 
     Example:
         ```python
-        PPO.create_factory(lr=1e-3, num_epochs=10, num_mini_batch=4, clip_param=0.2)
+        PPO.create_factory(learning_rate=1e-3, num_epochs=10, num_mini_batch=4, clip_param=0.2)
         ```
     """
 

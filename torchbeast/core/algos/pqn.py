@@ -48,7 +48,7 @@ class PQN(Algorithm[Rollout]):
 
     Example:
         ```python
-        PQN.create_factory(lr=5e-4, q_lambda=0.65, num_epochs=2, num_mini_batch=4)
+        PQN.create_factory(learning_rate=5e-4, q_lambda=0.65, num_epochs=2, num_mini_batch=4)
         ```
     """
 

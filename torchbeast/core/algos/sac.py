@@ -50,7 +50,7 @@ class SAC(OffPolicy):
 
     Example:
         ```python
-        SAC.create_factory(lr=3e-4, tau=0.005, gamma=0.99)
+        SAC.create_factory(learning_rate=3e-4, target_rate=0.005, discounting=0.99)
         ```
     """
 

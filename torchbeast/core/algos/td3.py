@@ -36,7 +36,7 @@ class TD3(OffPolicy):
 
     Example:
         ```python
-        TD3.create_factory(lr=3e-4, exploration_noise=0.1, policy_period=2)
+        TD3.create_factory(learning_rate=3e-4, exploration_noise=0.1, policy_period=2)
         ```
     """
 

@@ -146,11 +146,20 @@ def find(name: str) -> Callable[..., Any]:
     try:
         found = operator.attrgetter(attribute)(module)
     except AttributeError:
-        hint = did_you_mean(attribute, dir(module))
+        hint = did_you_mean(attribute, dir(module)) or _defined_in(module)
         raise SpecError(f"{name}: the module {module_name} has no {attribute!r}{hint}") from None
     if not callable(found):
         raise SpecError(f"{name}: {attribute} is {found!r}, expected a function or class")
     return found
+
+
+def _defined_in(module: ModuleType) -> str:
+    own = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+    ]
+    return f"; it defines {', '.join(sorted(own))}" if own else ""
 
 
 def import_module(module_name: str, wanted: str) -> ModuleType:
