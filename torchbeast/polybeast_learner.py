@@ -221,7 +221,8 @@ def train(
     which is not divided.
     """
     say(_sentence(fleet))
-    own, pipeline, env = fleet, flags.pipeline, fleet.env
+    own, pipeline = fleet, flags.pipeline
+    env = _with_self_play(fleet, flags.environment.selfplay).env
     if door is None:
         pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is printed
         own = fleet if replica is None else fleet.share(replica.rank, replica.size)
@@ -251,6 +252,18 @@ def train(
         PublishedWeights,
         lambda learner: PolySource(learner, own, pipeline, door=door),
     )
+
+
+def _with_self_play(fleet: ServerFleet, pool: str | None) -> ServerFleet:
+    """Returns the fleet with the folder of self-play that this program's flags name.
+
+    Raises UsageError if the servers do not play against the versions that are written there.
+    """
+    options = fleet.env.options
+    if pool and "elo" not in options.info_keywords:
+        raise UsageError("the servers do not have selfplay: give --selfplay to polybeast_env too")
+    env = dataclasses.replace(fleet.env, options=dataclasses.replace(options, selfplay=pool))
+    return dataclasses.replace(fleet, env=env)
 
 
 def _sentence(fleet: ServerFleet) -> str:

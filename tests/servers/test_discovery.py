@@ -127,6 +127,11 @@ def test_options_and_keyword_arguments_of_environments_reach_the_learner(servers
             discovery.find(["unix:/a"], None, timeout=1.0)
 
 
+def test_a_server_does_not_decide_where_the_learner_writes_versions(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH | {"options": {"selfplay": "/etc"}}
+    assert discovery.find(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch")
+
+
 def test_the_info_keywords_are_those_that_come_with_steps(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"options": {"info_keywords": ["x"]}, "info_keywords": ["y"]}
     told = EnvSpec("Catch", options=EnvOptions(info_keywords=("y",)))

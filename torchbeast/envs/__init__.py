@@ -69,6 +69,8 @@ def make(
     spec = EnvSpec(env) if isinstance(env, str) else env
     keys = spec.options.observation_keys
     try:
+        if spec.options.selfplay:
+            return _self_play(spec, num_envs)
         made = _make(spec, num_envs, num_threads, render)
         check_gives_info(made, spec.options.info_keywords)
         kept_already = isinstance(made, SyncVecEnv) and made.observation_keys == keys
@@ -105,6 +107,14 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     from torchbeast.envs import gym
 
     return gym.make(spec, num_envs, render)
+
+
+def _self_play(spec: EnvSpec, num_envs: int) -> VecEnv:
+    from torchbeast.core.actors.self_play import SelfPlay  # imports torch
+
+    if spec.options.observation_keys:
+        raise EnvError("selfplay does not take observation_keys: remove them")
+    return SelfPlay(_make(spec, 1, 1, False), num_envs, spec.options.selfplay or "")
 
 
 def _make_built_in(spec: EnvSpec, num_envs: int) -> VecEnv:

@@ -15,10 +15,10 @@ from typing import Any
 from torchbeast.core.base.checks import at_least, require, short_repr
 from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, expanded
 
 # The others are options of Atari games.
-_OF_ANY = ("observation_keys", "mask_actions", "info_keywords")
+_OF_ANY = ("observation_keys", "mask_actions", "info_keywords", "selfplay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,20 @@ class EnvOptions:
     """Numbers to log from the info of each episode's last step, such as --info_keywords is_success
     x_position. Their means over the episodes of an update are logged as info_is_success and
     info_x_position."""
+    selfplay: str | None = None
+    """Self-play, in a game of several agents: one agent learns, and earlier versions of it play the
+    others. Give a folder for these versions, a new one for each run, which every machine reaches.
+    info_elo in the log is the agent's rating; a player that moves at random has 0. Default: all
+    agents learn."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
+        keywords = tuple(self.info_keywords)
         check_keywords(self.info_keywords)
-        object.__setattr__(self, "info_keywords", tuple(self.info_keywords))
+        if self.selfplay:
+            object.__setattr__(self, "selfplay", str(expanded(self.selfplay).absolute()))
+            keywords = (*keywords, *(() if "elo" in keywords else ("elo",)))
+        object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
+        object.__setattr__(self, "info_keywords", keywords)
         at_least(1, frame_skip=self.frame_skip)
         require(
             self.sticky_actions is None or 0 <= self.sticky_actions < 1,

@@ -54,7 +54,7 @@ from torchbeast.run.assemble import (
 from torchbeast.run.config import CheckpointConfig, hint_of_defaults, sentence
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.recorded_settings import changes, naming_flags, reaching_flags, recorded_env
-from torchbeast.run.saving import SavedReplay, Saving
+from torchbeast.run.saving import PastVersions, SavedReplay, Saving
 from torchbeast.run.session import Session
 from torchbeast.run.training import Training
 from torchbeast.run.watch import Adviser, Watch
@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # only programs with several learners import it
 _log = logging.getLogger("torchbeast.learner")
 
 _JOIN_S = 15.0
+_VERSIONS = 50  # of the agent for self-play, in a whole run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +279,11 @@ class LearnerRun:
         run = LoggedRun(folder=folder, settings=self._recorded, step=progress.step)
         trace = self.settings.learner.hardware.write_profiler_trace
         latest = self.session.folder.become_latest if self.settings.becomes_latest else None
+        more: dict[str, Any] = {}
+        leads = self._replica is None or self._replica.leads
+        if leads and (pool := self.described.env.options.selfplay):
+            every = self._total_steps // _VERSIONS
+            more["after_update"] = PastVersions(Path(pool), made.agent, every, progress.step)
         with closing(Logs(self.settings.loggers, run)) as log:
             training = Training(
                 source=source,
@@ -293,6 +299,7 @@ class LearnerRun:
                 after_first_update=latest or (lambda: None),
                 info_keywords=self.described.env.options.info_keywords,
                 learns_all=self._replica is not None,
+                **more,
             )
             yield training, saving
 

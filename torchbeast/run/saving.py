@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import torch
+
+from torchbeast.core.actors.registry import Agent
 from torchbeast.errors import RunError
 from torchbeast.fleets.system import in_bytes
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
@@ -120,3 +123,31 @@ class Saving:
         path = self._path.with_name("last_good.tar")
         checkpoints.save(path, {**state, **self.labels})
         return path
+
+
+@dataclass
+class PastVersions:
+    """Writes versions of the agent into the folder of self-play; see core/actors/self_play.py.
+
+    every: environment steps between two versions. step: of the run until now.
+    """
+
+    pool: Path
+    agent: Agent
+    every: int
+    step: int
+
+    def __post_init__(self) -> None:
+        self.pool.mkdir(parents=True, exist_ok=True)
+        self._elo, self._next = 0.0, self.step + self.every
+
+    def __call__(self, step: int, row: Mapping[str, float]) -> None:
+        """Writes a version if it is time for one; row: of the log, with the rating."""
+        from torchbeast.core.actors.self_play import as_version, version_path
+
+        if not math.isnan(elo := row.get("info_elo", math.nan)):
+            self._elo = elo
+        if step >= self._next:
+            self._next = step + self.every
+            with replaced_atomically(version_path(self.pool, step)) as file:
+                torch.save(as_version(self.agent, self._elo), file)

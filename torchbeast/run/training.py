@@ -126,6 +126,7 @@ class Training:
     trace: Path | None = None  # file for the profiler's trace of one update
     keep: Callable[[dict[str, Any]], Path | None] = lambda state: None
     after_first_update: Callable[[], None] = lambda: None  # of this process
+    after_update: Callable[[int, Mapping[str, float]], None] = lambda step, row: None
     learns_all: bool = False
 
     def __post_init__(self) -> None:
@@ -228,6 +229,7 @@ class Training:
         self._record(on_host, {**figures, **lags, "update_seconds": seconds})
         if self.updates_here == 1:
             self.after_first_update()
+        self.after_update(self.progress.step, self.figures)
         if self.progress.step >= self.total_steps:
             self.supervisor.stop(DONE)
 

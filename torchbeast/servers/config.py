@@ -129,6 +129,9 @@ class ServedEnvConfig:
     num_actions: int | None = None
     """Number of actions. Needed only with servers of the original TorchBeast (2019), which do not
     describe their environment."""
+    selfplay: str | None = None
+    """The folder for earlier versions of the agent, if the servers have --selfplay. The same folder
+    must be reached from their machines."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actions=self.num_actions)

@@ -274,13 +274,15 @@ def _env(description: dict[str, Any]) -> EnvSpec:
     """Returns the served environment.
 
     Servers of earlier versions do not send keyword arguments, and servers of TorchBeast 2019 do not
-    send options. The info keywords come from the steps, not from the options.
+    send options. The info keywords come from the steps, not from the options. The learner's own
+    flags decide where it writes versions for self-play.
     """
     said = description.get("options") or {}
     if not isinstance(said, dict):
         raise ValueError(f"its options must be a JSON object, got {said!r}")
     kwargs = said.get("env_kwargs", {})
-    options = {**said, "info_keywords": description.get("info_keywords", ())}
+    keywords = description.get("info_keywords", ())
+    options = {**said, "info_keywords": keywords, "selfplay": None}
     return EnvSpec.from_json({"name": description["env_id"], "kwargs": kwargs, "options": options})
 
 

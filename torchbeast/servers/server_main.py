@@ -213,9 +213,10 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
     """Returns the description that a learner gets before it connects.
 
     Its options do not contain the info keywords, because learners of earlier versions, which only
-    read options, would log empty columns. They contain keyword arguments unless these are empty.
+    read options, would log empty columns; nor the folder of self-play, because a learner writes
+    only where its own flags say. They contain keyword arguments unless these are empty.
     """
-    options = dataclasses.replace(spec.options, info_keywords=()).as_json()
+    options = dataclasses.replace(spec.options, selfplay=None, info_keywords=()).as_json()
     return {
         "env_id": spec.name,
         "num_envs": env.num_envs,

@@ -43,7 +43,11 @@ def has_agents(env: Any) -> bool:
 
 
 class AgentsEnv:
-    """The agents of several games, each a column of num_envs."""
+    """The agents of several games, each a column of num_envs.
+
+    Attributes:
+        began: bool [games], the games that began in the last step, or in `reset`.
+    """
 
     frame_stack = 1
     final_info: FinalInfo
@@ -56,7 +60,7 @@ class AgentsEnv:
 
         Raises UsageError for games that one policy cannot play.
         """
-        self.env_id, self.num_envs = env_id, num_envs
+        self.env_id, self.num_envs, self._make_game = env_id, num_envs, make_game
         self._games = [_parallel(first, env_id)]
         self._names = _names(self._games[0], env_id)
         self.num_agents = len(self._names)
@@ -75,8 +79,13 @@ class AgentsEnv:
         self._filler = [int(name == MASK) for name, leaf in named for _ in flatten(leaf)]
         self._check_finite = FiniteCheck(space)
         self._steps = [0] * len(self._games)
+        self.began = np.zeros(len(self._games), bool)
         self._plays = np.zeros(num_envs, bool)  # agents that are in their game
         self.final_info = {}
+
+    def resized(self, num_envs: int) -> AgentsEnv:
+        """Returns the same games for another number of columns, in place of these."""
+        return AgentsEnv(self._games[0], self._make_game, num_envs, self.env_id)
 
     def reset(self, seed: int) -> ArrayNest:
         if self.num_envs < self.num_agents:
@@ -99,6 +108,7 @@ class AgentsEnv:
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         finals: list[list[np.ndarray]] = []
         self.final_info = infos = {}
+        self.began[:] = False
         split = self._split(action)
         for number, game in enumerate(self._games):
             columns = self._columns(number)
@@ -154,7 +164,7 @@ class AgentsEnv:
     def _begin(self, number: int, seed: int | None, rows: list[np.ndarray]) -> None:
         """Starts a game, and writes the first observations of its agents."""
         seen, _ = self._games[number].reset(seed=seed)
-        self._steps[number] = 0
+        self._steps[number], self.began[number] = 0, True
         for name, column in self._columns(number).items():
             self._plays[column] = name in seen
             if name in seen:
