@@ -100,8 +100,8 @@ def seeds(tmp_path: Path, values: list[float], program: str = "monobeast") -> li
 
 def test_runs_that_differ_only_in_seed_are_one_line_their_mean(tmp_path: Path) -> None:
     (group,) = plot.group_runs(seeds(tmp_path, [1.0, 2.0, 6.0]))
-    steps, mean = plot.mean(group)
-    assert steps[0] == 10 and steps[-1] == 100 and (mean == 3).all()
+    steps, curves = plot.on_one_grid(group.curves.values())
+    assert steps[0] == 10 and steps[-1] == 100 and (curves.mean(0) == 3).all()
 
 
 def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) -> None:
@@ -110,23 +110,23 @@ def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) 
         {},
         {Path("a"): [(0, 0.0), (100, 100.0)], Path("b"): [(0, 0.0), (37, 74.0), (100, 200.0)]},
     )
-    steps, mean = plot.mean(group)
-    assert np.allclose(mean, 1.5 * steps) and len(steps) > 100
+    steps, curves = plot.on_one_grid(group.curves.values())
+    assert np.allclose(curves.mean(0), 1.5 * steps) and len(steps) > 100
 
 
 def test_no_mean_is_taken_over_the_runs_that_are_left(tmp_path: Path) -> None:
     """The best run of three ends first, and the line with it."""
     early, late = [(0.0, 1.0), (10.0, 1.0), (60.0, 9.0)], [(20.0, 1.0), (50.0, 1.0), (100.0, 1.0)]
     group = plot.RunGroup({}, {Path("a"): early, Path("b"): late, Path("c"): late})
-    steps, mean = plot.mean(group)
+    steps, curves = plot.on_one_grid(group.curves.values())
     assert (steps[0], steps[-1]) == (20, 60)
-    assert np.allclose(mean[-1], (9 + 1 + 1) / 3)
+    assert np.allclose(curves[:, -1], [9, 1, 1])
 
 
 def test_runs_without_a_step_in_common_have_no_mean(tmp_path: Path) -> None:
     apart = {Path("a"): [(0.0, 1.0), (10.0, 1.0)], Path("b"): [(20.0, 3.0), (60.0, 3.0)]}
-    group = plot.RunGroup({}, apart)
-    assert [len(found) for found in plot.mean(group)] == [0, 0]
+    steps, curves = plot.on_one_grid(apart.values())
+    assert (steps.shape, curves.shape) == ((0,), (2, 0))
 
 
 def test_with_a_clock_a_run_is_drawn_against_minutes_since_its_first_row(tmp_path: Path) -> None:

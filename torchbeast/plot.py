@@ -17,7 +17,8 @@ import os
 import statistics
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,14 +151,14 @@ def _minutes(row: dict[str, float]) -> float:
     return row.get("_time", row.get("seconds", 0.0)) / 60
 
 
-def mean(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
-    """Returns steps [N] and mean [N] of a group's curves, from where all have begun to where one
-    ends; N is 0 if one ends before another begins.
+def on_one_grid(curves: Iterable[Points]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns steps [P] and the curves [N, P] at these steps, from where all have begun to where
+    one ends; P is 0 if one ends before another begins.
     """
-    curves = list(group.curves.values())
+    curves = list(curves)
     first, last = max(points[0][0] for points in curves), min(points[-1][0] for points in curves)
     steps = np.linspace(first, last, _GRID if first <= last else 0)
-    return steps, np.mean([np.interp(steps, *np.array(points).T) for points in curves], 0)
+    return steps, np.array([np.interp(steps, *np.array(points).T) for points in curves])
 
 
 def labels(groups: list[RunGroup]) -> list[str]:
@@ -197,27 +198,45 @@ def draw(axes: Any, lines: Sequence[tuple[str, RunGroup]], title: str, clock: bo
     """Draws labelled groups of runs into axes of matplotlib."""
     axes.set_prop_cycle(color=COLOURS, linestyle=2 * ["-", "--", "-.", ":"])
     for label, group in lines:
-        (drawn,) = axes.plot(*mean(group), label=label)
+        steps, curves = on_one_grid(group.curves.values())
+        (drawn,) = axes.plot(steps, curves.mean(0), label=label)
         thin = {"color": drawn.get_color(), "linestyle": "-", "linewidth": 0.6, "alpha": 0.6}
         for points in group.curves.values():
             axes.plot(*np.array(points).T, marker=".", markevery=[-1], **thin)
     axes.set(title=title, xlabel="minutes" if clock else "environment steps")
     axes.set_ylabel("mean episode return")
-    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.xaxis.set_major_formatter("{x:,.10g}" if clock else thousands())
     axes.grid(alpha=0.3)
     axes.legend()
 
 
 def _save(lines: Sequence[tuple[str, RunGroup]], flags: PlotFlags) -> None:
+    envs = dict.fromkeys(str(group.settings.get("env", "")) for _, group in lines)
+    with figure_for(flags.output, (8, 5)) as figure:
+        draw(figure.subplots(), lines, ", ".join(filter(None, envs)), flags.clock)
+        figure.supxlabel(NOTE, fontsize="x-small")
+
+
+def thousands() -> Any:
+    """Returns a formatter of matplotlib: 200k, 1M."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")
+
+
+@contextmanager
+def figure_for(outputs: Sequence[Path], size: tuple[float, float]) -> Iterator[Any]:
+    """Yields a figure of matplotlib, of `size` inches, and writes it to the outputs.
+
+    Raises UsageError if matplotlib is missing, or an output cannot be written.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("plotting needs matplotlib: pip install 'torchbeast[plot]'") from None
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    envs = dict.fromkeys(str(group.settings.get("env", "")) for _, group in lines)
-    draw(figure.subplots(), lines, ", ".join(filter(None, envs)), flags.clock)
-    figure.supxlabel(NOTE, fontsize="x-small")
-    for output in flags.output:
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure
+    for output in outputs:
         try:
             figure.savefig(output, dpi=150)
         except (OSError, ValueError) as error:  # no such folder, or not the suffix of an image

@@ -31,10 +31,13 @@ PACKAGE = Path(__file__).parents[2] / "torchbeast"
 # What processes send each other, where JSON may lack fields; what a gradient worker is made of.
 SENT = ("torchbeast.core.base.specs", "torchbeast.gradients.worker")
 # The environment and the precision of an export, which are usually the run's and float32; a
-# learner's door, of which status asks and to which polybeast_env dials in.
+# learner's door, of which status asks and to which polybeast_env dials in; what a suite chooses for
+# its runs.
 ALIKE = [
     *(f"torchbeast.export.ExportFlags.{name}" for name in ("env", "env_kwargs", "precision")),
     "torchbeast.status.StatusConfig.learner",
+    "torchbeast.suite.SuiteFlags.name",
+    "torchbeast.suite.SuiteFlags.preset",
 ]
 PROGRAMS = [
     MonoBeastFlags,

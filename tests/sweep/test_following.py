@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from sweeping import agent, finish, log
 
-from torchbeast.sweep.table import AgentProgress, LogFollower, Row
+from torchbeast.reporting.log_files import LogFollower, RunProgress
+from torchbeast.sweep.table import Row
 
 NAN = math.nan
 
@@ -26,7 +27,7 @@ def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     log(tmp_path, [(10, 0, NAN)])
     assert follower.read()[:2] == (10, 0) and math.isnan(follower.figures.mean_return)
     log(tmp_path, [(20, 2, 1.0), (30, 2, NAN), (40, 5, 6.0)])
-    assert follower.read() == AgentProgress(40, 5, (2 * 1.0 + 3 * 6.0) / 5)
+    assert follower.read() == RunProgress(40, 5, (2 * 1.0 + 3 * 6.0) / 5)
     assert follower.read() == follower.figures
 
 
@@ -46,7 +47,7 @@ def test_rows_that_a_resumed_agent_drops_do_not_count(tmp_path: Path, more: int)
     follower = LogFollower(tmp_path, 100)
     assert follower.read().mean_return == pytest.approx(101 / 3)
     log(tmp_path, [(20 + i, 2 + i, 3.0) for i in range(more)], resumed_at=10)
-    assert follower.read() == AgentProgress(19 + more, 1 + more, (1.0 + 3.0 * more) / (1 + more))
+    assert follower.read() == RunProgress(19 + more, 1 + more, (1.0 + 3.0 * more) / (1 + more))
 
 
 def test_an_agent_is_complete_once_its_run_has_ended_well(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_settings_that_do_not_fit_to_where_agents_learn_are_refused(wrong: dict[
 def test_agents_of_raybeast_cannot_run_on_ray(tmp_path: Path) -> None:
     words = ["--set", "seed=1", "--program", "raybeast", "--on", "ray", "--savedir", str(tmp_path)]
     with pytest.raises(UsageError, match="use Ray themselves"):
-        program.run(words)
+        program.sweep(words)
 
 
 def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:

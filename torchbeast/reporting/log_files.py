@@ -16,11 +16,13 @@ import io
 import logging
 import math
 import os
+import statistics
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torchbeast.errors import refusing_paths
 from torchbeast.reporting.output import AppendedFile, WallTime
@@ -245,6 +247,47 @@ def _row(fields: Sequence[str], line: str) -> dict[str, float]:
 def read_logs(folder: Path) -> Iterator[dict[str, float]]:
     """Yields the rows of logs.csv; see LogReader."""
     return LogReader(folder).new_rows()
+
+
+class RunProgress(NamedTuple):
+    """The metrics of a run at one moment."""
+
+    step: int = 0
+    episodes: int = 0
+    mean_return: float = math.nan  # of the last episodes; NaN: no episode has ended
+
+
+class LogFollower:
+    """Reads the rows that a run appends to logs.csv. Used by one thread.
+
+    If a resumed run replaces the file, to drop rows after its checkpoint, it is read again.
+    """
+
+    def __init__(self, folder: Path, episodes: int) -> None:
+        """folder: of the run, which need not exist yet. episodes: number in the mean."""
+        self._folder, self._file = folder, -1
+        self._returns: deque[float] = deque(maxlen=episodes)
+        self.figures = RunProgress()
+
+    def read(self) -> RunProgress:
+        """Reads new rows; returns the newest metrics."""
+        with suppress(OSError):  # the log does not exist yet
+            file = (self._folder / "logs.csv").stat().st_ino
+            if file != self._file:
+                self._file, self._reader = file, LogReader(self._folder)
+                self._returns.clear()
+                self.figures = RunProgress()
+            for row in self._reader.new_rows():
+                self._add(row)
+        mean_return = statistics.fmean(self._returns) if self._returns else math.nan
+        self.figures = self.figures._replace(mean_return=mean_return)
+        return self.figures
+
+    def _add(self, row: dict[str, float]) -> None:
+        episodes = int(row.get("episodes", self.figures.episodes))
+        if (mean := row.get("mean_episode_return")) is not None:  # of episodes in a batch
+            self._returns.extend([mean] * max(1, episodes - self.figures.episodes))
+        self.figures = self.figures._replace(step=int(row["step"]), episodes=episodes)
 
 
 def end_last_line(path: Path) -> None:

@@ -11,7 +11,7 @@ import secrets
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,18 +25,26 @@ from torchbeast.sweep.agents import agents_of, compared
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray
 from torchbeast.sweep.runner import Asha, Runner, runner_here
-from torchbeast.sweep.table import Board, Row, report
+from torchbeast.sweep.table import Board, Row, print_errors, report
 
 PROGRAM = "sweep"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns 0 when done or stopped, 1 if an agent failed, 2 on wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(argv))
+    return exit_code_of(PROGRAM, lambda: sweep(argv)[1])
 
 
-def run(argv: Sequence[str] | None) -> int:
-    """Checks every agent, trains them all, and compares them; returns the exit code."""
+def sweep(
+    argv: Sequence[str] | None,
+    program: str = PROGRAM,
+    report: Callable[[Sequence[Row], Path], None] = report,
+) -> tuple[Path, int]:
+    """Checks every agent and trains them all; returns the sweep's folder, and the exit code.
+
+    program: the name of the program that the user called. report: called at the end with the agents
+    and the sweep's folder.
+    """
     flags, words = parse_known(SweepFlags, PROGRAM, argv)
     config = flags.sweep
     folder = config.folder()
@@ -53,8 +61,10 @@ def run(argv: Sequence[str] | None) -> int:
     rows = [Row(agent) for agent in agents]
     with session(folder, dataclasses.asdict(what)) as opened:
         _train(rows, config, what.shared_replay, opened.supervisor)
-        _report(rows, config)
-    return EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
+        print_errors(rows)
+        report(rows, folder)
+        _say_how_to_continue(rows, config, program)
+    return folder, EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
 
 
 def _train(
@@ -96,13 +106,11 @@ def _runner(
     return runner_here(len(waiting), config.parallel or len(waiting), more, asha), replay
 
 
-def _report(rows: Sequence[Row], config: SweepConfig) -> None:
-    """Prints the ranking and the command that continues the sweep."""
+def _say_how_to_continue(rows: Sequence[Row], config: SweepConfig, program: str) -> None:
     folder = rows[0].agent.folder.parent
-    report(rows, folder)
     if any(row.state != "done" for row in rows):
         named = [] if config.name else ["--name", folder.name]
-        words = [Path(sys.executable).name, "-m", "torchbeast.sweep", *sys.argv[1:], *named]
+        words = [Path(sys.executable).name, "-m", f"torchbeast.{program}", *sys.argv[1:], *named]
         print(f"Continue it:\n  {shlex.join(words)}", flush=True)
 
 

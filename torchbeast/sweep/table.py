@@ -11,7 +11,6 @@ early is therefore never better than an agent that is done.
 from __future__ import annotations
 
 import collections
-import contextlib
 import json
 import math
 import statistics
@@ -29,50 +28,9 @@ from torchbeast import plot
 from torchbeast.errors import UsageError
 from torchbeast.fleets.child_process import KILLED, Report
 from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
-from torchbeast.reporting.log_files import LogReader, csv_line
+from torchbeast.reporting.log_files import LogFollower, csv_line
 from torchbeast.reporting.run_folder import write_atomically
 from torchbeast.sweep.agents import AgentRun
-
-
-class AgentProgress(NamedTuple):
-    """The metrics of an agent at one moment."""
-
-    step: int = 0
-    episodes: int = 0
-    mean_return: float = math.nan  # of the last episodes; NaN: no episode has ended
-
-
-class LogFollower:
-    """Reads the rows that an agent appends to logs.csv. Used by one thread.
-
-    If a resumed agent replaces the file, to drop rows after its checkpoint, it is read again.
-    """
-
-    def __init__(self, folder: Path, episodes: int) -> None:
-        """folder: of the run, which need not exist yet. episodes: number in the mean."""
-        self._folder, self._file = folder, -1
-        self._returns: collections.deque[float] = collections.deque(maxlen=episodes)
-        self.figures = AgentProgress()
-
-    def read(self) -> AgentProgress:
-        """Reads new rows; returns the newest metrics."""
-        with contextlib.suppress(OSError):  # the log does not exist yet
-            file = (self._folder / "logs.csv").stat().st_ino
-            if file != self._file:
-                self._file, self._reader = file, LogReader(self._folder)
-                self._returns.clear()
-                self.figures = AgentProgress()
-            for row in self._reader.new_rows():
-                self._add(row)
-        mean_return = statistics.fmean(self._returns) if self._returns else math.nan
-        self.figures = self.figures._replace(mean_return=mean_return)
-        return self.figures
-
-    def _add(self, row: dict[str, float]) -> None:
-        episodes = int(row.get("episodes", self.figures.episodes))
-        if (mean := row.get("mean_episode_return")) is not None:  # of episodes in a batch
-            self._returns.extend([mean] * max(1, episodes - self.figures.episodes))
-        self.figures = self.figures._replace(step=int(row["step"]), episodes=episodes)
 
 
 def has_ended_well(folder: Path) -> bool:
@@ -286,18 +244,22 @@ def _told(row: Row) -> str:
 
 
 def report(rows: Sequence[Row], folder: Path) -> None:
-    """Prints the ranking and the errors of agents; writes sweep.csv and the plot."""
+    """Prints the ranking; writes sweep.csv and the plot."""
     ranking = ranked(rows)
     console = Console()
     (console if console.is_terminal else Console(width=WIDE)).print(table(ranking))
     if any(row.state != "done" for row in rows):
         print("Agents that are not done come last, ordered by the steps that they reached.")
-    for row in rows:
-        if row.state == "failed":
-            print(f"{row.agent.name} failed: {row.why}", file=sys.stderr)
     write_atomically(folder / CSV, as_csv(ranking).encode())
     print(f"All figures are in {folder / CSV}")
     _plot(rows, folder / PNG)
+
+
+def print_errors(rows: Sequence[Row]) -> None:
+    """Prints why agents failed."""
+    for row in rows:
+        if row.state == "failed":
+            print(f"{row.agent.name} failed: {row.why}", file=sys.stderr)
 
 
 def as_csv(ranking: Sequence[Ranked]) -> str:

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `compare` says about two sets of runs whose scores are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchbeast import compare
+from torchbeast import suite as program
+from torchbeast.errors import UsageError
+from torchbeast.reporting.estimates import Estimate
+from torchbeast.sweep.suites import SUITES, suite
+
+
+def run(folder: Path, score: float, steps: int = 1000, **settings: object) -> None:
+    """Writes the files of a run whose 200 episodes end with 100 of this score."""
+    folder.mkdir(parents=True)
+    args = {"env": "Catch", "env_kwargs": {}, "learning_rate": 0.1, "seed": 1, **settings}
+    (folder / "meta.json").write_text(json.dumps({"args": args, "argv": ["monobeast"]}))
+    columns = "_tick,_time,step,mean_episode_return,episodes"
+    (folder / "fields.csv").write_text(columns + "\n")
+    rows = [f"0,1.0,{steps // 2},-50.0,100", f"1,2.0,{steps},{score},200"]
+    (folder / "logs.csv").write_text(f"# {columns}\n" + "".join(f"{row}\n" for row in rows))
+
+
+def runs(parent: Path, scores: Sequence[float], **settings: object) -> str:
+    for seed, score in enumerate(scores):
+        run(parent / f"{settings.get('env', 'Catch')}-{seed}", score, seed=seed, **settings)
+    return str(parent)
+
+
+def said(capsys: pytest.CaptureFixture[str], *sets: str, **flags: object) -> str:
+    assert compare.run(compare.CompareFlags(runs=sets, **flags)) == 0  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+def test_a_set_that_is_clearly_better_is_called_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    better = runs(tmp_path / "a", [5.0, 6.0, 7.0, 8.0, 5.5])
+    worse = runs(tmp_path / "b", [1.0, 2.0, 3.0, 2.5, 5.2])
+    out = said(capsys, better, worse, output=(tmp_path / "out.json",))
+    assert "A is better: one of its runs beats one of B with probability 0.96." in out
+    written = json.loads((tmp_path / "out.json").read_text())
+    of_catch = written["tasks"]["Catch"]
+    assert written["sets"]["a"]["Catch"] == [5.0, 6.0, 7.0, 8.0, 5.5]
+    assert of_catch["iqm"][0]["value"] == pytest.approx((5.5 + 6 + 7) / 3)
+    assert of_catch["difference"]["value"] == pytest.approx((5.5 + 6 + 7 - 2 - 2.5 - 3) / 3)
+    assert of_catch["improvement"]["value"] == 24 / 25
+    for each in (*of_catch["iqm"], of_catch["difference"], of_catch["improvement"]):
+        assert each["low"] < each["value"] < each["high"]
+    assert of_catch["difference"]["low"] > 0 and of_catch["improvement"]["low"] > 0.5
+    assert "B is better" in said(capsys, worse, better)
+
+
+def test_few_runs_are_never_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    better, worse = runs(tmp_path / "a", [5.0, 6.0, 7.0]), runs(tmp_path / "b", [1.0, 2.0, 3.0])
+    out = said(capsys, better, worse)
+    assert "A looks better" in out and "with 3 runs of a task nothing is sure" in out
+
+
+@pytest.mark.parametrize(
+    ("improvement", "sentence"),
+    [
+        (Estimate(0.6, 0.4, 0.8), "about 30 more seeds"),  # the interval must shrink to half
+        (Estimate(0.45, 0.25, 0.65), "more than 100 more seeds"),
+        (Estimate(0.5, 0.3, 0.7), "more than 100 more seeds"),
+    ],
+)
+def test_seeds_that_cannot_tell_are_said_to_and_how_many_would(
+    improvement: Estimate, sentence: str
+) -> None:
+    told = compare.verdict(improvement, 10)
+    assert "cannot tell" in told and sentence in told
+
+
+def test_tasks_count_equally_on_one_scale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for env, factor in (("Catch", 1.0), ("Memory", 1000.0)):
+        runs(tmp_path / "a", factor * np.array([0.0, 0.0, 1.0, 1.0, 1.0]), env=env)
+        runs(tmp_path / "b", factor * np.array([0.0, 0.0, 0.0, 1.0, 1.0]), env=env)
+    out = said(capsys, str(tmp_path / "a"), str(tmp_path / "b"), output=(tmp_path / "x.json",))
+    together = json.loads((tmp_path / "x.json").read_text())["together"]
+    assert [each["value"] for each in together["iqm"]] == [
+        pytest.approx(2 / 3),
+        pytest.approx(1 / 3),
+    ]
+    assert out.count("Memory") == 1
+
+
+def test_one_set_is_described_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, runs(tmp_path / "a", [1.0, 2.0, 3.0, 4.0]))
+    assert "2.5 [" in out and "intervals are too narrow" in out and "P(A > B)" not in out
+
+
+def test_a_link_to_a_run_does_not_count_it_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runs(tmp_path / "a", [1.0, 2.0])
+    (tmp_path / "a" / "latest").symlink_to(tmp_path / "a" / "Catch-1")
+    assert len(compare.read(folder).scores["Catch"]) == 2
+    assert len(compare.read(f"{folder}/Catch-*").scores["Catch"]) == 2
+
+
+def test_runs_of_different_lengths_are_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runs(tmp_path / "a", [1.0, 2.0])
+    run(tmp_path / "a" / "long", 3.0, steps=5000, seed=7)
+    assert "end between step 1,000 and 5,000" in said(capsys, folder)
+
+
+def test_runs_with_other_settings_are_refused(tmp_path: Path) -> None:
+    folder = runs(tmp_path / "a", [1.0, 2.0])
+    run(tmp_path / "a" / "z", 3.0, learning_rate=0.2)
+    with pytest.raises(UsageError, match=r"has learning_rate 0.2, and another run 0.1: choose"):
+        compare.read(folder)
+
+
+def test_sets_without_a_common_environment_are_refused(tmp_path: Path) -> None:
+    sets = runs(tmp_path / "a", [1.0]), runs(tmp_path / "b", [1.0], env="Memory")
+    with pytest.raises(UsageError, match="no environment in common: Catch and Memory"):
+        compare.run(compare.CompareFlags(runs=sets))
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [((), "expected one or two sets of runs, got 0"), (("nowhere",), "no run is in nowhere")],
+)
+def test_no_runs_are_refused(sets: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare.run(compare.CompareFlags(runs=sets))
+
+
+def test_the_figure_has_a_panel_for_each_task_and_the_profile(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for env in ("Catch", "Memory"):
+        runs(tmp_path / "a", [1.0, 2.0], env=env)
+        runs(tmp_path / "b", [0.0, 1.0, 3.0], env=env)
+    image = tmp_path / "two.svg"
+    sets = str(tmp_path / "a"), str(tmp_path / "b")
+    compare.run(compare.CompareFlags(runs=sets, output=(image,)))
+    assert image.read_text().count('id="axes_') == 3
+
+
+# --- suites
+
+
+def test_a_suite_varies_its_environments_with_the_settings_of_the_algorithm() -> None:
+    *varied, preset = suite("minatar").words("pqn", None)
+    assert preset == "--preset=minatar-breakout-pqn"
+    assert varied[0].startswith("env=MinAtar/Asterix-v1,MinAtar/Breakout-v1,")
+    assert suite("classic").words("impala", None) == ["preset=cartpole,pendulum"]
+    assert suite("classic").words("impala", "catch") == ["--preset=catch"]
+
+
+def test_a_suite_of_a_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('{"envs": ["A-v1", "B-v1"], "presets": {"ppo": ["cartpole-ppo"]}}')
+    assert suite(str(file)).words("ppo", None) == ["env=A-v1,B-v1", "--preset=cartpole-ppo"]
+    file.write_text('{"envs": ["A-v1"]}')
+    with pytest.raises(UsageError, match=r"must hold .*presets"):
+        suite(str(file))
+
+
+def test_what_a_suite_does_not_have_is_named() -> None:
+    with pytest.raises(UsageError, match=r"no suite 'mintar'.*did you mean minatar"):
+        suite("mintar")
+    with pytest.raises(UsageError, match=r"no settings for sac, only for impala, ppo"):
+        suite("minatar").words("sac", None)
+
+
+def test_a_suite_is_a_sweep_over_its_tasks_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+
+    def sweep(words: list[str], *_: object) -> tuple[Path, int]:
+        called.append(words)
+        return Path(), 0
+
+    monkeypatch.setattr(program, "sweep", sweep)
+    words = ["classic", "--algo", "ppo", "--seeds", "3", "--first_seed", "11", "--parallel", "2"]
+    assert program.main(words) == 0
+    expected = ["--set", "seed=11,12,13", "--preset=cartpole-ppo", "--name", "classic-ppo"]
+    assert called == [[*expected, "--parallel", "2"]]
+    assert program.main(["classic", "--preset", "catch", "--algo", "laser", "--name", "x"]) == 0
+    assert called[1][2:] == ["--preset=catch", "--algo=laser", "--name", "x"]
+
+
+def test_the_presets_of_all_suites_exist() -> None:
+    from torchbeast.cli.presets import PRESETS
+
+    named = {name for each in SUITES.values() for names in each.presets.values() for name in names}
+    assert named <= PRESETS.keys()

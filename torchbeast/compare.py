@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares runs of two settings, task by task and on all tasks together, with intervals.
+
+python -m torchbeast.compare ~/logs/torchbeast/minatar-pqn ~/logs/torchbeast/minatar-impala
+python -m torchbeast.compare 'lr/learning_rate=0.003*' 'lr/learning_rate=0.0003*' --output lr.png
+
+A run's score is the mean return of its last 100 episodes, a task is an environment, and runs of a
+setting differ only in their seed. See docs/how-to/suite.md.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from torchbeast import plot
+from torchbeast.cli.command_line import parse
+from torchbeast.core.base.checks import counted
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
+from torchbeast.reporting import estimates
+from torchbeast.reporting.display import table_of
+from torchbeast.reporting.estimates import Estimate, estimate
+from torchbeast.reporting.log_files import LogFollower
+from torchbeast.reporting.run_folder import write_atomically
+
+EPISODES = 100
+_FEW = 5  # runs of a task; intervals from fewer are too narrow
+_SAME_LENGTH = 1.05  # of the shortest run
+_WIDE = 160
+_OF_TASKS = ("env", "env_kwargs", "preset", "folder")  # settings in which tasks may differ
+_RESAMPLES = 500  # for each point of a line
+NOTE = "Lines: interquartile mean of n runs. Bands: its 95 % interval."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags:
+    """Compares the runs of two settings, or describes the runs of one, with 95 % intervals."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """One or two sets of runs, each the folder of a suite, of a sweep or of one run, or a pattern
+    in quotes, such as 'sweep/learning_rate=0.003*'."""
+    output: tuple[Path, ...] = ()
+    """Files to write: curves and performance profiles as .png, .svg or .pdf, all numbers as
+    .json."""
+
+
+class Runs(NamedTuple):
+    """Runs that differ only in their environment and seed.
+
+    Attributes:
+        name: Of the folder or pattern.
+        scores: [N] of the runs of each task, by the task.
+        folders: Of these runs.
+        steps: The last step of each run, by the task.
+    """
+
+    name: str
+    scores: Mapping[str, np.ndarray]
+    folders: Mapping[str, Sequence[Path]]
+    steps: Mapping[str, Sequence[int]]
+
+    def of(self, tasks: Sequence[str]) -> list[np.ndarray]:
+        """Returns the scores of these tasks."""
+        return [self.scores[task] for task in tasks]
+
+
+class Comparison(NamedTuple):
+    """Statistics of a task, or of all tasks together.
+
+    Attributes:
+        iqm: Interquartile mean of each set of runs.
+        difference: Of the two interquartile means; None for one set.
+        improvement: Probability that a run of the first set scores higher; None for one set.
+    """
+
+    iqm: list[Estimate]
+    difference: Estimate | None
+    improvement: Estimate | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns its exit code."""
+    return exit_code_of("compare", lambda: run(parse(CompareFlags, "compare", argv)))
+
+
+def run(flags: CompareFlags) -> int:
+    """Prints the comparison and writes the files; raises UsageError."""
+    if len(flags.runs) not in (1, 2):
+        raise UsageError(f"expected one or two sets of runs, got {len(flags.runs)}")
+    with refusing_paths("give folders that can be read"):
+        sets = [read(each) for each in flags.runs]
+    tasks = [task for task in sets[0].scores if all(task in each.scores for each in sets)]
+    if not tasks:
+        raise UsageError(
+            f"{sets[0].name} and {sets[1].name} have no environment in common: "
+            f"{', '.join(sets[0].scores)} and {', '.join(sets[1].scores)}"
+        )
+    found = {task: compared([each.of([task]) for each in sets]) for task in tasks}
+    together = None
+    if len(sets) == 2:
+        together = compared([_on_one_scale(each.of(tasks), sets, tasks) for each in sets])
+    _print(sets, found, together)
+    for path in flags.output:
+        _write(path, sets, found, together)
+    return EXIT_DONE
+
+
+def read(pattern: str) -> Runs:
+    """Reads the runs of a folder or pattern.
+
+    Raises UsageError if it has no run, or if runs of one environment differ in a setting.
+    """
+    folders = _folders(pattern)
+    if not folders:
+        raise UsageError(f"no run is in {pattern}: give a folder that has runs, or is one")
+    by_task: dict[str, list[Path]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    scores: dict[str, list[float]] = {}
+    steps: dict[str, list[int]] = {}
+    for folder in folders:
+        progress = LogFollower(folder, EPISODES).read()
+        if math.isnan(progress.mean_return):
+            print(f"No episode has ended in {folder} yet: skipping it.", file=sys.stderr)
+            continue
+        of_run = plot.settings_of(folder)
+        task = _task(of_run)
+        of_run = {name: value for name, value in of_run.items() if name not in _OF_TASKS}
+        _check_same(settings.setdefault(task, of_run), of_run, folder)
+        by_task.setdefault(task, []).append(folder)
+        scores.setdefault(task, []).append(progress.mean_return)
+        steps.setdefault(task, []).append(progress.step)
+    name = Path(pattern).name.rstrip("*,") or pattern
+    return Runs(name, {task: np.array(found) for task, found in scores.items()}, by_task, steps)
+
+
+def _folders(pattern: str) -> list[Path]:
+    """Returns the folders of runs that a pattern matches or contains, each once."""
+    found = sorted(map(Path, glob.glob(str(expanded(pattern)))))
+    logs = [log for path in found for log in (path / "logs.csv", *sorted(path.glob("*/logs.csv")))]
+    runs = [Path(os.path.realpath(log.parent)) for log in logs if log.exists()]
+    return list(dict.fromkeys(runs))
+
+
+def _task(settings: Mapping[str, Any]) -> str:
+    kwargs = settings.get("env_kwargs")
+    return f"{settings.get('env', '?')}{' ' + json.dumps(kwargs) if kwargs else ''}"
+
+
+def _check_same(first: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    for name, value in now.items():
+        if first.get(name, value) != value:
+            raise UsageError(
+                f"runs of one setting may differ only in their seed, but {folder} has {name} "
+                f"{value}, and another run {first[name]}: choose runs by a pattern in quotes, such "
+                f"as '{folder.parent}/*{name}={value}*'"
+            )
+
+
+def compared(sets: Sequence[Sequence[np.ndarray]]) -> Comparison:
+    """Returns the statistics of one set or two sets of runs; each has the scores of every task."""
+    rng = np.random.default_rng(0)  # the same runs give the same intervals
+    drawn = [estimates.resampled(tasks, rng) for tasks in sets]
+    means, means_drawn = [*map(estimates.iqm, sets)], [*map(estimates.iqm, drawn)]
+    iqm = [estimate(*pair) for pair in zip(means, means_drawn, strict=True)]
+    if len(sets) == 1:
+        return Comparison(iqm, None, None)
+    difference = estimate(means[0] - means[1], means_drawn[0] - means_drawn[1])
+    better = estimates.probability_of_improvement
+    return Comparison(iqm, difference, estimate(better(*sets), better(*drawn)))
+
+
+def _on_one_scale(
+    scores: Sequence[np.ndarray], sets: Sequence[Runs], tasks: Sequence[str]
+) -> list[np.ndarray]:
+    """Returns scores of each task as shares of the range of all runs of the task."""
+    scaled = []
+    for task, of_task in zip(tasks, scores, strict=True):
+        every = np.concatenate([each.scores[task] for each in sets])
+        low, high = every.min(), every.max()
+        scaled.append((of_task - low) / (high - low if high > low else 1.0))
+    return scaled
+
+
+def verdict(improvement: Estimate, runs: int) -> str:
+    """Returns what the runs say about which of the sets A and B is better.
+
+    runs: the smallest number of runs of a task.
+    """
+    value, low, high = improvement
+    better, worse, chance = ("A", "B", value) if value > 0.5 else ("B", "A", 1 - value)
+    beats = f"one of its runs beats one of {worse} with probability {chance:.2f}"
+    if runs < _FEW:
+        return (
+            f"{better} looks better ({beats}), but with {counted(runs, 'run')} of a task nothing "
+            f"is sure: train {_FEW} seeds or more."
+        )
+    if low > 0.5 or high < 0.5:
+        return f"{better} is better: {beats}."
+    wider = (high - low) / 2 / max(abs(value - 0.5), 1e-9)
+    needed = round(runs * wider**2) - runs  # intervals shrink with the root of the runs
+    more = f"about {needed} more seeds" if needed <= 100 else "more than 100 more seeds"
+    return (
+        "These seeds cannot tell whether A or B is better: the interval of P(A > B) contains 0.5. "
+        f"If the difference is as large as it looks, {more} of each would show it."
+    )
+
+
+def _print(
+    sets: Sequence[Runs], found: Mapping[str, Comparison], together: Comparison | None
+) -> None:
+    names = "AB"[: len(sets)]
+    for letter, each in zip(names, sets, strict=True):
+        print(f"{letter}: {each.name}")
+    columns = ["runs", *names, *(["A - B", "P(A > B)"] if together else [])]
+    print("Interquartile means of the scores, with 95 % intervals:")
+    table = table_of("", ["", *columns])
+    for task, of_task in found.items():
+        counts = " and ".join(str(len(each.scores[task])) for each in sets)
+        table.add_row(task, counts, *_cells(of_task))
+    if together is not None:
+        table.add_row("all, on a scale from 0 to 1", "", *_cells(together))
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+    fewest = min(len(each.scores[task]) for each in sets for task in found)
+    if together is not None and together.improvement is not None:
+        print(verdict(together.improvement, fewest))
+    elif fewest < _FEW:
+        print(f"With fewer than {_FEW} runs of a task, intervals are too narrow.")
+    for task in found:
+        ends = [step for each in sets for step in each.steps[task]]
+        if max(ends) > _SAME_LENGTH * min(ends):
+            print(
+                f"Runs of {task} end between step {min(ends):,} and {max(ends):,}: wait until all "
+                "have ended, or compare runs of one length."
+            )
+    for letter, each in zip(names, sets, strict=True):
+        if missing := [task for task in each.scores if task not in found]:
+            print(f"Only {letter} has {', '.join(missing)}.")
+
+
+def _cells(of_task: Comparison) -> list[str]:
+    cells = [_told(mean, ".4g") for mean in of_task.iqm]
+    if of_task.difference is not None and of_task.improvement is not None:
+        cells += [_told(of_task.difference, "+.3g"), _told(of_task.improvement, ".2f")]
+    return cells
+
+
+def _told(found: Estimate, form: str) -> str:
+    return f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]"
+
+
+def _write(
+    path: Path,
+    sets: Sequence[Runs],
+    found: Mapping[str, Comparison],
+    together: Comparison | None,
+) -> None:
+    if path.suffix != ".json":
+        _draw(path, sets, list(found))
+        return
+    contents = {
+        "sets": {
+            each.name: {task: scores.tolist() for task, scores in each.scores.items()}
+            for each in sets
+        },
+        "tasks": {task: _as_json(of_task) for task, of_task in found.items()},
+        "together": None if together is None else _as_json(together),
+    }
+    with refusing_paths("give another --output"):
+        write_atomically(path, json.dumps(contents, indent=1).encode())
+
+
+def _as_json(of_task: Comparison) -> dict[str, Any]:
+    return {
+        name: value._asdict() if isinstance(value, Estimate) else [each._asdict() for each in value]
+        for name, value in of_task._asdict().items()
+        if value is not None
+    }
+
+
+def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
+    """Draws the learning curves of each task and, for two sets, the performance profiles."""
+    panels = len(tasks) + (len(sets) == 2)
+    columns = min(panels, 3)
+    rows = math.ceil(panels / columns)
+    with plot.figure_for([path], (4.5 * columns, 3.5 * rows)) as figure:
+        figure.supxlabel(NOTE, fontsize="x-small")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for task, here in zip(tasks, axes, strict=False):
+            for each, colour in zip(sets, plot.COLOURS, strict=False):
+                _draw_curve(here, each, task, colour)
+            here.set(title=task, xlabel="environment steps", ylabel="mean episode return")
+        for each, colour in zip(sets, plot.COLOURS, strict=False) if len(sets) == 2 else ():
+            _draw_profile(axes[panels - 1], _on_one_scale(each.of(tasks), sets, tasks), colour)
+            axes[panels - 1].set(
+                title="performance profile", xlabel="score, as a share of the range of a task"
+            )
+            axes[panels - 1].set_ylabel("share of runs above it")
+        for here in axes[:panels]:
+            here.grid(alpha=0.3)
+        for here in axes[panels:]:
+            here.set_axis_off()
+        axes[0].legend()
+
+
+def _draw_curve(axes: Any, runs: Runs, task: str, colour: str) -> None:
+    steps, curves = plot.on_one_grid(map(plot.curve, runs.folders[task]))
+    each = [curves.T]  # [P, N]
+    chosen = np.random.default_rng(0).integers(len(curves), size=(_RESAMPLES, len(curves)))
+    drawn = estimates.iqm([curves.T[:, chosen].swapaxes(0, 1)])  # [resamples, P]
+    axes.plot(steps, estimates.iqm(each), color=colour, label=f"{runs.name} (n={len(curves)})")
+    axes.fill_between(steps, *estimates.interval(drawn), color=colour, alpha=0.25, linewidth=0)
+    axes.xaxis.set_major_formatter(plot.thousands())
+
+
+def _draw_profile(axes: Any, scores: Sequence[np.ndarray], colour: str) -> None:
+    thresholds = np.linspace(0, 1, 101)
+    drawn = estimates.resampled(scores, np.random.default_rng(0), _RESAMPLES)
+    axes.plot(thresholds, estimates.profile(scores, thresholds), color=colour)
+    band = estimates.interval(estimates.profile(drawn, thresholds))
+    axes.fill_between(thresholds, *band, color=colour, alpha=0.25, linewidth=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
