@@ -39,7 +39,7 @@ class SuiteFlags:
     """minatar, classic, atari-5, mujoco-3, or a .json file with the environments, and presets by
     algorithm: {"envs": ["MinAtar/Breakout-v1"], "presets": {"ppo": ["minatar-breakout-ppo"]}}."""
     algo: str
-    """The algorithm, such as impala or pqn. The suite has its settings, unless you give --preset."""
+    """The algorithm, such as impala or pqn. Its settings come from the suite, or from --preset."""
     preset: str | None = None
     """Settings for all tasks, in place of the suite's."""
     seeds: int = 10

@@ -30,7 +30,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
     values = {"learning_rate": ["0.1", "0.2"]}
-    expected = Compared(program="monobeast", set=values, words=WORDS, shared_replay=False)
+    expected = Compared(
+        program="monobeast",
+        set=values,
+        words=WORDS,
+        shared_replay=False,
+        trials=None,
+        search="sobol",
+    )
     assert compared(SweepConfig(name="mine"), [], folder) == expected
 
 
@@ -89,3 +96,13 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_sweep_needs_something_to_vary(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give the flags to vary"):
         compared(SweepConfig(), WORDS, tmp_path / "new")
+
+
+def test_a_sweep_of_trials_continues_by_its_name(tmp_path: Path) -> None:
+    folder, words = tmp_path / "mine", ["--preset", "catch"]
+    config = SweepConfig(set=("learning_rate=0.1:1.0",), trials=8, search="random")
+    what = compared(config, words, folder)
+    RunFolder(folder, dataclasses.asdict(what), []).finish(successful=True)
+    assert compared(SweepConfig(name="mine"), [], folder) == what
+    with pytest.raises(UsageError, match="--trials 8, not with --trials 9"):
+        compared(SweepConfig(trials=9), [], folder)

@@ -4,6 +4,7 @@
 --set learning_rate=0.0003,0.0006 seed=1,2       two values of two flags: four agents
 
 __main__.py   the program: checks all agents, runs them, and reports
+search.py     the settings: all combinations, or trials from ranges
 agents.py     command line -> AgentRuns with name, settings and command line; and their record,
               from which the sweep can continue
 runner.py     runs agents as processes (agent_main.py), a few at a time; decides which agents

@@ -57,7 +57,9 @@ def sweep(
             "agents of raybeast use Ray themselves, each with its own actors: leave out --on ray, "
             "or give --program monobeast"
         )
-    agents = agents_of(what.program, what.set, what.words, folder, what.shared_replay)
+    agents = agents_of(
+        what.program, what.set, what.words, folder, what.shared_replay, what.trials, what.search
+    )
     rows = [Row(agent) for agent in agents]
     with session(folder, dataclasses.asdict(what)) as opened:
         _train(rows, config, what.shared_replay, opened.supervisor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,14 +24,13 @@ from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SweepConfig
+from torchbeast.sweep.search import SEED, Search, Values, settings_of
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
     "polybeast": PolyBeastFlags,
     "raybeast": RayBeastFlags,
 }
-SEED = "seed"
-
 _LONGEST_NAME = 120
 _OPEN, _CLOSE = "[{(", ")}]"
 _OF_SWEEP = {  # flags of the program that only the sweep may give
@@ -45,8 +43,6 @@ _OF_SWEEP = {  # flags of the program that only the sweep may give
 
 # A shared replay holds rollouts with the same shape, of the same task.
 _OF_SHARED_REPLAY = ("replay_size", "unroll_length", "env", "env_kwargs")
-
-Values = dict[str, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +107,10 @@ def agents_of(
     words: Sequence[str],
     folder: Path,
     shared_replay: bool = False,
+    trials: int | None = None,
+    search: Search = "sobol",
 ) -> list[AgentRun]:
-    """Returns an agent for each combination of the values.
+    """Returns an agent for each combination of the values, or for each trial.
 
     words: the flags that all agents have. folder: of the sweep. shared_replay: whether the agents
     will share a replay, whose address their command lines do not contain yet.
@@ -127,12 +125,8 @@ def agents_of(
                 f"--{key} once, or leave out --shared_replay"
             )
     more = ["--replay_service=later"] if shared_replay else []
-    return [_agent(program, settings, words, more, folder) for settings in combinations(values)]
-
-
-def combinations(values: Values) -> list[dict[str, str]]:
-    """Returns the settings of all agents, by their flags."""
-    return [dict(zip(values, found, strict=True)) for found in itertools.product(*values.values())]
+    chosen = settings_of(values, trials, search)
+    return [_agent(program, settings, words, more, folder) for settings in chosen]
 
 
 def typed(settings: Mapping[str, str]) -> list[str]:
@@ -212,15 +206,19 @@ class Compared:
     set: Values  # by their flags
     words: list[str]  # the flags that all agents have
     shared_replay: bool
+    trials: int | None  # settings to draw; None: all combinations
+    search: Search
 
     def settings(self) -> dict[str, Any]:
         """Returns the values as typed, and every setting of the first agent by its flag."""
-        first = combinations(self.set)[0]
+        first = settings_of(self.set, self.trials, self.search)[0]
         words = [*self.words, *typed(first)]
         return {
             "--program": self.program,
             "--set": " ".join(f"{key}={','.join(found)}" for key, found in self.set.items()),
             "--shared_replay": self.shared_replay,
+            "--trials": self.trials,
+            "--search": self.search,
             **flatten(parse(FLAGS[self.program], self.program, words)),
         }
 
@@ -239,14 +237,22 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
                 "give the flags to vary with their values, such as "
                 "--set learning_rate=0.0003,0.0006; a single run needs no sweep"
             )
-        program, shared = config.program or "monobeast", config.shared_replay
-        return Compared(program=program, set=values, words=list(words), shared_replay=shared)
+        return Compared(
+            program=config.program or "monobeast",
+            set=values,
+            words=list(words),
+            shared_replay=config.shared_replay,
+            trials=config.trials,
+            search=config.search,
+        )
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
     now = Compared(
         program=config.program or before.program,
         set=values or before.set,
         words=before.words if is_repeated else [*before.words, *words],  # the last one counts
         shared_replay=config.shared_replay or before.shared_replay,
+        trials=config.trials or before.trials,
+        search=config.search if config.trials else before.search,
     )
     if now != before:
         _check_same(before.settings(), now.settings(), folder)
@@ -272,6 +278,7 @@ def _recorded(folder: Path) -> Compared | None:
         return None
     try:
         recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
+        recorded = {"trials": None, "search": "sobol", **recorded}  # earlier versions had neither
         return Compared(**{f.name: recorded[f.name] for f in dataclasses.fields(Compared)})
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(

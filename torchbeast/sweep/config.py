@@ -11,6 +11,7 @@ from typing import Literal
 
 from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.errors import expanded, refusing_paths
+from torchbeast.sweep.search import Search
 
 Scheduler = Literal["none", "asha"]
 ProgramName = Literal["monobeast", "polybeast", "raybeast"]
@@ -25,6 +26,12 @@ class SweepConfig:
     """Flags to vary, each with its values, such as learning_rate=0.0003,0.0006 use_lstm=true,false.
     One agent is trained with each combination. Agents that differ only in seed are ranked together,
     by their median."""
+    trials: int | None = None
+    """Number of settings to draw, each trained with every seed. --set then takes ranges too, such
+    as learning_rate=0.0001:0.01, which is drawn on a logarithmic scale. Default: train all
+    combinations of the values."""
+    search: Search = "sobol"
+    """How --trials draws: sobol spreads the settings evenly, random draws them independently."""
     program: ProgramName | None = None
     """Program that trains the agents. Default: monobeast."""
     name: str | None = None
@@ -54,7 +61,7 @@ class SweepConfig:
     """GPUs that Ray reserves for each agent, which sees only these. Needs --on ray."""
 
     def __post_init__(self) -> None:
-        at_least(1, parallel=self.parallel)
+        at_least(1, parallel=self.parallel, trials=self.trials)
         at_least(0, agent_gpus=self.agent_gpus)
         above(0, agent_cpus=self.agent_cpus)
         require(
