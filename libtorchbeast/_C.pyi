@@ -263,6 +263,13 @@ class ActorPool:
         first rollout.
         """
 
+    def set_env_options(self, json: str) -> None:
+        """Gives the environments of all streams options for their resets.
+
+        Args:
+            json: a JSON object. Streams that connect later get it before their first episode.
+        """
+
     def count(self) -> int:
         """Returns the environment steps in rollouts that were enqueued."""
 

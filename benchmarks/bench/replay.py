@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,6 +167,9 @@ class _Endless:
 
     def close(self) -> None:
         """Does nothing: no call waits."""
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Does nothing."""
 
     def status(self) -> Mapping[str, float]:
         """Nothing waits."""

@@ -321,6 +321,8 @@ void ActorPool::play(Stream* stream, StreamHistory* history,
   EnvStream connection(stream->endpoint, options_.step_timeout, *described);
   const Registration registration(this, *stream, &connection);
   const auto number = static_cast<std::uint64_t>(stream->number);
+  stream->options_version = 0;
+  give_options(&connection, stream);
   StreamStep first = connection.connect(derived_seed(options_.seed, number, history->connection()),
                                         history->patience());
   if (!*described) *described = connection.description();
@@ -353,6 +355,20 @@ void ActorPool::play_first_to_last(EnvStream* connection, Stream* stream, Stream
   }
 }
 
+void ActorPool::set_env_options(std::string json) {
+  MutexLock lock(mutex_);
+  env_options_ = std::move(json);
+  ++options_version_;
+}
+
+// Gives a connection the options, unless it has them.
+void ActorPool::give_options(EnvStream* connection, Stream* stream) {
+  if (stream->options_version == options_version_) return;
+  MutexLock lock(mutex_);
+  connection->give_options(env_options_);
+  stream->options_version = options_version_;
+}
+
 std::string ActorPool::play_joined(EnvStream* connection) {
   Stream* stream = nullptr;
   {
@@ -375,6 +391,7 @@ std::string ActorPool::play_once(EnvStream* connection, Stream* stream) {
   stream->clock.enter(Stage::kEnvironment);
   const Registration registration(this, *stream, connection);
   try {
+    give_options(connection, stream);
     StreamStep first = connection->begin(derived_seed(options_.seed, number, 0));
     play_first_to_last(connection, stream, std::move(first), &history);
   } catch (const LostStream& lost) {
@@ -424,6 +441,7 @@ void ActorPool::step_until_stopped(EnvStream* connection, Stream* stream, Stream
   for (;;) {
     clock.enter(Stage::kEnvironment);
     const ArrayNest& outputs = answer.outputs.as_vector()[0];
+    give_options(connection, stream);
     step = connection->step(outputs.as_vector()[0]);
     steps_ += num_envs;
     agent_state = answer.outputs.as_vector()[1];

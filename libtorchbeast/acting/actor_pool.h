@@ -89,6 +89,10 @@ class ActorPool {
   // Ends run() by closing queue and batcher, without waiting. May be called at any time.
   void stop() EXCLUDES(mutex_);
 
+  // Gives the environments of all streams options for their resets, a JSON object. Streams that
+  // connect later get them before their first episode.
+  void set_env_options(std::string json) EXCLUDES(mutex_);
+
   // Plays the stream of a host that has joined, in the calling thread, until it ends; then the
   // stream leaves the pool. Returns why it ended, or "" if the pool stops. Closing: as for run().
   std::string play_joined(EnvStream* connection) EXCLUDES(mutex_);
@@ -123,6 +127,7 @@ class ActorPool {
     const Endpoint endpoint;
     StageClock clock = {};
     std::atomic<Clock::rep> away_since = 0;  // 0: not lost
+    std::int64_t options_version = 0;        // of the options that its connection has
   };
 
   // A stream of the pool. A stream of a host is removed once it has left.
@@ -168,6 +173,7 @@ class ActorPool {
   void step_until_stopped(EnvStream* connection, Stream* stream, StreamStep step,
                           StreamHistory* history);
   void hand_over(std::vector<QueueItem> items, std::int64_t columns);
+  void give_options(EnvStream* connection, Stream* stream) EXCLUDES(mutex_);
   Answer ask(const StreamStep& step, const ArrayNest& agent_state);
   void pause(std::chrono::milliseconds pause) EXCLUDES(mutex_);
   void fail(std::exception_ptr failure) EXCLUDES(mutex_);
@@ -202,6 +208,7 @@ class ActorPool {
   std::atomic<std::int64_t> lost_ = 0;
   std::atomic<std::int64_t> restarted_ = 0;
   std::atomic<bool> ran_ = false;
+  std::atomic<std::int64_t> options_version_ = 0;  // counts calls of set_env_options
 
   mutable Mutex mutex_;
   CondVar changed_;  // a stream has ended, or the pool stops
@@ -212,6 +219,7 @@ class ActorPool {
   std::map<std::int64_t, Member> members_ GUARDED_BY(mutex_);  // by number
   std::size_t running_ GUARDED_BY(mutex_) = 0;                 // threads that have not ended
   std::vector<std::string> reports_ GUARDED_BY(mutex_);
+  std::string env_options_ GUARDED_BY(mutex_);
   std::string last_end_ GUARDED_BY(mutex_);   // the error that ended the most recent connection
   StageTimes past_times_ GUARDED_BY(mutex_);  // of streams that are gone
 };

@@ -866,6 +866,43 @@ TEST(ActorPoolTest, AStreamWhoseServerRestartsStartsAgainWithAnotherSeed) {
   play.end();
 }
 
+TEST(ActorPoolTest, OptionsReachRunningStreamsOnceAndLaterOnesBeforeTheirFirstEpisode) {
+  TestFolder folder;
+  Mutex mutex;
+  std::vector<std::string> events;
+  const auto note = [&](const std::string& event) {
+    MutexLock lock(mutex);
+    events.push_back(event);
+  };
+  const auto noted = [&] {
+    MutexLock lock(mutex);
+    return events;
+  };
+  const auto env = [&](int first) {
+    return fake_env({.frame_stack = 2,
+                     .first = first,
+                     .on_reset =
+                         [&](std::uint64_t seed) {
+                           if (seed != 0) note("reset");  // 0: to describe itself
+                         },
+                     .on_options = note});
+  };
+  auto server = std::make_unique<RunningServer>(env(0), folder.address());
+  Play play(options_for({folder.address()}));
+  play.take(1);
+  play.pool().set_env_options("{}");
+  while (noted().size() < 2) play.take(1);
+  play.take(3);
+  EXPECT_EQ(noted(), (std::vector<std::string>{"reset", "{}"}));
+  server.reset();
+  RunningServer again(env(7), folder.address());
+  while (noted().size() < 4) play.take(1);
+  play.take(3);
+  EXPECT_EQ(noted(), (std::vector<std::string>{"reset", "{}", "{}", "reset"}));
+  play.queue().close();
+  play.end();
+}
+
 TEST(ActorPoolTest, AStreamWhoseServerServesSomethingElseAfterARestartEndsRun) {
   TestFolder folder;
   auto server = std::make_unique<RunningServer>(fake_env(), folder.address(),

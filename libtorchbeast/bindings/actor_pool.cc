@@ -124,6 +124,12 @@ void bind_actor_pool(py::module_& module) {
            py::arg("step_timeout_s") = 600.0, py::arg("reconnect_timeout_s") = 60.0,
            py::arg("min_streams") = 0, py::arg("credentials") = py::none())
       .def("run", &run, py::arg("report") = py::none())
+      .def(
+          "set_env_options",
+          [](ActorPool& pool, const std::string& json) {
+            without_gil([&] { pool.set_env_options(json); });
+          },
+          py::arg("json"))
       .def("count", &ActorPool::count)
       .def("steps", &ActorPool::steps)
       .def("live_streams", &ActorPool::live_streams)

@@ -50,6 +50,10 @@ auto in_python(const Call& call) {
   }
 }
 
+py::object from_json(const std::string& json) {
+  return py::module_::import("json").attr("loads")(json);
+}
+
 Array one(bool value) { return Array::filled<bool>({1}, value); }
 
 void check_reward(float reward) {
@@ -128,6 +132,10 @@ class SinglePythonEnv final : public Env {
     return in_python([&] { return shapes_of_actions(env_.get()); });
   }
 
+  void set_options(const std::string& json) override {
+    in_python([&] { options_.emplace(from_json(json)); });
+  }
+
   ArrayNest reset(std::uint64_t seed) override {
     return in_python([&] { return with_leading(checked(reset_observation(seed)), 1); });
   }
@@ -145,6 +153,7 @@ class SinglePythonEnv final : public Env {
   py::object reset_observation(std::optional<std::uint64_t> seed) {
     py::dict arguments;
     if (seed && takes_seed()) arguments["seed"] = *seed & kSeedMask;
+    if (options_) arguments["options"] = options_->get();
     const py::object result = called(env_.get().attr("reset"), py::tuple(), arguments);
     const bool with_info = py::isinstance<py::tuple>(result) && py::len(result) == 2 &&
                            py::isinstance<py::dict>(result[py::int_(1)]);
@@ -217,6 +226,7 @@ class SinglePythonEnv final : public Env {
 
   const std::unique_ptr<PythonThread> thread_;  // dropped after all Python objects
   const SharedObject env_;
+  std::optional<SharedObject> options_;  // for resets
   std::optional<ArrayNest> first_;
 };
 
@@ -238,6 +248,16 @@ class VectorPythonEnv final : public Env {
   }
   std::optional<std::vector<Shape>> action_shapes() const override {
     return in_python([&] { return shapes_of_actions(env_.get()); });
+  }
+
+  void set_options(const std::string& json) override {
+    in_python([&] {
+      const py::object& env = env_.get();
+      if (!py::hasattr(env, "set_options")) {
+        throw std::invalid_argument("the environment takes no options: it has no set_options");
+      }
+      called(env.attr("set_options"), py::make_tuple(from_json(json)));
+    });
   }
 
   ArrayNest reset(std::uint64_t seed) override {

@@ -45,14 +45,15 @@ class JoinedWire final : public Wire {
 
   bool start(std::uint64_t seed) override {
     action_.set_seed(seed);
-    return call_->write(action_);
+    return send();
   }
 
   bool write(const ArrayNest& action) override {
-    action_.Clear();
     codec::encode(without_leading(action, 1), action_.mutable_nest_action());
-    return call_->write(action_);
+    return send();
   }
+
+  void give_options(const std::string& json) override { action_.set_env_options(json); }
 
   std::optional<RawStep> read() override {
     if (!call_->read(&message_)) return std::nullopt;
@@ -75,6 +76,12 @@ class JoinedWire final : public Wire {
   }
 
  private:
+  bool send() {
+    const bool is_sent = call_->write(action_);
+    action_.Clear();
+    return is_sent;
+  }
+
   Call* const call_;
   std::atomic<bool> is_cancelled_ = false;
   std::string failure_;

@@ -43,6 +43,8 @@ class Env {
   virtual std::string action_space() const = 0;
   // The shapes of one environment's action, in the order of its nest's leaves; none if unknown.
   virtual std::optional<std::vector<Shape>> action_shapes() const { return std::nullopt; }
+  // Takes a JSON object of options for every later reset of an environment.
+  virtual void set_options(const std::string& json) = 0;
   // Starts new episodes. Returns observation leaves [E, ...].
   virtual ArrayNest reset(std::uint64_t seed) = 0;
   // Steps with action leaves [E, ...].

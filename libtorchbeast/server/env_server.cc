@@ -199,7 +199,7 @@ class EnvServer::Service {
     ServedStream stream(&open, call);
     VectorPeer* const peer = &stream;
     with_environment(factory_, options_.close_grace,
-                     [&](Env& env) { stream_vector(env, first.seed(), peer); });
+                     [&](Env& env) { stream_vector(env, first, peer); });
   }
 
   void describe(Call* call) {

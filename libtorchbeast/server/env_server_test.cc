@@ -72,17 +72,20 @@ class OriginalClient {
 // A learner that knows vector streams.
 class VectorClient {
  public:
-  explicit VectorClient(const std::string& address, std::uint64_t seed = 0)
+  explicit VectorClient(const std::string& address, std::uint64_t seed = 0,
+                        const std::string& options = "")
       : stub_(stub_for(address)), stream_(stub_->StreamingVectorEnv(&context_)) {
     rpcenv::VectorAction message;
     message.set_seed(seed);
+    message.set_env_options(options);
     stream_->Write(message);
   }
 
   bool read() { return stream_->Read(&step); }
 
-  bool act(const Array& action) {
+  bool act(const Array& action, const std::string& options = "") {
     rpcenv::VectorAction message;
+    message.set_env_options(options);
     codec::encode(ArrayNest(action), message.mutable_nest_action());
     return stream_->Write(message) && read();
   }
@@ -92,11 +95,11 @@ class VectorClient {
         codec::decode(step.observation()).as_map().at("frame").as_leaf());
   }
 
-  bool play() {
+  bool play(const std::string& options = "") {
     const auto now = frames();
     Array action(DType::kInt64, {static_cast<std::int64_t>(now.size())});
     std::copy(now.begin(), now.end(), action.as<std::int64_t>());
-    return act(action);
+    return act(action, options);
   }
 
   grpc::Status finish() {
@@ -285,6 +288,23 @@ TEST(EnvServerTest, TheLearnersSeedReachesTheEnvironment) {
   EXPECT_TRUE(client.finish().ok());
 }
 
+TEST(EnvServerTest, OptionsReachTheEnvironmentBeforeTheResetOrStepOfTheirMessage) {
+  TestFolder folder;
+  std::vector<std::string> events;  // of the stream's thread, which is idle while it is read
+  RunningServer server(
+      fake_env({.on_reset = [&](std::uint64_t) { events.push_back("reset"); },
+                .on_options = [&](const std::string& json) { events.push_back(json); },
+                .on_step = [&](int) { events.push_back("step"); }}),
+      folder.address());
+  VectorClient client(folder.address(), 1, R"({"level": 1})");
+  ASSERT_TRUE(client.read());
+  ASSERT_TRUE(client.play());
+  ASSERT_TRUE(client.play(R"({"level": 2})"));
+  const std::vector<std::string> expected = {R"({"level": 1})", "reset", "step", R"({"level": 2})",
+                                             "step"};
+  EXPECT_EQ(events, expected);
+}
+
 TEST(EnvServerTest, ActionsForTheWrongNumberOfEnvironmentsAreRefused) {
   TestFolder folder;
   RunningServer server(fake_env({.num_envs = 2}), folder.address());
@@ -302,6 +322,7 @@ TEST(EnvServerTest, StepsLargerThanGrpcsDefaultOfFourMebibytesPass) {
     std::int64_t num_envs() const override { return 1; }
     std::int64_t frame_stack() const override { return 1; }
     std::string action_space() const override { return ""; }
+    void set_options(const std::string&) override {}
     ArrayNest reset(std::uint64_t) override { return Array::zeros(DType::kUInt8, {1, 8 << 20}); }
     EnvStep step(const ArrayNest&) override { throw EnvironmentFailure("not stepped here"); }
   };

@@ -62,12 +62,7 @@ class Host::Stream final : public VectorPeer {
   }
 
   // Waits until the learner takes the stream.
-  bool is_taken(std::uint64_t* seed) {
-    rpcenv::VectorAction first;
-    if (!call_->Read(&first)) return false;
-    *seed = first.seed();
-    return true;
-  }
+  bool is_taken(rpcenv::VectorAction* first) { return call_->Read(first); }
 
   rpcenv::VectorStep* step() override { return message_.mutable_step(); }
   bool exchange(rpcenv::VectorAction* action) override {
@@ -132,12 +127,12 @@ void Host::play(std::chrono::milliseconds timeout, const std::function<void()>& 
 
 // Plays until the call is over.
 void Host::play(Stream* stream, const std::function<void()>& on_taken) {
-  std::uint64_t seed = 0;
+  rpcenv::VectorAction first;
   if (is_stopped_) return;
-  if (stream->join(description_, name_) && stream->is_taken(&seed)) {
+  if (stream->join(description_, name_) && stream->is_taken(&first)) {
     on_taken();
     try {
-      with_environment(factory_, kCloseGrace, [&](Env& env) { stream_vector(env, seed, stream); });
+      with_environment(factory_, kCloseGrace, [&](Env& env) { stream_vector(env, first, stream); });
     } catch (const std::exception& error) {  // of the environment, or an action that it cannot take
       stream->tell(error.what());
       stream->finish();

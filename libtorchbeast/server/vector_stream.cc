@@ -111,13 +111,15 @@ void check_action(const ArrayNest& action, const Shape& prefix) {
       action);
 }
 
-void stream_vector(Env& env, std::uint64_t seed, VectorPeer* peer) {
+void stream_vector(Env& env, const rpcenv::VectorAction& first, VectorPeer* peer) {
   EpisodeCounters counters(env.num_envs());
-  fill(first_step(env, seed), counters, peer->step());
+  if (!first.env_options().empty()) env.set_options(first.env_options());
+  fill(first_step(env, first.seed()), counters, peer->step());
   rpcenv::VectorAction action;
   while (peer->exchange(&action)) {
     const ArrayNest nest = codec::decode(action.nest_action());
     check_action(nest, {env.num_envs()});
+    if (!action.env_options().empty()) env.set_options(action.env_options());
     const EnvStep step = env.step(nest);
     peer->count(env.num_envs());
     counters.add(step);

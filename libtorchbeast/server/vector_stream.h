@@ -50,8 +50,8 @@ class VectorPeer {
   virtual void count(std::int64_t steps) = 0;
 };
 
-// Plays a stream until the peer ends it.
-void stream_vector(Env& env, std::uint64_t seed, VectorPeer* peer);
+// Plays a stream from its first message until the peer ends it.
+void stream_vector(Env& env, const rpcenv::VectorAction& first, VectorPeer* peer);
 
 // Calls use(env) with an environment that is made for it. If the environment fails, the failure is
 // sent only after the environment is destroyed, and the destruction may hang for the same reason as

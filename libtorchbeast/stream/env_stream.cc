@@ -63,7 +63,16 @@ StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds time
     wire_ = description_.protocol_version == 0 ? make_original_wire(channel, endpoint_.credentials)
                                                : make_vector_wire(channel, endpoint_.credentials);
   }
+  wire_->give_options(options_);
   return begin(seed);
+}
+
+void EnvStream::give_options(const std::string& json) {
+  if (wire_ == nullptr) {
+    options_ = json;
+  } else {
+    wire_->give_options(json);
+  }
 }
 
 StreamStep EnvStream::begin(std::uint64_t seed) {

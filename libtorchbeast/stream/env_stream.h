@@ -57,6 +57,9 @@ class EnvStream {
   // bytes are not a message. All messages contain the address.
   StreamStep step(const ArrayNest& action);
 
+  // Sends options for the resets of the environments, a JSON object, with the next message.
+  void give_options(const std::string& json);
+
   // The server's address, or the host's name.
   const Endpoint& endpoint() const { return endpoint_; }
   // The server's description; after connect().
@@ -88,6 +91,7 @@ class EnvStream {
   const std::optional<EnvDescription> described_;
   const bool has_joined_;
   EnvDescription description_;
+  std::string options_;  // for the first message
   std::unique_ptr<StepTranslation> translation_;
   // Held while the two calls below are replaced or cancelled. Only the stream's own thread replaces
   // them, so it may read them without the lock.

@@ -16,14 +16,15 @@ class VectorWire final : public ClientWire {
   bool start(std::uint64_t seed) override {
     stream_ = stub_->StreamingVectorEnv(&context_);
     action_.set_seed(seed);
-    return stream_->Write(action_);
+    return send();
   }
 
   bool write(const ArrayNest& action) override {
-    action_.Clear();
     codec::encode(without_leading(action, 1), action_.mutable_nest_action());
-    return stream_->Write(action_);
+    return send();
   }
+
+  void give_options(const std::string& json) override { action_.set_env_options(json); }
 
   std::optional<RawStep> read() override {
     if (!stream_->Read(&step_)) return std::nullopt;
@@ -34,6 +35,12 @@ class VectorWire final : public ClientWire {
   grpc::Status finish() override { return drained_status(stream_.get(), &step_); }
 
  private:
+  bool send() {
+    const bool is_sent = stream_->Write(action_);
+    action_.Clear();
+    return is_sent;
+  }
+
   std::unique_ptr<rpcenv::RPCEnvServer::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<rpcenv::VectorAction, rpcenv::VectorStep>> stream_;
   rpcenv::VectorAction action_;  // messages are reused, and with them their memory

@@ -67,6 +67,7 @@ struct FakeEnvOptions {
   int first = 0;         // the first environment's number
   int num_keywords = 0;  // of the info: number k of a game is its last observation + k / 2
   std::function<void(std::uint64_t seed)> on_reset = [](std::uint64_t) {};
+  std::function<void(const std::string& json)> on_options = [](const std::string&) {};
   std::function<void(int step)> on_step = [](int) {};  // before the step; an exception ends it
   std::function<void()> on_destruction = [] {};
 };
@@ -85,6 +86,8 @@ class FakeEnv final : public Env {
   std::int64_t num_envs() const override { return options_.num_envs; }
   std::int64_t frame_stack() const override { return options_.frame_stack; }
   std::string action_space() const override { return R"({"type": "Discrete", "n": 2})"; }
+
+  void set_options(const std::string& json) override { options_.on_options(json); }
 
   ArrayNest reset(std::uint64_t seed) override {
     options_.on_reset(seed);

@@ -137,6 +137,7 @@ def write_version(
 def test_the_newest_version_plays_the_games_that_begin_after_it_was_written(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(self_play, "_RANDOM", 0.0)
     monkeypatch.setattr(self_play, "_NEWEST", 1.0)
     env, games = games_of_turns(32, tmp_path)
     write_version(tmp_path, 100, env, action=1)
@@ -151,6 +152,7 @@ def test_the_newest_version_plays_the_games_that_begin_after_it_was_written(
 
 
 def test_the_rating_follows_elos_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_play, "_RANDOM", 0.0)
     monkeypatch.setattr(self_play, "_NEWEST", 1.0)
     env, _ = games_of_turns(1, tmp_path)
     write_version(tmp_path, 100, env, action=1, elo=120.0)
@@ -170,6 +172,7 @@ def test_the_rating_follows_elos_formula(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_version_remembers_from_the_first_row_of_its_games(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(self_play, "_RANDOM", 0.0)
     monkeypatch.setattr(self_play, "_NEWEST", 1.0)
     env = SelfPlay(vec_env_of(TwoAgents, {}, 1, "TwoAgents"), 1, str(tmp_path))
     write_version(tmp_path, 100, env, "Remembers")
@@ -229,3 +232,14 @@ def test_a_learner_writes_versions_that_its_games_are_played_against(tmp_path: P
     last = torch.load(written[-1], weights_only=True)
     assert last["elo"] == pytest.approx(rating)
     assert rating > 0
+
+
+def test_opponents_are_drawn_in_the_documented_shares(tmp_path: Path) -> None:
+    env, _ = games_of_turns(1, tmp_path)
+    for step in range(4):
+        write_version(tmp_path, step, env, elo=float(step + 1))
+    env.reset(0)
+    drawn = [env._draw().elo for _ in range(400)]
+    assert 0.14 < drawn.count(0.0) / 400 < 0.26  # at random
+    assert 0.5 < drawn.count(4.0) / 400 < 0.65  # the newest: half, and a quarter of the rest
+    assert 0.03 < drawn.count(1.0) / 400 < 0.13

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import torchbeast
-from examples import cartpole, half_cheetah
+from examples import cartpole, curriculum, half_cheetah
 
 
 def test_the_minimal_example_runs(tmp_path: Path) -> None:
@@ -36,3 +36,11 @@ def test_the_cartpole_example_learns_and_evaluates(
     monkeypatch.setenv("HOME", str(tmp_path))
     cartpole.main(seed=1, workers=workers, target_steps=1024)
     assert "mean return of 100 episodes" in capsys.readouterr().out
+
+
+def test_only_the_curriculum_teaches_the_long_corridor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert curriculum.main(is_taught=True, target_steps=15_000) > 0.9
+    assert curriculum.main(is_taught=False, target_steps=5_000) == 0

@@ -68,6 +68,12 @@ class Source(Protocol):
     def close(self) -> None:
         """Wakes every thread that waits here; may be called again."""
 
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Gives every environment options for its next resets, also those of later workers.
+
+        Raises UsageError if this source cannot; if environments take no options, the run fails.
+        """
+
     def status(self) -> Mapping[str, float]:
         """Returns queue lengths and counts, by the names of log columns."""
 

@@ -15,7 +15,7 @@ import copy
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from torchbeast.core.base.ambient import one_thread
 from torchbeast.core.base.device import dtype_for
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.base.specs import Precision
+from torchbeast.core.envs.contract import give_options
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
@@ -126,6 +127,10 @@ class LocalSource:
         """Closes the environments."""
         with self._lock:
             self._player.forget()
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments options, now or when they are made."""
+        self._player.set_options(options)
 
     def status(self) -> dict[str, int]:
         """Returns counts by the names of log columns. Rollouts never wait for the learner here."""
@@ -221,6 +226,13 @@ class _RolloutPlayer:
         self._incarnation = 0
         self._next_rollout = 0
         self._taken = num_envs  # columns of the slot that batches have taken
+        self._options: Mapping[str, Any] | None = None
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments options, now or when they are made."""
+        self._options = options
+        if self._env is not None:
+            give_options(self._env, options)
 
     def columns(self, wanted: int, goes_on: Callable[[int], bool]) -> tuple[int, int]:
         """Returns the slot's next column and the number of columns to take from there, at most
@@ -253,6 +265,8 @@ class _RolloutPlayer:
     def _open(self) -> None:
         learner = self._learner
         self._env = self._make_env(self._num_envs)
+        if self._options is not None:
+            give_options(self._env, self._options)
         seed = seed_of(seed_of(learner.seed, "actor", 0, self._incarnation), "environments")
         self._loop = EnvLoop(self._env, self._actor, seed)
         weights, mode = learner.weights, learner.mode

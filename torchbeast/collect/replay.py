@@ -89,6 +89,10 @@ class WithReplay:
         """Bytes of the online source, without the replay."""
         return self._online.num_bytes
 
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments of the online source options."""
+        self._online.set_env_options(options)
+
     def status(self) -> Mapping[str, float]:
         """Returns the metrics of the online source and of the replay."""
         facts = self._facts

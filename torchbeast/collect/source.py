@@ -35,7 +35,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -132,6 +132,7 @@ class FleetSource:
         self._running = threading.Lock()  # held by the thread that runs events
         self._played: queue.Queue[tuple[_Actor, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
+        self._options: Mapping[str, Any] | None = None  # for the resets of environments
         self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
         self._places = Places(_log)
         spec = self._rollout_spec()
@@ -209,6 +210,11 @@ class FleetSource:
         self._collector.close()
         self._wake.release()
         self._played.put(None)
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Sends options to every worker; later workers get them when they start."""
+        self._options = options
+        self._do(self._send_options)
 
     def status(self) -> dict[str, int]:
         """Returns the current number of rollouts that wait for the learner and for the collector,
@@ -326,6 +332,11 @@ class FleetSource:
         self._call(actor, self._placed, "place")
         sent = None if self._fleet.shares_memory else self._newest(actor)
         self._call(actor, self._started, "start", self._arguments_of(actor), sent)
+
+    def _send_options(self) -> None:
+        for actor in self._actors:
+            if actor.worker is not None:
+                self._call(actor, lambda actor, answer: None, "set_options", self._options)
 
     def _call(
         self,
@@ -487,6 +498,7 @@ class FleetSource:
             "first_env": actor.first_env,
             "num_slots": self.num_slots,
             "slots": None if actor.slots is None else actor.slots.descriptor,
+            "options": self._options,
             "seed": seed_of(learner.seed, "actor", actor.index, actor.incarnation),
             "ring": address_of(self._weights, fleet.own_node, fleet.shares_memory),
         }

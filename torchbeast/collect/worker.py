@@ -8,6 +8,7 @@
     activity()   current stage, and seconds in each stage               at any time
     place()      where it runs                                          at any time
     end()        ends the rollout after its current step                at any time
+    set_options() options for the next resets of environments           at any time
     close()      closes the environments                                after all others
 
 Threads: one thread calls `start`, `play` and `close`, a second one `load`, a third one the others.
@@ -34,6 +35,7 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.device import dtype_for
 from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.envs.contract import give_options
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
@@ -53,6 +55,7 @@ class RolloutWorker:
         "activity": "control",
         "place": "control",
         "end": "control",
+        "set_options": "control",
     }
 
     def __init__(self, name: str) -> None:
@@ -64,6 +67,8 @@ class RolloutWorker:
         self._activity = Activity()
         self._ended = threading.Event()
         self._sent = SentWeights()
+        self._loop: EnvLoop | None = None
+        self._options: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         return self._name  # Ray puts it before every line that the worker prints
@@ -100,6 +105,8 @@ class RolloutWorker:
         if ring is None and sent is not None:
             self.load(sent)
         self._arguments, self._loop = arguments, made.loop
+        if self._options is not None:  # newer ones came during the start
+            made.loop.set_options(self._options)
         descriptor = arguments["slots"]
         num_slots = 1 if descriptor is None else arguments["num_slots"]
         sizes = arguments["num_envs"], num_slots
@@ -130,6 +137,7 @@ class RolloutWorker:
             self.load(sent)
         arguments, slots = self._arguments, self._rollouts.slots
         arrays = slots[slot % len(slots)]
+        assert self._loop is not None
         writer = SlotWriter(arrays, self._loop.acted.state, arguments["first_env"], rollout)
         length = arguments["unroll_length"]
         if self._player.play(writer, length, wanted, self._goes_on) < length:
@@ -144,6 +152,16 @@ class RolloutWorker:
         """Receives newer weights, which `play` uses from the next step on."""
         version, weights = sent
         self._sent.receive(version, self.fetched(weights))
+
+    def set_options(self, options: Mapping[str, Any]) -> Failed | None:
+        """Gives the environments options for their next resets."""
+        self._options = options
+        try:
+            if self._loop is not None:
+                self._loop.set_options(options)
+        except Exception as error:
+            return Failed.by(error)
+        return None
 
     def activity(self) -> ActivityReport:
         """Returns the current stage and the totals since the start."""
@@ -173,13 +191,16 @@ def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
     Sets torch's number of threads and random seed, and options of malloc, for the whole process.
 
     arguments: env and actor, the JSON of their specs from the parent process; precision, of the
-        features; num_envs; extras and unroll_length, of the rollouts; seed, of this process.
+        features; num_envs; extras and unroll_length, of the rollouts; seed, of this process;
+        options, for the resets of the environments, None or missing if there are none.
     """
     keep_freed_memory()
     torch.set_num_threads(1)  # there is one process per core
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     env_spec = EnvSpec.from_parent(arguments["env"])
     with closing(make_environment(env_spec, arguments["num_envs"])) as env:
+        if (options := arguments.get("options")) is not None:
+            give_options(env, options)
         spec = ActorSpec.from_parent(arguments["actor"])
         agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
         actor = agent.model

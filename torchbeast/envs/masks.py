@@ -55,9 +55,9 @@ class MaskFromInfo:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
 
-    def reset(self, *, seed: int | None = None) -> tuple[Any, Mapping[str, Any]]:
+    def reset(self, *, seed: int | None = None, **more: Any) -> tuple[Any, Mapping[str, Any]]:
         """Resets the environment; returns the masked observation and the info."""
-        result = self._env.reset(seed=seed)
+        result = self._env.reset(seed=seed, **more)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise EnvError(
                 "mask_actions needs the info dict that reset() of Gymnasium returns, but "

@@ -108,6 +108,13 @@ class GradientWorkers(JointLearner):
         for worker in self._workers:
             worker.call(_ignore, "end")
 
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Raises UsageError: the environments belong to the gradient workers."""
+        raise UsageError(
+            "gradient workers do not pass on options for environments: use a scheme with central "
+            "updates"
+        )
+
     def status(self) -> Mapping[str, float]:
         """Returns the totals of the workers' sources."""
         return total(report.status for report in self._latest.values())

@@ -17,13 +17,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import json
 import logging
 import math
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -138,6 +139,7 @@ class Learner:
         self.target_steps = target_steps
         self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
         self._is_in_callback = False
+        self._env_options: dict[str, Any] | None = None
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
@@ -256,6 +258,31 @@ class Learner:
             "mean_length": progress.mean_length(),
             "steps_per_second": rate,
         }
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Gives every training environment options, such as the level of a curriculum.
+
+        An environment gets them when it is reset the next time, `reset(options=...)`, and at every
+        reset after it until you give others. The environments of `evaluate` do not get them.
+
+        Args:
+            options: Names and values, as JSON has them.
+
+        Raises:
+            TypeError: If the options are not JSON.
+            UsageError: If the environments take no options, or gradient workers have them.
+                Environments in other processes may report it later, from `step`.
+
+        Example:
+            ```python
+            class Curriculum(Callback):
+                def on_step(self, learner, figures):
+                    learner.set_env_options({"level": learner.steps // 100_000})
+            ```
+        """
+        json.dumps(dict(options))
+        self._env_options = dict(options)
+        self._source.set_env_options(self._env_options)
 
     def print_info(self) -> None:
         """Prints a line about the run: steps, steps per second, episodes, mean return and loss."""
@@ -446,6 +473,8 @@ class Learner:
         ending.callback(supervisor.stop, "the learner was closed")
         at_once = settings.learner.online_rollouts.batch_size
         self._watching = _Watchdog(self._training, self._source, at_once)
+        if self._env_options is not None:
+            self._source.set_env_options(self._env_options)
         self._cuda_stream = CudaStream(self._made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
         load_states(self._callbacks, self._run.earlier.callbacks)

@@ -79,6 +79,10 @@ class RankedLearner(JointLearner):
             self._supervisor.fail_at_end("", error)
             raise
 
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments of this rank options."""
+        self._source.set_env_options(options)
+
     def status(self) -> Mapping[str, float]:
         """Returns queue lengths and counts of all ranks together."""
         return total([self._source.status(), *(report.status for _, report in self._others)])

@@ -18,10 +18,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -166,6 +167,10 @@ class PolySource:
         """Ends the servers that belong to the source. May be called again."""
         if self._servers is not None:
             self._servers.close()
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Sends options to the environments of every stream, now and whenever one connects."""
+        self._pool.set_env_options(json.dumps(dict(options)))
 
     def status(self) -> dict[str, int]:
         """Returns queue lengths and counts, by the names of log columns.

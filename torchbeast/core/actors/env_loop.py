@@ -13,6 +13,7 @@ those that are truncated in one step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
 from torchbeast.core.base.ambient import own_settings
 from torchbeast.core.base.nest import Nest, map_leaves
-from torchbeast.core.envs.contract import FinalInfo, final_info_of
+from torchbeast.core.envs.contract import FinalInfo, final_info_of, give_options
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.spaces import ArrayNest
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
@@ -60,6 +61,10 @@ class EnvLoop:
         self.row = self._first_row(env.reset(seed))
         with own_settings():
             self.acted = nothing_yet(actor, env.num_envs)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments options for their next resets; see contract.give_options."""
+        give_options(self._env, options)
 
     def act(self, mode: Mode) -> None:
         """Chooses the next action and advances the recurrent state past the current row."""

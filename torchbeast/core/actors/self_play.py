@@ -7,7 +7,9 @@
 
 The learner writes versions of the agent into a folder, the pool. Every process with environments
 plays against one version at a time, and draws another one after as many games as it has columns:
-the newest version in half of the draws, else any version or the player that moves at random.
+the newest version in half of the draws, the player that moves at random in a fifth, else any
+version. Games against the random player keep the agent strong against odd moves, and the ratings
+comparable.
 
 Ratings follow Elo (The Rating of Chessplayers, 1978): 400 points more mean odds of 10 to 1. The
 random player has 0, and a version keeps the rating that the agent had when it was written.
@@ -17,7 +19,7 @@ docs/how-to/several-agents.md says how to use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from torchbeast.core.envs.vec_env import VecEnv, VecStep
 from torchbeast.errors import UsageError
 
 _SUFFIX = ".version"
-_NEWEST = 0.5  # share of the draws that the newest version gets
+_NEWEST, _RANDOM = 0.5, 0.2  # shares of the draws
 _FEWEST_GAMES = 8  # against a version; loading one takes about 2 ms
 _K = 16.0  # how far the rating moves after a game, at most
 
@@ -59,7 +61,7 @@ class RandomPlayer(ActorCritic):
         return ModelOutput(torch.zeros(*shape, self._num_params), torch.zeros(shape), core_state)
 
 
-_RANDOM = ActorSpec(f"{__name__}:{RandomPlayer.__qualname__}")
+_RANDOM_PLAYER = ActorSpec(f"{__name__}:{RandomPlayer.__qualname__}")
 
 
 def version_path(pool: Path, step: int) -> Path:
@@ -86,7 +88,7 @@ class Opponent:
         Raises UsageError if it is a version of another agent.
         """
         saved = None if path is None else torch.load(path, weights_only=True)
-        spec = _RANDOM if saved is None else ActorSpec.from_json(saved["model"])
+        spec = _RANDOM_PLAYER if saved is None else ActorSpec.from_json(saved["model"])
         spaces = env.observation_space, env.action_space, env.frame_stack
         self._model = make_agent(spec, *spaces).model
         self.elo = 0.0
@@ -134,6 +136,10 @@ class SelfPlay:
         self._returns = np.zeros(env.num_envs)  # of each agent in its game
         self._drawn = Opponent(None, env)
         self.final_info = {}
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the games options; see AgentsEnv.set_options."""
+        self._env.set_options(options)
 
     def reset(self, seed: int) -> ArrayNest:
         env = self._env
@@ -232,8 +238,9 @@ class SelfPlay:
         return sorted(self._pool.glob(f"*{_SUFFIX}"))
 
     def _draw(self) -> Opponent:
-        versions = self._versions()
-        if versions and self._rng.random() < _NEWEST:
-            return Opponent(versions[-1], self._env)
-        drawn = self._rng.integers(len(versions) + 1)
-        return Opponent(versions[drawn] if drawn < len(versions) else None, self._env)
+        versions, drawn = self._versions(), self._rng.random()
+        if not versions or drawn < _RANDOM:
+            return Opponent(None, self._env)
+        is_newest = drawn < _RANDOM + _NEWEST
+        number = len(versions) - 1 if is_newest else self._rng.integers(len(versions))
+        return Opponent(versions[number], self._env)

@@ -80,12 +80,17 @@ class AgentsEnv:
         self._check_finite = FiniteCheck(space)
         self._steps = [0] * len(self._games)
         self.began = np.zeros(len(self._games), bool)
+        self._options: Mapping[str, Any] | None = None
         self._plays = np.zeros(num_envs, bool)  # agents that are in their game
         self.final_info = {}
 
     def resized(self, num_envs: int) -> AgentsEnv:
         """Returns the same games for another number of columns, in place of these."""
         return AgentsEnv(self._games[0], self._make_game, num_envs, self.env_id)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the games options, which each gets whenever it is reset from now on."""
+        self._options = dict(options)
 
     def reset(self, seed: int) -> ArrayNest:
         if self.num_envs < self.num_agents:
@@ -163,7 +168,7 @@ class AgentsEnv:
 
     def _begin(self, number: int, seed: int | None, rows: list[np.ndarray]) -> None:
         """Starts a game, and writes the first observations of its agents."""
-        seen, _ = self._games[number].reset(seed=seed)
+        seen, _ = self._games[number].reset(seed=seed, options=self._options)
         self._steps[number], self.began[number] = 0, True
         for name, column in self._columns(number).items():
             self._plays[column] = name in seen
@@ -272,8 +277,8 @@ class _Turns:
         """The agents that have not ended."""
         return [name for name in self._env.agents if not self._has_ended(name)]
 
-    def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        self._env.reset(seed=seed)
+    def reset(self, seed: int | None, options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._env.reset(seed=seed, options=options)
         return self._seen(self.agents), {}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:

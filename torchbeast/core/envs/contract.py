@@ -201,6 +201,19 @@ def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[i
     return np.array(numbers, np.float32)
 
 
+def give_options(env: Any, options: Mapping[str, Any]) -> None:
+    """Gives environments the options of their next resets, `reset(options=...)`.
+
+    Raises UsageError if they take none.
+    """
+    if not hasattr(env, "set_options"):
+        raise UsageError(
+            f"{env.env_id} takes no options: only environments of Gymnasium's and PettingZoo's "
+            "interfaces do, and VecEnvs that have a method set_options"
+        )
+    env.set_options(options)
+
+
 def is_reset(done: Any, episode_step: Any) -> Any:
     """Returns which rows begin an episode without a step that led there, bool; see VecStep.resets.
 

@@ -178,6 +178,8 @@ class VecEnv(Protocol, metaclass=_WithFactory):
     Environments with an info have the attribute `final_info` too, see `contract.FinalInfo`: the
     info of the games that ended in the last step(). Environments that are the agents of games have
     `num_agents`, the number of agents of a game; num_envs is then best a multiple of it.
+    Environments that take options have a method `set_options(options)`, see
+    `SyncVecEnv.set_options`.
     """
 
     @property
@@ -392,6 +394,7 @@ class SyncVecEnv:
         self.env_id = env_id
         self.num_envs = len(env_fns)
         self.observation_keys = tuple(observation_keys)
+        self._options: Mapping[str, Any] = {}
         self._envs = [make_env() for make_env in env_fns]
         self.action_space = self._common_action_space()
         self._action_leaves = flatten(self.action_space)
@@ -410,6 +413,19 @@ class SyncVecEnv:
     def task(self) -> Any:
         """The first environment without its wrappers, for what it says of its task."""
         return getattr(self._envs[0], "unwrapped", self._envs[0])
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments options, which each gets whenever it is reset from now on.
+
+        Any thread may call it. Raises UsageError if an environment's `reset` takes no options.
+        """
+        for index, env in enumerate(self._envs):
+            if not accepts(env.reset, "options") and not _accepts_any(env.reset):
+                raise UsageError(
+                    f"{self._name(index)} takes no options: give its reset a parameter `options`, "
+                    "as Gymnasium's environments have"
+                )
+        self._options = dict(options)
 
     def reset(self, seed: int) -> ArrayNest:
         """Starts an episode in every environment; returns observations, leaves [E, ...]."""
@@ -507,7 +523,7 @@ class SyncVecEnv:
 
     def _first(self, index: int, seed: int | None) -> Any:
         """Resets an environment; returns its observation."""
-        result = _reset(self._envs[index], seed)
+        result = _reset(self._envs[index], seed, self._options)
         is_pair = isinstance(result, tuple) and len(result) == 2
         return result[0] if is_pair and not self._is_observation(result) else result
 
@@ -633,17 +649,18 @@ def _info(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _reset(env: Any, seed: int | None) -> Any:
+def _reset(env: Any, seed: int | None, options: Mapping[str, Any]) -> Any:
     """Resets the environment, seeded if a seed is given and the environment accepts one."""
+    more = {"options": dict(options)} if options else {}
     if seed is None:
-        return env.reset()
+        return env.reset(**more)
     if accepts(env.reset, "seed"):
-        return env.reset(seed=seed)
+        return env.reset(seed=seed, **more)
     if callable(getattr(env, "seed", None)):
         env.seed(seed)
-        return env.reset()
+        return env.reset(**more)
     # reset(**kwargs) forwards its arguments: a wrapper of an environment that accepts seeds.
-    return env.reset(seed=seed) if _accepts_any(env.reset) else env.reset()
+    return env.reset(seed=seed, **more) if _accepts_any(env.reset) else env.reset(**more)
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:
