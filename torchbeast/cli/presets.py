@@ -195,6 +195,7 @@ PRESETS: dict[str, Preset] = {
         "MinAtar's Breakout.",
         {
             "env": "MinAtar/Breakout-v1",
+            "model_kwargs": {"norm": True},
             "num_actors": 64,
             "unroll_length": 20,
             "batch_size": 32,

@@ -167,6 +167,21 @@ def test_the_atari_nets_compute_what_their_description_says(
     torch.testing.assert_close(output.baseline, baseline)
 
 
+@pytest.mark.parametrize("net", NETS)
+def test_norm_standardises_each_row_of_the_joint_layer_before_its_relu(net: Any) -> None:
+    model, inputs = net(ATARI, Discrete(ACTIONS), False, norm=True), random_inputs(ATARI)
+    seen: list[Tensor] = []
+    model.fc.register_forward_hook(lambda module, given, output: seen.append(output))
+    features, _ = model._run(inputs, ())
+    (linear,) = seen
+    mean, mean_square = linear.mean(-1, keepdim=True), linear.square().mean(-1, keepdim=True)
+    expected = (linear - mean) / (mean_square - mean.square() + 1e-5).sqrt()
+    found = features[..., : linear.shape[-1]].reshape(linear.shape)
+    torch.testing.assert_close(found, expected.clamp(min=0), atol=1e-4, rtol=1e-4)
+    assert "norm.weight" in model.state_dict()
+    assert not any("norm." in name for name in net(ATARI, Discrete(ACTIONS), False).state_dict())
+
+
 def gradients(model: ActorCritic, inputs: ModelInputs) -> dict[str, Tensor]:
     """Of a random mixture of the outputs."""
     output = model(inputs, model.initial_state(B))

@@ -140,10 +140,10 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
-        ({"size": 8}, "^model mlp takes the keyword arguments hidden, core, got size=8$"),
+        ({"size": 8}, "^model mlp takes the keyword arguments hidden, core, norm, got size=8$"),
         (
             {"use_lstm": True},
-            "^model mlp takes the keyword arguments hidden, core, got use_lstm=true$",
+            "^model mlp takes the keyword arguments hidden, core, norm, got use_lstm=true$",
         ),
     ],
 )

@@ -165,6 +165,7 @@ class TorsoActorCritic(ActorCritic):
 
     fc_size: number of features after the joint linear layer.
     sees_last_action: whether the last action is an input of the core.
+    norm: whether the joint layer has LayerNorm (Ba et al. 2016) before its ReLU.
     """
 
     core: Core | None
@@ -177,6 +178,7 @@ class TorsoActorCritic(ActorCritic):
         action_space: ActionSpace,
         fc_size: int,
         sees_last_action: bool,
+        norm: bool = False,
     ) -> None:
         super().__init__()
         check_hidden(fc_size)
@@ -188,6 +190,7 @@ class TorsoActorCritic(ActorCritic):
             self.torsos = nn.ModuleList(torsos)
         self.leaf_torsos = tuple(torsos)
         self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
+        self.norm = nn.LayerNorm(fc_size) if norm else nn.Identity()
         self.last_action = LastAction(self.distribution) if sees_last_action else None
 
     @property
@@ -224,7 +227,8 @@ class TorsoActorCritic(ActorCritic):
         leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
         with computing_in(self.compute_dtype, inputs.reward.device):
             seen = [torso(leaf) for torso, leaf in zip(self.leaf_torsos, leaves, strict=True)]
-            features = F.relu(self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1)))
+            features = self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1))
+            features = F.relu(self.norm(features))
         parts = [
             features.float().view(steps, batch, -1),
             self.seen_reward(inputs.reward).unsqueeze(-1),
@@ -254,12 +258,13 @@ class BuiltInNet(TorsoActorCritic):
         use_lstm: bool,
         hidden: int | None = None,
         core: str = "lstm",
+        norm: bool = False,
     ) -> None:
-        """hidden: None for the network's own width."""
+        """hidden: None for the network's own width. norm: see TorsoActorCritic."""
         make = self.over_images
         torsos = [torso_for(leaf, make, self.smallest) for leaf in flatten(observation_space)]
         width = self.width if hidden is None else hidden
-        super().__init__(torsos, action_space, width, self.with_last_action)
+        super().__init__(torsos, action_space, width, self.with_last_action, norm)
         if not use_lstm and core != "lstm":
             raise SpecError(
                 f"the model's keyword argument core, {json.dumps(core)}, selects its recurrent "

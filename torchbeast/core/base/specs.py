@@ -296,9 +296,9 @@ class ModelConfig:
     """Make the network recurrent, with an LSTM, or a GRU with --model_kwargs '{"core": "gru"}'. Use
     it if one observation does not show the state of the environment. Slower."""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden and
-    core, as in '{"hidden": 128, "core": "gru"}'. Default: none; with --mode test, the arguments
-    that the run recorded."""
+    """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden,
+    core and norm, as in '{"hidden": 128, "core": "gru", "norm": true}'; norm adds a LayerNorm to
+    the joint layer. Default: none; with --mode test, the arguments that the run recorded."""
 
     @property
     def spec(self) -> ActorSpec:
