@@ -41,8 +41,8 @@ class Wire {
   // returns the reason.
   virtual bool start(std::uint64_t seed) = 0;
   virtual bool write(const ArrayNest& action) = 0;  // leaves [1, E, ...]
-  // Sends options, see VectorAction.env_options, with the next start() or write(). A protocol without
-  // options drops them.
+  // Sends options, see VectorAction.env_options, with the next start() or write(). A protocol
+  // without options drops them.
   virtual void give_options(const std::string&) {}
   virtual std::optional<RawStep> read() = 0;
   virtual void half_close() = 0;  // tells the other end that no more actions follow
