@@ -234,6 +234,13 @@ def test_a_learner_writes_versions_that_its_games_are_played_against(tmp_path: P
     assert rating > 0
 
 
+def test_the_keys_that_a_run_records_are_taken(tmp_path: Path) -> None:
+    """A run records all entries of its observations, for its test."""
+    keys = ("action_mask", "sum")
+    options = EnvOptions(selfplay=str(tmp_path), observation_keys=keys)
+    assert set(make_env(EnvSpec("agent_games:Turns", options=options), 2).reset(0)) == set(keys)
+
+
 def test_opponents_are_drawn_in_the_documented_shares(tmp_path: Path) -> None:
     env, _ = games_of_turns(1, tmp_path)
     for step in range(4):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.vec_env import vec_env_of
 from torchbeast.core.storages import OnPolicyGAEBuffer
-from torchbeast.envs import EnvError
+from torchbeast.envs import EnvError, EnvOptions, EnvSpec
 from torchbeast.schemes import Scheme
 
 
@@ -220,6 +221,15 @@ def test_a_missing_package_is_named() -> None:
         patch.setattr("torchbeast.envs.pettingzoo.find_spec", lambda name: None)
         with pytest.raises(EnvError, match="needs the package mpe2: pip install 'torchbeast"):
             make_env("pettingzoo:mpe/simple_spread_v3", 3)
+
+
+def test_observation_keys_which_every_run_records_are_taken() -> None:
+    pytest.importorskip("pettingzoo")
+    spec = EnvSpec("pettingzoo:classic/connect_four_v3")
+    for keys in (("action_mask", "observation"), ("action_mask",)):
+        options = EnvOptions(observation_keys=keys)
+        env = make_env(dataclasses.replace(spec, options=options), 2)
+        assert set(env.reset(1)) == set(keys)
 
 
 @pytest.mark.parametrize(

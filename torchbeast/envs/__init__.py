@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from torchbeast.core.base.lazy import importing
 from torchbeast.core.base.specs import check_takes
-from torchbeast.core.envs.selection import SelectedVecEnv
+from torchbeast.core.envs.selection import SelectedVecEnv, names
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts, check_gives_info, vec_env_of
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec
@@ -112,9 +112,10 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
 def _self_play(spec: EnvSpec, num_envs: int) -> VecEnv:
     from torchbeast.core.actors.self_play import SelfPlay  # imports torch
 
-    if spec.options.observation_keys:
+    games, keys = _make(spec, 1, 1, False), spec.options.observation_keys
+    if keys and {*keys} != {*names(games.observation_space)}:  # a run records all of them
         raise EnvError("selfplay does not take observation_keys: remove them")
-    return SelfPlay(_make(spec, 1, 1, False), num_envs, spec.options.selfplay or "")
+    return SelfPlay(games, num_envs, spec.options.selfplay or "")
 
 
 def _make_built_in(spec: EnvSpec, num_envs: int) -> VecEnv:

@@ -27,8 +27,6 @@ def make(spec: EnvSpec, num_envs: int) -> AgentsEnv:
 
     spec: its kwargs are arguments of the environment. Raises EnvError if it does not exist.
     """
-    if spec.options.observation_keys:
-        raise EnvError(f"{spec.name} does not take observation_keys: remove them")
     module = _module(spec.name)
     made: Any = getattr(module, "parallel_env", None) or module.env
     check_takes(made, spec.kwargs, spec.name)
