@@ -123,6 +123,14 @@ def test_runs_with_other_settings_are_refused(tmp_path: Path) -> None:
         compare.read(folder)
 
 
+def test_runs_without_an_episode_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "a", 1.0)
+    log = tmp_path / "a" / "logs.csv"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])  # the heading alone
+    with pytest.raises(UsageError, match="no episode has ended in .*a yet"):
+        compare.run(compare.CompareFlags(runs=(str(tmp_path / "a"),)))
+
+
 def test_sets_without_a_common_environment_are_refused(tmp_path: Path) -> None:
     sets = runs(tmp_path / "a", [1.0]), runs(tmp_path / "b", [1.0], env="Memory")
     with pytest.raises(UsageError, match="no environment in common: Catch and Memory"):
@@ -172,7 +180,7 @@ def test_a_suite_of_a_file_is_read(tmp_path: Path) -> None:
 def test_what_a_suite_does_not_have_is_named() -> None:
     with pytest.raises(UsageError, match=r"no suite 'mintar'.*did you mean minatar"):
         suite("mintar")
-    with pytest.raises(UsageError, match=r"no settings for sac, only for impala, ppo"):
+    with pytest.raises(UsageError, match=r"lacks settings for sac and has some for impala, ppo"):
         suite("minatar").words("sac", None)
 
 

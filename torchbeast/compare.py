@@ -119,7 +119,8 @@ def run(flags: CompareFlags) -> int:
 def read(pattern: str) -> Runs:
     """Reads the runs of a folder or pattern.
 
-    Raises UsageError if it has no run, or if runs of one environment differ in a setting.
+    Raises UsageError if it is empty, if no episode has ended, or if runs of one environment differ
+    in a setting.
     """
     folders = _folders(pattern)
     if not folders:
@@ -140,6 +141,8 @@ def read(pattern: str) -> Runs:
         by_task.setdefault(task, []).append(folder)
         scores.setdefault(task, []).append(progress.mean_return)
         steps.setdefault(task, []).append(progress.step)
+    if not scores:
+        raise UsageError(f"no episode has ended in {pattern} yet: wait until one has")
     name = Path(pattern).name.rstrip("*,") or pattern
     return Runs(name, {task: np.array(found) for task, found in scores.items()}, by_task, steps)
 

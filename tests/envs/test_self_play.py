@@ -14,7 +14,7 @@ from agent_games import Turns, Visits
 from compliance.vec_env import VecEnvCompliance
 from torch import nn
 
-from torchbeast import ActorCritic, Learner, ModelOutput, Scheme, UsageError, make_env
+from torchbeast import ActorCritic, Learner, ModelOutput, RunError, Scheme, UsageError, make_env
 from torchbeast.core.actors import self_play
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.actors.self_play import SelfPlay, as_version, version_path
@@ -250,3 +250,23 @@ def test_opponents_are_drawn_in_the_documented_shares(tmp_path: Path) -> None:
     assert 0.14 < drawn.count(0.0) / 400 < 0.26  # at random
     assert 0.5 < drawn.count(4.0) / 400 < 0.65  # the newest: half, and a quarter of the rest
     assert 0.03 < drawn.count(1.0) / 400 < 0.13
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    env, _ = games_of_turns(1, tmp_path)
+    agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"/file.*give another --selfplay"):
+        PastVersions(tmp_path / "file", agent, every=1, step=0)
+    versions = PastVersions(tmp_path / "pool", agent, every=1, step=0)
+    (tmp_path / "pool").rmdir()
+    with pytest.raises(RunError, match=r"no version for self-play was written to .*/pool/"):
+        versions(1, {})
+
+
+def test_a_game_of_one_agent_is_refused(tmp_path: Path) -> None:
+    class Alone(TwoAgents):
+        possible_agents: ClassVar = ["a"]
+
+    with pytest.raises(UsageError, match="needs a game of several agents, and Alone is not one"):
+        SelfPlay(vec_env_of(Alone, {}, 1, "Alone"), 2, str(tmp_path))

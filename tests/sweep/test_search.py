@@ -38,7 +38,7 @@ def test_a_range_of_whole_numbers_gives_all_of_them_and_no_others() -> None:
 
 
 def test_sobol_points_are_spread_more_evenly_than_random_ones() -> None:
-    """In every pair of halves of two ranges there is a quarter of the points."""
+    """Each cell of a grid of 4 x 4 should have 4 of the 64 points."""
 
     def uneven(search: Search) -> float:
         found = drawn("a=0.0:1.0", "b=0.0:1.0", search=search)

@@ -71,7 +71,8 @@ class Source(Protocol):
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Gives every environment options for its next resets, also those of later workers.
 
-        Raises UsageError if this source cannot; if environments take no options, the run fails.
+        Raises UsageError if this source cannot pass them on. If an environment refuses them, the
+        run fails.
         """
 
     def status(self) -> Mapping[str, float]:

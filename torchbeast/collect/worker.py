@@ -192,7 +192,7 @@ def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
 
     arguments: env and actor, the JSON of their specs from the parent process; precision, of the
         features; num_envs; extras and unroll_length, of the rollouts; seed, of this process;
-        options, for the resets of the environments, None or missing if there are none.
+        options, for the resets of the environments, which may be missing.
     """
     keep_freed_memory()
     torch.set_num_threads(1)  # there is one process per core

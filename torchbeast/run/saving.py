@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol
 import torch
 
 from torchbeast.core.actors.registry import Agent
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 from torchbeast.run import checkpoint as checkpoints
@@ -138,7 +138,8 @@ class PastVersions:
     step: int
 
     def __post_init__(self) -> None:
-        self.pool.mkdir(parents=True, exist_ok=True)
+        with refusing_paths("give another --selfplay"):
+            self.pool.mkdir(parents=True, exist_ok=True)
         self._elo, self._next = 0.0, self.step + self.every
 
     def __call__(self, step: int, row: Mapping[str, float]) -> None:
@@ -149,5 +150,10 @@ class PastVersions:
             self._elo = elo
         if step >= self._next:
             self._next = step + self.every
-            with replaced_atomically(version_path(self.pool, step)) as file:
-                torch.save(as_version(self.agent, self._elo), file)
+            path = version_path(self.pool, step)
+            try:
+                with replaced_atomically(path) as file:
+                    torch.save(as_version(self.agent, self._elo), file)
+            except OSError as error:
+                why = error.strerror or error
+                raise RunError(f"no version for self-play was written to {path} ({why})") from error

@@ -34,8 +34,8 @@ class Suite:
         presets = self.presets.get(algo, ()) if preset is None else (preset,)
         if not presets:
             raise UsageError(
-                f"the suite has no settings for {algo}, only for {', '.join(self.presets)}: give "
-                "--preset"
+                f"the suite lacks settings for {algo} and has some for {', '.join(self.presets)}: "
+                "give --preset"
             )
         values = {"env": self.envs, "preset": presets if len(presets) > 1 else ()}
         varied = [f"{name}={','.join(each)}" for name, each in values.items() if each]

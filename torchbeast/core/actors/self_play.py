@@ -124,7 +124,7 @@ class SelfPlay:
 
     def __init__(self, games: VecEnv, num_envs: int, pool: str) -> None:
         """games: of the kind that is played, in which no step was taken yet. Raises UsageError."""
-        if not isinstance(games, AgentsEnv):
+        if not isinstance(games, AgentsEnv) or games.num_agents < 2:
             raise UsageError(
                 f"selfplay needs a game of several agents, and {games.env_id} is not one: remove "
                 "selfplay"
@@ -225,7 +225,7 @@ class SelfPlay:
         return chosen
 
     def _rate(self, game: int) -> None:
-        """Moves the rating towards the one that the result of a game speaks for."""
+        """Moves the rating by the result of a game: up for more than was expected, or down."""
         first = game * self._env.num_agents
         returns = self._returns[first : first + self._env.num_agents]
         ours = self._returns[self._seats[game]]
