@@ -75,8 +75,9 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
 
 
 def is_gym_vector(env: Any) -> bool:
-    """Returns whether this is a vector environment of Gymnasium's interface."""
-    return hasattr(env, "single_action_space") and hasattr(env, "single_observation_space")
+    """Returns whether this is a vector environment of Gymnasium's interface, maybe wrapped."""
+    base = getattr(env, "unwrapped", env)
+    return hasattr(base, "single_action_space") and hasattr(base, "single_observation_space")
 
 
 def is_env_pool(env: Any) -> bool:

@@ -9,15 +9,19 @@ A VecEnv begins the next episode in the step that ends one. Their autoreset mode
                 episode one step late, in a row of VecStep.resets
 
 Gymnasium is not imported: what counts are the names of its classes and attributes. `env_pool.py`
-has the differences of EnvPool's environments, which have the same interface.
+has the differences of EnvPool's environments, which have the same interface. Environments on a
+GPU, whose `device` is a torch.device, take and return tensors.
 """
 
 from __future__ import annotations
 
+import logging
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
@@ -37,19 +41,25 @@ from torchbeast.core.envs.spaces import (
 from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
 from torchbeast.errors import UsageError
 
+_log = logging.getLogger("torchbeast.gym_vector")
+
 _MODES = _SAME_STEP, _NEXT_STEP, DISABLED = "SameStep", "NextStep", "Disabled"
 
 
 def adopted(env: Any, env_id: str) -> GymVectorEnv:
-    """Returns the VecEnv of a vector environment of Gymnasium, EnvPool or Stable-Baselines3, which
-    is closed where that fails.
+    """Returns the VecEnv of a vector environment of Gymnasium, EnvPool or Stable-Baselines3, or of
+    tensors, which is closed where that fails.
     """
     from torchbeast.core.envs.env_pool import EnvPoolEnv  # a subclass of GymVectorEnv
 
     try:
         if is_env_pool(env):
             return EnvPoolEnv(env, env_id)
-        return GymVectorEnv(env if is_gym_vector(env) else _OfStableBaselines(env), env_id)
+        if not is_gym_vector(env):
+            env = _OfStableBaselines(env)
+        elif isinstance(getattr(env.unwrapped, "device", None), torch.device):
+            env = _OfTensors(env, env_id)
+        return GymVectorEnv(env, env_id)
     except Exception:
         env.close()
         raise
@@ -236,3 +246,67 @@ class _OfStableBaselines:
 
     def close(self) -> None:
         self._env.close()
+
+
+class _OfTensors:
+    """A vector environment of torch tensors, such as ManiSkill's and Isaac Lab's, as one of arrays.
+
+    Every step copies once from its device. If it gives no last observations, time limits count as
+    terminations, because nothing can be bootstrapped from.
+    """
+
+    def __init__(self, env: Any, env_id: str) -> None:
+        self._env, self._env_id = env, env_id
+        self.unwrapped = base = env.unwrapped
+        self.num_envs = int(base.num_envs)
+        self.single_observation_space = base.single_observation_space
+        self.single_action_space = base.single_action_space
+        self.metadata = {"autoreset_mode": _SAME_STEP}
+        self._has_warned = False
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        return map_leaves(_as_array, self._env.reset(seed=seed)[0]), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        device = self.unwrapped.device
+        tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=device), action)
+        *found, infos = self._env.step(tensors)
+        observation, reward, terminated, truncated = map_leaves(_as_array, tuple(found))
+        finals: dict[int, ArrayNest] = {}
+        told = {"final_obs": finals, "final_info": _numbers(infos.get("final_info", infos))}
+        last = infos.get("final_obs", infos.get("final_observation"))
+        if last is None:
+            self._warn(bool(truncated.any()))
+            terminated, truncated = terminated | truncated, np.zeros_like(truncated)
+        elif truncated.any():
+            last = map_leaves(_as_array, last)
+            for index in np.flatnonzero(truncated).tolist():
+                finals[index] = map_leaves(operator.itemgetter(index), last)
+        return observation, reward, terminated, truncated, told
+
+    def _warn(self, is_cut: bool) -> None:
+        if is_cut and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s gives no last observations of truncated episodes in its infos (final_obs), so "
+                "its time limits count as terminations",
+                self._env_id,
+            )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _as_array(tensor: Any) -> np.ndarray:
+    """Returns an array with the values of a tensor of any device."""
+    return tensor.numpy(force=True) if isinstance(tensor, torch.Tensor) else np.asarray(tensor)
+
+
+def _numbers(infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the entries that are tensors with a number for each environment, with their masks."""
+    found = {
+        key: _as_array(value)
+        for key, value in infos.items()
+        if isinstance(value, torch.Tensor) and value.ndim == 1
+    }
+    return {**found, **{f"_{key}": np.ones(len(value), bool) for key, value in found.items()}}
