@@ -37,6 +37,7 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
             supervisor=supervisor,
             total_steps=total_steps,
             progress=Progress(),
+            pause_at=None,
             info_keywords=(),
         )
         workers.start(supervisor)

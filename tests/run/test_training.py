@@ -122,7 +122,7 @@ class Run:
         self.training = self.made(total_steps=total_steps, **kwargs)
 
     def made(self, **more: Any) -> Training:
-        usual = {"progress": Progress(), "info_keywords": ()}
+        usual = {"progress": Progress(), "info_keywords": (), "pause_at": None}
         return Training(**self.parts | usual | more)
 
     def learn(self, num_threads: int = 1) -> None:
@@ -136,6 +136,14 @@ def test_training_ends_at_the_first_update_that_reaches_total_steps(tmp_path: Pa
     run.learn()
     assert run.supervisor.reason == DONE
     assert run.training.progress.step == 3 * T * B and run.training.updates == 3
+
+
+def test_a_run_pauses_at_the_first_update_that_reaches_pause_at(tmp_path: Path) -> None:
+    batches = [rollout() for _ in range(9)]
+    run = Run(tmp_path, batches, total_steps=8 * T * B, pause_at=2 * T * B + 1)
+    run.learn()
+    assert run.supervisor.reason == "--pause_at 21"
+    assert run.training.progress.step == 3 * T * B
 
 
 def test_many_learner_threads_learn_and_log_each_batch_once(

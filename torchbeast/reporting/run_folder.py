@@ -38,7 +38,7 @@ REACHING = (
 # Flags that belong to a command, not to a run.
 OF_ONE_COMMAND = (
     *("mode", "xpid", "savedir", "follow", "checkpoint", "num_episodes", "sampled"),
-    *("random_start", "preset", "suppress_logs"),
+    *("random_start", "preset", "suppress_logs", "pause_at"),
     *REACHING,
 )
 
@@ -69,9 +69,13 @@ class RunConfig:
     seed: int | None = None
     """Seed of the whole run: initial weights, actions, every environment. Default: random, and
     recorded in meta.json."""
+    pause_at: int | None = None
+    """Environment step at which to stop with a checkpoint, as Ctrl-C does. The learning rate keeps
+    to --total_steps, and the same command without this flag continues."""
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)
+        at_least(1, pause_at=self.pause_at)
         require(
             self.xpid not in ("", ".", "..", "latest") and "/" not in self.xpid,
             f"xpid must be a plain name of a folder other than 'latest', got {self.xpid!r}",

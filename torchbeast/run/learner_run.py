@@ -293,6 +293,7 @@ class LearnerRun:
                 log=log,
                 supervisor=self.session.supervisor,
                 total_steps=self._total_steps,
+                pause_at=self.settings.run.pause_at,
                 progress=progress,
                 trace=folder / "trace.json" if trace else None,
                 keep=saving.keep_last_good,

@@ -123,6 +123,7 @@ class Training:
     total_steps: int
     progress: Progress
     info_keywords: Sequence[str]  # numbers of episodes to log
+    pause_at: int | None  # step at which to stop before total_steps
     trace: Path | None = None  # file for the profiler's trace of one update
     keep: Callable[[dict[str, Any]], Path | None] = lambda state: None
     after_first_update: Callable[[], None] = lambda: None  # of this process
@@ -232,6 +233,8 @@ class Training:
         self.after_update(self.progress.step, self.figures)
         if self.progress.step >= self.total_steps:
             self.supervisor.stop(DONE)
+        elif self.pause_at is not None and self.progress.step >= self.pause_at:
+            self.supervisor.stop(f"--pause_at {self.pause_at:,}")
 
     def _keep_last_good(self) -> str:
         """Saves the current state, which the failed update did not change; returns a message."""

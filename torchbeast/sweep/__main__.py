@@ -24,6 +24,7 @@ from torchbeast.shared_replay.service import Served, serving
 from torchbeast.sweep.agents import agents_of, compared
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray
+from torchbeast.sweep.pbt import Population, is_population
 from torchbeast.sweep.runner import Asha, Runner, runner_here
 from torchbeast.sweep.table import Board, Row, print_errors, report
 
@@ -60,17 +61,25 @@ def sweep(
     agents = agents_of(
         what.program, what.set, what.words, folder, what.shared_replay, what.trials, what.search
     )
-    rows = [Row(agent) for agent in agents]
+    is_pbt = config.scheduler == "pbt" or is_population(folder)
+    population = Population(agents, what.set, config.rounds) if is_pbt else None
     with session(folder, dataclasses.asdict(what)) as opened:
-        _train(rows, config, what.shared_replay, opened.supervisor)
+        rows = [Row(agent) for agent in agents] if population is None else population.rows()
+        _train(rows, config, what.shared_replay, opened.supervisor, population)
         print_errors(rows)
         report(rows, folder)
+        if population is not None:
+            population.report()
         _say_how_to_continue(rows, config, program)
     return folder, EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
 
 
 def _train(
-    rows: Sequence[Row], config: SweepConfig, shared_replay: bool, supervisor: Supervisor
+    rows: list[Row],
+    config: SweepConfig,
+    shared_replay: bool,
+    supervisor: Supervisor,
+    population: Population | None,
 ) -> None:
     """Runs the unfinished agents, until they have ended or the sweep ends."""
     if all(row.state == "done" for row in rows):
@@ -88,14 +97,20 @@ def _train(
             if replay is not None and replay.failure is not None:
                 supervisor.fail("the shared replay", replay.failure)
 
-        runner.run(rows, supervisor, show)
+        def run() -> None:
+            runner.run(rows, supervisor, show)
+
+        if population is None:
+            run()
+        else:
+            population.run(rows, run, supervisor)
 
 
 def _runner(
     ending: ExitStack, rows: Sequence[Row], config: SweepConfig, shared_replay: bool
 ) -> tuple[Runner, Served | None]:
     """Returns the runner of the agents, and the replay that they share, or None."""
-    waiting = [row.agent for row in rows if row.state == "waiting"]
+    waiting = [row.agent for row in rows if row.state != "done"]
     steps = min(agent.total_steps for agent in waiting)
     asha = Asha(steps) if config.scheduler == "asha" else None
     if config.on == "ray":

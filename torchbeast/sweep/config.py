@@ -13,7 +13,7 @@ from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.errors import expanded, refusing_paths
 from torchbeast.sweep.search import Search
 
-Scheduler = Literal["none", "asha"]
+SchedulerName = Literal["none", "asha", "pbt"]
 ProgramName = Literal["monobeast", "polybeast", "raybeast"]
 
 
@@ -52,16 +52,21 @@ class SweepConfig:
     """Ray cluster of --on ray: auto (the cluster to which this machine belongs) or HOST:PORT of its
     head node. Default: $RAY_ADDRESS if set, else start Ray on this machine for this sweep. With
     --on local, passed on to agents of raybeast."""
-    scheduler: Scheduler = "none"
-    """Early stopping: asha (Li et al. 2020) compares mean returns at 1/27, 1/9 and 1/3 of the steps
-    and continues an agent only if it is in the top third. none: train every agent to the end."""
+    scheduler: SchedulerName = "none"
+    """asha (Li et al. 2020) ends weak agents early: it compares mean returns at 1/27, 1/9 and 1/3
+    of the steps and continues an agent only if it is in the top third. pbt (population based
+    training, Jaderberg et al. 2017) lets weak agents continue from the checkpoints of good ones,
+    with changed settings. none: train every agent to the end."""
+    rounds: int = 10
+    """With --scheduler pbt: number of equal parts of the steps, after each of which agents are
+    compared."""
     agent_cpus: float = 1.0
     """CPUs that Ray reserves for each agent, which uses that many. Needs --on ray."""
     agent_gpus: float = 0.0
     """GPUs that Ray reserves for each agent, which sees only these. Needs --on ray."""
 
     def __post_init__(self) -> None:
-        at_least(1, parallel=self.parallel, trials=self.trials)
+        at_least(1, parallel=self.parallel, trials=self.trials, rounds=self.rounds)
         at_least(0, agent_gpus=self.agent_gpus)
         above(0, agent_cpus=self.agent_cpus)
         require(

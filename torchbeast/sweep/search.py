@@ -23,6 +23,8 @@ Values = dict[str, list[str]]
 
 SEED = "seed"
 
+_MOVE = 0.1  # share of a range
+
 
 def settings_of(values: Values, trials: int | None, search: Search) -> list[dict[str, str]]:
     """Returns the settings of all agents, by their flags.
@@ -49,7 +51,7 @@ def settings_of(values: Values, trials: int | None, search: Search) -> list[dict
         ]
     seeds = [{SEED: seed} for seed in values.get(SEED, ())] or [{}]
     settings = [
-        {key: _at(drawn[key], share) for key, share in zip(drawn, point, strict=True)}
+        {key: value_at(drawn[key], share) for key, share in zip(drawn, point, strict=True)}
         for point in _points(trials, len(drawn), search)
     ]
     return [{**each, **seed} for each in _distinct(settings) for seed in seeds]
@@ -71,16 +73,51 @@ def _points(trials: int, dimensions: int, search: Search) -> list[list[float]]:
     return found
 
 
-def _at(values: Sequence[str], share: float) -> str:
-    """Returns the value at a share in [0, 1) of a range or list."""
+def value_at(values: Sequence[str], share: float) -> str:
+    """Returns the value at a share in [0, 1) of a range, on its scale, or of a list."""
     ends = _range(values)
     if ends is None:
         return values[int(share * len(values))]
     low, high = ends
-    is_whole = all(end.lstrip("-").isdigit() for end in values[0].split(":"))
+    is_whole = _is_whole(values)
     high += is_whole  # the last whole number too
     found = low * (high / low) ** share if low > 0 else low + share * (high - low)
     return str(math.floor(found)) if is_whole else f"{found:.4g}"
+
+
+def moved(values: Sequence[str], value: str, direction: int) -> str:
+    """Returns a value a tenth of the range further up or down on its scale, or the next or the
+    previous value of a list; direction: 1 or -1.
+    """
+    ends = _range(values)
+    if ends is None:
+        place = values.index(value) + direction
+        return values[min(max(place, 0), len(values) - 1)]
+    (low, high), old = ends, float(value)
+    by = _MOVE * direction
+    new = old * (high / low) ** by if low > 0 else old + (high - low) * by
+    if _is_whole(values):
+        new = old + direction * max(1, round(abs(new - old)))
+    new = min(max(new, low), high)
+    return f"{new:.0f}" if _is_whole(values) else f"{new:.4g}"
+
+
+def position(values: Sequence[str], value: str) -> float:
+    """Returns a value as a number to plot: its place in the list if it is not a number."""
+    try:
+        return float(value)
+    except ValueError:
+        return values.index(value)
+
+
+def is_logarithmic(values: Sequence[str]) -> bool:
+    """Returns whether values are a range on a logarithmic scale."""
+    ends = _range(values)
+    return ends is not None and ends[0] > 0
+
+
+def _is_whole(values: Sequence[str]) -> bool:
+    return all(end.lstrip("-").isdigit() for end in values[0].split(":"))
 
 
 def _range(values: Sequence[str]) -> tuple[float, float] | None:

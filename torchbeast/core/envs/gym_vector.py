@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
@@ -57,7 +56,7 @@ def adopted(env: Any, env_id: str) -> GymVectorEnv:
             return EnvPoolEnv(env, env_id)
         if not is_gym_vector(env):
             env = _OfStableBaselines(env)
-        elif isinstance(getattr(env.unwrapped, "device", None), torch.device):
+        elif _has_tensors(env):
             env = _OfTensors(env, env_id)
         return GymVectorEnv(env, env_id)
     except Exception:
@@ -248,6 +247,12 @@ class _OfStableBaselines:
         self._env.close()
 
 
+def _has_tensors(env: Any) -> bool:
+    """Returns whether a vector environment has a torch.device."""
+    kind = type(getattr(env.unwrapped, "device", None))
+    return (kind.__module__, kind.__name__) == ("torch", "device")
+
+
 class _OfTensors:
     """A vector environment of torch tensors, such as ManiSkill's and Isaac Lab's, as one of arrays.
 
@@ -268,6 +273,8 @@ class _OfTensors:
         return map_leaves(_as_array, self._env.reset(seed=seed)[0]), {}
 
     def step(self, action: Any) -> tuple[Any, ...]:
+        import torch  # the environment has imported it
+
         device = self.unwrapped.device
         tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=device), action)
         *found, infos = self._env.step(tensors)
@@ -298,8 +305,9 @@ class _OfTensors:
 
 
 def _as_array(tensor: Any) -> np.ndarray:
-    """Returns an array with the values of a tensor of any device."""
-    return tensor.numpy(force=True) if isinstance(tensor, torch.Tensor) else np.asarray(tensor)
+    """Returns an array with the values of a tensor of any device, or of an array."""
+    array: np.ndarray = tensor.numpy(force=True) if hasattr(tensor, "numpy") else np.asarray(tensor)
+    return array
 
 
 def _numbers(infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -307,6 +315,6 @@ def _numbers(infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
     found = {
         key: _as_array(value)
         for key, value in infos.items()
-        if isinstance(value, torch.Tensor) and value.ndim == 1
+        if hasattr(value, "numpy") and value.ndim == 1
     }
     return {**found, **{f"_{key}": np.ones(len(value), bool) for key, value in found.items()}}

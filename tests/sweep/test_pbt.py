@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Population based training: who continues from whom, and with which settings."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sweeping import agent, finish, log
+
+from torchbeast.errors import UsageError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.sweep.__main__ import sweep
+from torchbeast.sweep.pbt import CSV, Population
+from torchbeast.sweep.search import moved
+from torchbeast.sweep.table import Row
+
+VALUES = {"learning_rate": ["0.0001:0.01"]}
+RATES = ["0.0001", "0.001", "0.002", "0.003"]
+
+
+def population(folder: Path, rounds: int = 2) -> Population:
+    agents = [agent(folder, total_steps=100, learning_rate=rate) for rate in RATES]
+    return Population(agents, VALUES, rounds)
+
+
+def play(row: Row, step: int, mean_return: float) -> None:
+    """Leaves what a member's program leaves when it has reached a step."""
+    log(row.agent.folder, [(step, 100, mean_return)], resumed_at=step - 1)
+    (row.agent.folder / "model.tar").write_text(f"{row.agent.name} at {step}")
+    row.figures = row._follower.read()
+    row.state = "done" if step == 100 else "stopped"
+    finish(row.agent.folder, successful=True)
+
+
+def round_of(rows: list[Row], returns: Mapping[int, float], step: int) -> None:
+    for number, mean_return in returns.items():
+        play(rows[number], step, mean_return)
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return [(folder / f"member-0{number}" / "model.tar").read_text() for number in range(4)]
+
+
+def record(folder: Path) -> list[dict[str, str]]:
+    with (folder / CSV).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def run(population: Population, rounds: list[Mapping[int, float]]) -> list[Row]:
+    rows, left = population.rows(), iter(enumerate(rounds, 1))
+
+    def run_round() -> None:
+        number, returns = next(left)
+        round_of(rows, returns, 100 * number // len(rounds))
+
+    population.run(rows, run_round, Supervisor())
+    return rows
+
+
+def test_the_worst_member_continues_from_the_best_and_the_others_from_themselves(
+    tmp_path: Path,
+) -> None:
+    seen: list[str] = []
+    members = population(tmp_path)
+    rows = members.rows()
+    rounds = iter([{0: 2.0, 1: 1.0, 2: 4.0, 3: 3.0}, {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}])
+
+    def run_round() -> None:
+        if (tmp_path / "member-00").exists():
+            seen.extend(checkpoints(tmp_path))
+        round_of(rows, next(rounds), 50 if not seen else 100)
+
+    members.run(rows, run_round, Supervisor())
+    assert seen == ["member-00 at 50", "member-02 at 50", "member-02 at 50", "member-03 at 50"]
+    rates = [row["learning_rate"] for row in record(tmp_path)[4:]]
+    assert [rates[0], *rates[2:]] == [RATES[0], *RATES[2:]]
+    assert rates[1] not in (RATES[1], RATES[2]) and 0.0001 <= float(rates[1]) <= 0.01
+    assert rows[1].agent.words[-1] == f"--learning_rate={rates[1]}"
+    assert [row["parent"] for row in record(tmp_path)] == ["0", "1", "2", "3", "0", "2", "2", "3"]
+
+
+def test_members_without_a_return_count_as_the_worst(tmp_path: Path) -> None:
+    run(
+        population(tmp_path), [{0: 1.0, 1: math.nan, 2: 0.0, 3: -5.0}, dict.fromkeys(range(4), 0.0)]
+    )
+    assert [row["parent"] for row in record(tmp_path)[4:]] == ["0", "0", "2", "3"]
+
+
+def test_equal_members_stay_as_they_are(tmp_path: Path) -> None:
+    run(population(tmp_path), [dict.fromkeys(range(4), 1.0)] * 2)
+    assert [row["parent"] for row in record(tmp_path)[4:]] == ["0", "1", "2", "3"]
+
+
+def test_a_failed_member_continues_from_the_best(tmp_path: Path) -> None:
+    members = population(tmp_path)
+    rows = members.rows()
+
+    def run_round() -> None:
+        round_of(rows, {0: 9.0, 1: 1.0, 2: 2.0, 3: 3.0}, 50 if members.round == 1 else 100)
+        if members.round == 1:
+            rows[0].state = "failed"
+
+    members.run(rows, run_round, Supervisor())
+    assert [row["parent"] for row in record(tmp_path)[4:]] == ["3", "1", "2", "3"]
+    assert [row.state for row in rows] == ["done"] * 4
+
+
+def test_an_interrupted_population_continues_in_its_round_with_its_settings(tmp_path: Path) -> None:
+    members, supervisor = population(tmp_path), Supervisor()
+    rows = members.rows()
+
+    def run_round() -> None:
+        if members.round == 2:
+            play(rows[0], 100, 1.0)
+            supervisor.stop("Ctrl-C")
+        else:
+            round_of(rows, {0: 2.0, 1: 1.0, 2: 4.0, 3: 3.0}, 50)
+
+    members.run(rows, run_round, supervisor)
+    again = population(tmp_path)
+    assert again.round == 2
+    assert [row.agent.settings for row in again.rows()] == [row.agent.settings for row in rows]
+    assert [row.state for row in again.rows()] == ["done", "waiting", "waiting", "waiting"]
+
+
+def test_a_member_that_ended_its_round_before_an_interruption_waits_for_the_others(
+    tmp_path: Path,
+) -> None:
+    members = population(tmp_path)
+    play(members.rows()[2], 60, 1.0)
+    states = [row.state for row in population(tmp_path).rows()]
+    assert states == ["waiting", "waiting", "stopped", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "up", "down"),
+    [
+        (["0.0001:0.01"], "0.001", "0.001585", "0.000631"),  # 10 ** (2 / 10)
+        (["0.0001:0.01"], "0.009", "0.01", "0.005679"),
+        (["-1:1.0"], "0.5", "0.7", "0.3"),
+        (["1:5"], "3", "4", "2"),
+        (["1:5"], "5", "5", "4"),
+        (["0.9", "0.99", "0.999"], "0.99", "0.999", "0.9"),
+        (["true", "false"], "true", "false", "true"),
+    ],
+)
+def test_settings_move_by_a_tenth_of_their_range_or_a_place_in_their_list(
+    values: list[str], value: str, up: str, down: str
+) -> None:
+    assert (moved(values, value, 1), moved(values, value, -1)) == (up, down)
+
+
+def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path) -> None:
+    agents = [agent(tmp_path, seed=str(seed)) for seed in range(4)]
+    with pytest.raises(UsageError, match="seed cannot change"):
+        Population(agents, {"seed": ["0", "1", "2", "3"]}, 2)
+    with pytest.raises(UsageError, match="at least 4 agents"):
+        Population(agents[:3], VALUES, 2)
+
+
+def test_a_changed_learning_rate_is_the_one_in_use(tmp_path: Path) -> None:
+    """The rate in the log comes from the optimiser; by default it falls linearly to 0."""
+    command = ["--set", "learning_rate=0.0003:0.03", "--trials", "4", "--scheduler", "pbt"]
+    run_of = ["--preset", "catch", "--total_steps", "20000", "--rounds", "2", "--seed", "1"]
+    folder, code = sweep([*command, *run_of, "--savedir", str(tmp_path), "--name", "p"])
+    assert code == 0
+    copied = [row for row in record(folder) if row["parent"] != row["member"]]
+    assert len(copied) == 1
+    began = int(record(folder)[int(copied[0]["parent"])]["step"])
+    assert began == 10_080, "the first multiple of 160, a batch"
+    rows = [row for row in read_logs(folder / f"member-0{copied[0]['member']}")][-50:]
+    steps_before = np.array([row["step"] for row in rows]) - 160
+    assert steps_before[0] > began
+    expected = float(copied[0]["learning_rate"]) * (1 - steps_before / 20_000)
+    np.testing.assert_allclose([row["learning_rate"] for row in rows], expected, rtol=1e-5)

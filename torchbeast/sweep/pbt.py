@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Population based training (Jaderberg et al. 2017, arXiv:1711.09846).
+
+The steps are divided into rounds. After each round, every member in the worst quarter continues
+from the checkpoint of a member in the best quarter, with that member's settings, slightly changed:
+
+    round     1     2     3     4
+    member 0  ------------+------
+    member 1  ------+-----|------
+    member 2  ------|-----+------      continues from member 0 after round 2
+    member 3  ------+------------      continues from member 1 after round 1
+
+pbt.csv in the sweep's folder has a line for each member and round. It suffices to continue.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbeast import plot
+from torchbeast.errors import UsageError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.reporting.log_files import csv_line
+from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
+from torchbeast.sweep.agents import AgentRun, typed
+from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
+from torchbeast.sweep.table import Row
+
+CSV, PNG = "pbt.csv", "pbt.png"
+_QUARTER = 0.25
+_ANEW = 0.25  # share of the changed settings that are drawn anew; the others move a little
+# Settings that belong to a checkpoint, or that a round cannot change.
+_FIXED = (SEED, "env", "env_kwargs", "algo", "model", "model_kwargs", "use_lstm", "total_steps")
+
+
+@dataclass(eq=False)
+class Turn:
+    """A member in a round."""
+
+    round: int  # from 1 on
+    member: int
+    parent: int  # the member from whose checkpoint it started
+    settings: Mapping[str, str]
+    step: int = 0  # at the end of the round; 0 until then
+    mean_return: float = math.nan
+
+
+def is_population(folder: Path) -> bool:
+    """Returns whether the folder of a sweep contains a population."""
+    return (folder / CSV).exists()
+
+
+class Population:
+    """The members of a sweep with --scheduler pbt. Used by the main thread."""
+
+    def __init__(self, agents: Sequence[AgentRun], values: Values, rounds: int) -> None:
+        """Reads pbt.csv, if an earlier part of the sweep wrote it.
+
+        Args:
+            agents: One for each member, with its first settings.
+            values: The values or the range of each setting.
+            rounds: Number of rounds.
+
+        Raises:
+            UsageError: If there are too few members, or settings that cannot change.
+        """
+        if len(agents) < 4:
+            raise UsageError(
+                f"pbt needs at least 4 agents, and --set gives {len(agents)}: give ranges, such as "
+                "learning_rate=0.0001:0.01, and --trials 8"
+            )
+        if fixed := [key for key in values if key in _FIXED]:
+            raise UsageError(
+                f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "
+                f"give --{fixed[0]} once"
+            )
+        self._values, self._rounds = values, rounds
+        self._folder = agents[0].folder.parent
+        self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
+        self._turns = _read(self._folder / CSV) or [
+            Turn(1, number, number, agent.settings) for number, agent in enumerate(agents)
+        ]
+
+    @property
+    def round(self) -> int:
+        """The number of the round, from 1 on."""
+        return self._turns[-1].round
+
+    def rows(self) -> list[Row]:
+        """Returns the members, with their settings in this round."""
+        rows = []
+        for agent, turn in zip(self._agents, self._now, strict=True):
+            end = agent.total_steps * turn.round // self._rounds
+            pause = [f"--pause_at={end}"] if turn.round < self._rounds else []
+            words = [*agent.words, *typed(turn.settings), *pause]
+            row = Row(dataclasses.replace(agent, settings=turn.settings, words=words))
+            if row.state == "waiting" and pause and row.figures.step >= end:
+                row.state = "stopped"  # before the sweep was interrupted
+            rows.append(row)
+        return rows
+
+    def run(self, rows: list[Row], run_round: Callable[[], None], supervisor: Supervisor) -> None:
+        """Runs the rounds that are left. Keeps in `rows` the members of the current round."""
+        self._write()
+        while True:
+            run_round()
+            if supervisor.ended:
+                return
+            for turn, row in zip(self._now, rows, strict=True):
+                turn.step, turn.mean_return = row.figures.step, row.figures.mean_return
+                if row.state == "failed":
+                    turn.mean_return = math.nan
+            if self.round == self._rounds or all(row.state == "failed" for row in rows):
+                break
+            self._turns += self._next_round()
+            self._write()
+            rows[:] = self.rows()
+        self._write()
+
+    @property
+    def _now(self) -> list[Turn]:
+        return self._turns[-len(self._agents) :]
+
+    def _next_round(self) -> list[Turn]:
+        """Lets the worst members continue from the best ones; returns the turns of all members."""
+        rng = random.Random(f"{self._folder.name} {self.round}")
+        order = sorted(self._now, key=_score)
+        share = max(1, int(len(order) * _QUARTER))
+        turns = []
+        for turn in self._now:
+            parent, settings = turn, turn.settings
+            better = rng.choice(order[-share:])
+            if turn in order[:share] and _score(turn) < _score(better):
+                parent, settings = better, self._explored(better.settings, rng)
+                self._exploit(turn, parent, settings)
+            turns.append(Turn(turn.round + 1, turn.member, parent.member, settings))
+        return turns
+
+    def _explored(self, settings: Mapping[str, str], rng: random.Random) -> dict[str, str]:
+        return {
+            key: value_at(self._values[key], rng.random())
+            if rng.random() < _ANEW
+            else moved(self._values[key], value, rng.choice((-1, 1)))
+            for key, value in settings.items()
+        }
+
+    def _exploit(self, turn: Turn, parent: Turn, settings: Mapping[str, str]) -> None:
+        """Gives a member the weights, the state of the optimiser and the counters of another."""
+        source, target = (self._agents[each.member].folder / CHECKPOINT for each in (parent, turn))
+        if not source.exists():
+            raise UsageError(
+                f"pbt copies checkpoints, and {source.parent.name} wrote none: leave out "
+                "--disable_checkpoint"
+            )
+        target.parent.mkdir(exist_ok=True)
+        write_atomically(target, source.read_bytes())
+        changes = ", ".join(
+            f"{key} {value} (had {turn.settings[key]}, and {parent.settings[key]} there)"
+            for key, value in settings.items()
+        )
+        print(
+            f"After round {turn.round}, {self._agents[turn.member].name} with a mean return of "
+            f"{turn.mean_return:.4g} continues from {self._agents[parent.member].name} with "
+            f"{parent.mean_return:.4g}, and {changes}.",
+            flush=True,
+        )
+
+    def _write(self) -> None:
+        keys = list(self._values)
+        lines = [csv_line(["round", "member", "parent", *keys, "step", "mean_return"])]
+        for turn in self._turns:
+            values = [turn.settings[key] for key in keys]
+            result = [turn.step, turn.mean_return] if turn.step else ["", ""]
+            lines.append(csv_line([turn.round, turn.member, turn.parent, *values, *result]))
+        write_atomically(self._folder / CSV, "".join(lines).encode())
+
+    def report(self) -> None:
+        """Draws the history of the population, if matplotlib is installed."""
+        turns = [turn for turn in self._turns if turn.step]
+        if not turns:
+            return
+        output = self._folder / PNG
+        try:
+            _draw(turns, self._values, output)
+        except UsageError as error:
+            print(f"There is no plot of the population: {error}.")
+        print(f"The population's history is in {self._folder / CSV}")
+
+
+def _score(turn: Turn) -> float:
+    return -math.inf if math.isnan(turn.mean_return) else turn.mean_return
+
+
+def _as_member(agent: AgentRun, number: int) -> AgentRun:
+    """Returns an agent with a name that does not contain its settings, which will change."""
+    name = f"member-{number:02}"
+    words = [*agent.words, "--xpid", name]
+    return dataclasses.replace(agent, name=name, words=words, folder=agent.folder.with_name(name))
+
+
+def _read(path: Path) -> list[Turn]:
+    """Returns what an earlier part of the sweep wrote; empty for a new sweep."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Turn(
+                round=int(row.pop("round")),
+                member=int(row.pop("member")),
+                parent=int(row.pop("parent")),
+                step=int(row.pop("step") or 0),
+                mean_return=float(row.pop("mean_return") or "nan"),
+                settings=row,
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def _ancestors(turns: Sequence[Turn]) -> list[Turn]:
+    """Returns the best member of the last round, and its ancestors."""
+    found = {(turn.round, turn.member): turn for turn in turns}
+    last = [turn for turn in turns if turn.round == turns[-1].round]
+    line = [max(last, key=_score)]
+    while parent := found.get((line[-1].round - 1, line[-1].parent)):
+        line.append(parent)
+    return line
+
+
+def _draw(turns: Sequence[Turn], values: Values, output: Path) -> None:
+    """Draws returns and settings of all members by steps, and highlights the best one's past."""
+    found = {(turn.round, turn.member): turn for turn in turns}
+    best = _ancestors(turns)
+    with plot.figure_for([output], (8, 2.4 * (1 + len(values)))) as figure:
+        panels = figure.subplots(1 + len(values), sharex=True, squeeze=False)[:, 0]
+        for axes, name in zip(panels, ["mean return", *values], strict=True):
+            points = {
+                id(turn): (
+                    turn.step,
+                    position(values[name], turn.settings[name])
+                    if name in values
+                    else turn.mean_return,
+                )
+                for turn in turns
+            }
+            for turn in turns:
+                parent = found.get((turn.round - 1, turn.parent), turn)
+                style = "-" if parent.member == turn.member else ":"
+                ends = zip(points[id(parent)], points[id(turn)], strict=True)
+                axes.plot(*ends, style, color="#999999", linewidth=0.8)
+            axes.plot(
+                *zip(*(points[id(turn)] for turn in best), strict=True), ".-", color=plot.COLOURS[0]
+            )
+            axes.set(
+                ylabel=name, yscale="log" if is_logarithmic(values.get(name, [""])) else "linear"
+            )
+            axes.grid(alpha=0.3)
+        axes.set_xlabel("environment steps")
+        axes.xaxis.set_major_formatter(plot.thousands())
+        figure.suptitle("Blue: the best member and its ancestors. Dotted: continues from another.")
