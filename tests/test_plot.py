@@ -39,6 +39,16 @@ def test_a_run_without_an_ended_episode_is_refused_with_a_message(tmp_path: Path
         plot.group_runs([write_run(tmp_path / "a", [float("nan")])])
 
 
+def test_other_columns_are_drawn_and_unknown_ones_refused(tmp_path: Path) -> None:
+    (run := tmp_path / "a").mkdir()
+    files = LogFiles(run)
+    files.write(10, {"mean_episode_return": float("nan"), "entropy": 1.5})
+    files.close()
+    assert plot.group_runs([run], column="entropy")[0].curves == {run: [(10.0, 1.5)]}
+    with pytest.raises(UsageError, match="no values in a column entropie; did you mean entropy"):
+        plot.group_runs([run], column="entropie")
+
+
 def test_no_run_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert plot.main([]) == 2
     assert "plot: " in capsys.readouterr().err
@@ -186,7 +196,7 @@ def test_a_single_line_is_labelled_with_its_program_and_the_title_is_the_environ
     pytest.importorskip("matplotlib")
     drawn: list[tuple[object, ...]] = []
     monkeypatch.setattr(
-        plot, "draw", lambda _, lines, title, __: drawn.append((lines[0][0], title))
+        plot, "draw", lambda _, lines, title, *__: drawn.append((lines[0][0], title))
     )
     runs = map(str, seeds(tmp_path, [1.0, 2.0]))
     assert plot.main([*runs, "--output", str(tmp_path / "curve.png")]) == 0

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots learning curves of runs: mean episode return against env steps or minutes.
+"""Plots curves of runs: mean episode return, or another column of the log, by steps or minutes.
 
 python -m torchbeast.plot ~/logs/torchbeast/latest --output curve.png curve.svg
 python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3 --clock
 python -m torchbeast.plot docs/results/catch/*.csv
+python -m torchbeast.plot ~/logs/torchbeast/latest --column entropy
 
 Runs that differ only in their seed share a colour: a thin line for each run, which ends with a dot,
 and a thick line for their mean. The mean ends with the first run, because a mean over the remaining
@@ -27,10 +28,12 @@ import numpy as np
 import tyro
 
 from torchbeast.cli.command_line import parse
+from torchbeast.core.base.checks import did_you_mean
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 
+RETURN = "mean_episode_return"
 _SMOOTHED = 20  # updates in the moving average
 _SMOOTHED_KEPT = 5  # rows in the moving average of a kept curve; a row is a mean over updates
 _GRID = 500  # points in a line
@@ -61,6 +64,8 @@ class PlotFlags:
     """The images to write; the suffix of each decides its format: .png, .svg, .pdf."""
     clock: bool = False
     """Draw against minutes since the first update instead of env steps."""
+    column: str = RETURN
+    """The column of the log to draw, such as entropy or grad_norm; fields.csv lists them."""
 
 
 @dataclass
@@ -84,29 +89,42 @@ def run(flags: PlotFlags) -> int:
     if not flags.runs:
         raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
     with refusing_paths("give the folder of a run that can be read"):
-        groups = group_runs([Path(os.path.realpath(run)) for run in flags.runs], flags.clock)
+        groups = group_runs(
+            [Path(os.path.realpath(run)) for run in flags.runs], flags.clock, flags.column
+        )
     _save(list(zip(labels(groups), groups, strict=True)), flags)
     print(f"The curves are in {', '.join(map(str, flags.output))}")
     return EXIT_DONE
 
 
-def group_runs(folders: Sequence[Path], clock: bool = False) -> list[RunGroup]:
+def group_runs(
+    folders: Sequence[Path], clock: bool = False, column: str = RETURN
+) -> list[RunGroup]:
     """Groups runs by their settings, in the order given; a run that is given twice counts once.
 
-    Skips runs in which no episode has ended, with a message. Raises UsageError if no run is left.
+    Skips runs without a value, with a message. Raises UsageError if no run is left.
     """
     groups: dict[str, RunGroup] = {}
     for folder in folders:
-        points = curve(folder, clock)
+        points = curve(folder, clock, column)
         if not points:
-            print(f"No episode has ended in {folder} yet: skipping it.", file=sys.stderr)
+            lack = _lack(folder, column)
+            print(f"{lack[:1].upper()}{lack[1:]}: skipping it.", file=sys.stderr)
             continue
         settings = settings_of(folder)
         group = groups.setdefault(json.dumps(settings, sort_keys=True), RunGroup(settings))
         group.curves[folder] = points
     if not groups:
-        raise UsageError(f"no episode has ended in {folders[0]} yet: there is nothing to plot")
+        raise UsageError(f"{_lack(folders[0], column)}: there is nothing to plot")
     return list(groups.values())
+
+
+def _lack(folder: Path, column: str) -> str:
+    """Returns why a run has no point to plot."""
+    known = {name for row in read_logs(folder) for name in row}
+    if column == RETURN or column in known:
+        return f"no episode has ended in {folder} yet"
+    return f"{folder} has no values in a column {column}{did_you_mean(column, sorted(known))}"
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
@@ -128,9 +146,9 @@ def settings_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def curve(folder: Path, clock: bool = False) -> Points:
-    """Returns points (step, moving average of the mean episode return), with `clock` the minutes
-    since the first row in place of the step.
+def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
+    """Returns points (step, moving average of the column), with `clock` the minutes since the first
+    row in place of the step.
 
     Raises UsageError when `folder` is neither a run's folder nor a kept curve.
     """
@@ -140,8 +158,8 @@ def curve(folder: Path, clock: bool = False) -> Points:
     points: Points = []
     rows = list(read_logs(folder))
     for row in rows:
-        if "mean_episode_return" in row:
-            recent.append(row["mean_episode_return"])
+        if column in row:
+            recent.append(row[column])
             x = _minutes(row) - _minutes(rows[0]) if clock else row["step"]
             points.append((x, statistics.fmean(recent)))
     return points
@@ -194,7 +212,13 @@ def _name_of(group: RunGroup) -> str:
     return name if len(group.curves) == 1 else str(group.settings.get("program", name))
 
 
-def draw(axes: Any, lines: Sequence[tuple[str, RunGroup]], title: str, clock: bool = False) -> None:
+def draw(
+    axes: Any,
+    lines: Sequence[tuple[str, RunGroup]],
+    title: str,
+    clock: bool = False,
+    column: str = RETURN,
+) -> None:
     """Draws labelled groups of runs into axes of matplotlib."""
     axes.set_prop_cycle(color=COLOURS, linestyle=2 * ["-", "--", "-.", ":"])
     for label, group in lines:
@@ -204,7 +228,7 @@ def draw(axes: Any, lines: Sequence[tuple[str, RunGroup]], title: str, clock: bo
         for points in group.curves.values():
             axes.plot(*np.array(points).T, marker=".", markevery=[-1], **thin)
     axes.set(title=title, xlabel="minutes" if clock else "environment steps")
-    axes.set_ylabel("mean episode return")
+    axes.set_ylabel(column.replace("_", " "))
     axes.xaxis.set_major_formatter("{x:,.10g}" if clock else thousands())
     axes.grid(alpha=0.3)
     axes.legend()
@@ -213,7 +237,7 @@ def draw(axes: Any, lines: Sequence[tuple[str, RunGroup]], title: str, clock: bo
 def _save(lines: Sequence[tuple[str, RunGroup]], flags: PlotFlags) -> None:
     envs = dict.fromkeys(str(group.settings.get("env", "")) for _, group in lines)
     with figure_for(flags.output, (8, 5)) as figure:
-        draw(figure.subplots(), lines, ", ".join(filter(None, envs)), flags.clock)
+        draw(figure.subplots(), lines, ", ".join(filter(None, envs)), flags.clock, flags.column)
         figure.supxlabel(NOTE, fontsize="x-small")
 
 

@@ -28,7 +28,7 @@ def test_every_leaf_of_nethack_has_its_cost() -> None:
     whole, *leaves = costs_of(agent)
     assert sorted(leaf.name for leaf in leaves) == sorted(LEAVES)
     kinds = {leaf.name: leaf.kind for leaf in leaves}
-    assert kinds["blstats"] == "normalised numbers" and kinds["glyphs"] == "map of names"
+    assert kinds["blstats"] == "normalised numbers" and kinds["glyphs"] == "map of categories"
     assert kinds["screen_descriptions"] == "map of strings"
     assert all(leaf.microseconds > 0 and leaf.parameters for leaf in leaves)
     rest = sum(p.numel() for name, p in agent.model.named_parameters() if "torsos." not in name)

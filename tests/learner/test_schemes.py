@@ -267,6 +267,27 @@ def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> N
         Scheme.preset(ENVS, "ppo")  # type: ignore[arg-type]
 
 
+def test_a_hyperparameter_of_a_preset_leaves_the_others_as_they_are() -> None:
+    scheme = Scheme.preset("ppo", ENVS, lr=5e-4, gamma=0.98)
+    expected = PPO.create_factory(
+        num_epochs=10, learning_rate=5e-4, grad_norm_clipping=0.5, discounting=0.98
+    )
+    assert scheme.algo_factory == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"learning_rat": 1e-3}, "did you mean learning_rate"),
+        ({"col_remote_worker": 2}, "did you mean col_remote_workers"),
+        ({"lr": 1e-3, "algo_factory": PPO.create_factory()}, "'lr' is no argument of Scheme"),
+    ],
+)
+def test_other_names_beside_a_preset_are_refused(given: dict[str, Any], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        Scheme.preset("ppo", ENVS, **given)
+
+
 def test_a2c_is_ppo_whose_ratios_are_all_1(tmp_path: Path) -> None:
     with Learner(Scheme.preset("a2c", ENVS), 10**6, tmp_path / "run") as learner:
         figures = learner.step()

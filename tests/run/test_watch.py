@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import Diagnosis, Reading
+from torchbeast.reporting.diagnosis import STAGES, Diagnosis, Reading
 from torchbeast.reporting.display import Progress
 from torchbeast.run.training import NoMoment
 from torchbeast.run.watch import Watch
@@ -104,6 +104,33 @@ def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_l
         only_warnings=True,
     ).until_the_end()
     assert saved == [62.0, 663.0]
+
+
+def test_the_bottleneck_of_the_whole_run_is_named_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Since the first update, the learner was busy for 3 of 4 seconds."""
+    supervisor = Supervisor()
+    readings = iter(
+        [
+            Reading(0.0, dict.fromkeys(STAGES, 50.0)),
+            Reading(4.0, dict.fromkeys(STAGES, 50.0) | {"learning": 53.0, "waiting": 51.0}),
+        ]
+    )
+    monkeypatch.setattr(Watch, "_show", lambda *_: supervisor.stop("all steps are learnt"))
+    monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
+    watch = Watch(
+        training=Mock(
+            updates_here=1, source=IDLE, supervisor=supervisor, reading=lambda: next(readings)
+        ),
+        saving=Mock(),
+        advise=lambda shares: Diagnosis("learner", f"busy {shares.learning:.2f}"),
+        title="",
+        rollouts_at_once=1,
+        save_every_s=600.0,
+    )
+    watch.until_the_end()
+    assert "In the whole run: busy 0.75." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("live", [2, 0])

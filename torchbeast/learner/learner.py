@@ -422,7 +422,11 @@ class Learner:
         self._save_after(FIRST_CHECKPOINT_S)
         self._is_closed = self._is_released = self._is_stopped = self._is_taken_over = False
         if self.done():
-            print(f"The run has learnt {self.steps:,} steps already: it is complete.", flush=True)
+            print(
+                f"The run in {self.log_dir} has learnt {self.steps:,} steps already: it is "
+                "complete. Give another log_dir to train again.",
+                flush=True,
+            )
             self.close()
 
     def _assemble(self, resumed: Path | None) -> None:

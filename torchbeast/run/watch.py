@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torchbeast.fleets.waiting import warn
+from torchbeast.fleets.waiting import say, warn
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
     Diagnosis,
+    Reading,
     RecentShares,
     Shares,
     Watchdog,
     alive,
     lost_streams,
+    shares,
 )
 from torchbeast.reporting.display import Display, Shown
 from torchbeast.reporting.metrics import Metrics, learner_metrics
@@ -24,6 +26,7 @@ from torchbeast.run.saving import CheckpointNotWritten, Saving
 from torchbeast.run.training import NoMoment, Training
 
 _SHOW_EVERY_S = 1.0
+_LEAST_S = 1.0  # of learning, to name the bottleneck at the end
 _MOMENT_S = 10.0  # longest time that a periodic checkpoint may block the display
 
 Adviser = Callable[[Shares], Diagnosis | None]
@@ -47,32 +50,42 @@ class Watch:
         """Watches until the supervisor ends the run."""
         supervisor = self.training.supervisor
         watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
-        window = RecentShares()
+        window, first = RecentShares(), None
         save_at = time.monotonic() + min(FIRST_CHECKPOINT_S, self.save_every_s)
         with Display(self.title, only_warnings=self.only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = self.training.source.status(), time.monotonic()
                 self._show(display, status, window)
                 updates, hanging = self.training.updates_here, self.training.source.hanging()
+                first = first or (self.training.reading() if updates else None)
                 if stall := watchdog.check(updates, status, now, hanging):
                     warn(stall)
                 # After the end of the run, its last checkpoint is written immediately.
                 is_due = now >= save_at and updates and not supervisor.ended
                 if is_due and self._save_if_possible():
                     save_at = time.monotonic() + self.save_every_s
+        if first is not None and not self.only_warnings:
+            self._say_bottleneck(first)
+
+    def _say_bottleneck(self, first: Reading) -> None:
+        """Names the bottleneck of the run; first: a reading after its first update."""
+        last = self.training.reading()
+        found = self.advise(shares(last, first)) if last.time - first.time >= _LEAST_S else None
+        if found is not None:
+            say(f"In the whole run: {found.sentence}.")
 
     def _show(self, display: Display, status: Mapping[str, float], window: RecentShares) -> None:
         has_learnt = self.training.updates_here > 0
-        shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
+        recent = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.training.source.away()
         _, live = alive(status)
-        advice = self.advise(shares) if live else None
+        advice = self.advise(recent) if live else None
         shown = Shown(
             progress=replace(self.training.progress),  # a copy: learner threads change it
             total_steps=self.training.total_steps,
             status=status,
             away=away,
-            shares=shares,
+            shares=recent,
             diagnosis=lost_streams(away, live) or advice,
             run=self.run,
             updates=self.training.updates,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torchbeast.core.actors.registry import ActorFactory, OffPolicyActorCritic, OnPolicyActorCritic
-from torchbeast.core.algos.base import AlgoFactory
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.laser import LASER
@@ -30,27 +31,24 @@ from torchbeast.core.storages.storage import (
 class SchemePreset(NamedTuple):
     """A named architecture: the components that it has unless others are given, and its axes."""
 
-    algo: Callable[[], AlgoFactory]
+    algo: type[Algorithm[Any]]
+    hyperparameters: Mapping[str, Any]
     storage: Callable[[], Storage]
     axes: Mapping[str, Any] = {}
     actor: Callable[..., ActorFactory] = OnPolicyActorCritic.create_factory
 
 
-def _a2c() -> AlgoFactory:
-    """PPO that learns once from each batch, whole, is A2C: all its ratios are 1."""
-    return PPO.create_factory(
-        num_epochs=1,
-        num_mini_batch=1,
-        normalise_advantages=False,
-        optimiser="rmsprop",
-        learning_rate=7e-4,
-        grad_norm_clipping=0.5,
-    )
-
-
-def _ppo() -> AlgoFactory:
-    """With few environments there are few batches, so PPO takes many steps on each."""
-    return PPO.create_factory(num_epochs=10, learning_rate=1e-3, grad_norm_clipping=0.5)
+# PPO that learns once from each batch, whole, is A2C: all its ratios are 1.
+_A2C = {
+    "num_epochs": 1,
+    "num_mini_batch": 1,
+    "normalise_advantages": False,
+    "optimiser": "rmsprop",
+    "learning_rate": 7e-4,
+    "grad_norm_clipping": 0.5,
+}
+# With few environments there are few batches, so PPO takes many steps on each.
+_PPO = {"num_epochs": 10, "learning_rate": 1e-3, "grad_norm_clipping": 0.5}
 
 
 def _prioritised() -> ReplayBuffer:
@@ -70,26 +68,28 @@ _JOINT = {**_LEARNING, "update_execution": "decentralised"}
 _STRAGGLERS = {"fraction_workers": 0.6, "fraction_samples": 0.25}
 
 PRESETS = {
-    "a2c": SchemePreset(_a2c, _SHORT),
-    "ppo": SchemePreset(_ppo, _LONG),
-    "a3c": SchemePreset(_a2c, _SHORT, {**_LEARNING, "grad_communication": "asynchronous"}),
-    "dppo": SchemePreset(_ppo, _LONG, _LEARNING),
-    "dd-ppo": SchemePreset(_ppo, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
-    "rapid": SchemePreset(_ppo, _LONG, {**_COLLECTING, **_JOINT}),
-    "impala": SchemePreset(IMPALA.create_factory, _VTRACE, _COLLECTING),
-    "seed": SchemePreset(IMPALA.create_factory, _VTRACE, {**_COLLECTING, "inference": "central"}),
-    "laser": SchemePreset(
-        LASER.create_factory, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING
-    ),
-    "dqn": SchemePreset(DQN.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
-    "sac": SchemePreset(SAC.create_factory, ReplayBuffer.create_factory, actor=_OFF_POLICY),
-    "ape-x": SchemePreset(DQN.create_factory, _prioritised, _COLLECTING, _OFF_POLICY),
+    "a2c": SchemePreset(PPO, _A2C, _SHORT),
+    "ppo": SchemePreset(PPO, _PPO, _LONG),
+    "a3c": SchemePreset(PPO, _A2C, _SHORT, {**_LEARNING, "grad_communication": "asynchronous"}),
+    "dppo": SchemePreset(PPO, _PPO, _LONG, _LEARNING),
+    "dd-ppo": SchemePreset(PPO, _PPO, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
+    "rapid": SchemePreset(PPO, _PPO, _LONG, {**_COLLECTING, **_JOINT}),
+    "impala": SchemePreset(IMPALA, {}, _VTRACE, _COLLECTING),
+    "seed": SchemePreset(IMPALA, {}, _VTRACE, {**_COLLECTING, "inference": "central"}),
+    "laser": SchemePreset(LASER, {}, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING),
+    "dqn": SchemePreset(DQN, {}, ReplayBuffer.create_factory, actor=_OFF_POLICY),
+    "sac": SchemePreset(SAC, {}, ReplayBuffer.create_factory, actor=_OFF_POLICY),
+    "ape-x": SchemePreset(DQN, {}, _prioritised, _COLLECTING, _OFF_POLICY),
 }
 
 
-def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
-    """Returns the settings of a Scheme. Raises ValueError for an unknown name, and TypeError for
-    anything but a factory of environments.
+def settings(
+    name: str, train_envs_factory: VecEnvFactory, hyperparameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the settings of a Scheme.
+
+    hyperparameters: in place of the architecture's own. Raises ValueError for an unknown name, and
+    TypeError for anything but a factory of environments, or an unknown hyperparameter.
     """
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"unknown architecture {name!r}: use {', '.join(PRESETS)}")
@@ -99,10 +99,12 @@ def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
             f"{train_envs_factory!r}"
         )
     preset, envs = PRESETS[name], train_envs_factory
+    given = {*hyperparameters, *(OTHER_NAMES.get(key) for key in hyperparameters)}
+    kept = {key: value for key, value in preset.hyperparameters.items() if key not in given}
     return {
         "train_envs_factory": envs,
         "actor_factory": preset.actor(envs.observation_space, envs.action_space),
-        "algo_factory": preset.algo(),
+        "algo_factory": preset.algo.create_factory(**kept, **hyperparameters),
         "storage_factory": preset.storage(),
         **preset.axes,
     }

@@ -36,6 +36,7 @@ from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.base.checks import (
     above,
     at_least,
+    did_you_mean,
     names_checked,
     one_of,
     refuse_unknown,
@@ -201,21 +202,32 @@ class Scheme:
             name: One of a2c, ppo, a3c, dppo, dd-ppo, rapid, impala, seed, laser, dqn, sac and
                 ape-x.
             train_envs_factory: The environments, the first result of VecEnv.create_factory.
-            **others: Arguments of Scheme that replace the architecture's own, such as algo_factory
-                or col_remote_workers.
+            **others: Arguments of Scheme, such as col_remote_workers, and hyperparameters of the
+                algorithm, such as learning_rate. They replace the architecture's own.
 
         Raises:
             ValueError: For an unknown name, or parts that do not work together.
-            TypeError: For an argument of another type.
+            TypeError: For an argument of another type, or hyperparameters beside an algo_factory.
 
         Example:
             ```python
-            Scheme.preset("impala", envs, col_remote_workers=4)
+            Scheme.preset("impala", envs, learning_rate=5e-4, col_remote_workers=4)
             ```
         """
         from torchbeast.schemes.presets import settings
 
-        return cls(**{**settings(name, train_envs_factory), **others})
+        axes = {each.name for each in dataclasses.fields(cls)}
+        given = {key: value for key, value in others.items() if key not in axes}
+        for key in given:
+            if hint := did_you_mean(key, axes):
+                raise TypeError(f"Scheme.preset takes no {key!r}{hint}")
+        if given and "algo_factory" in others:
+            raise TypeError(
+                f"{next(iter(given))!r} is no argument of Scheme: if it is a hyperparameter, give "
+                "it to the algo_factory"
+            )
+        chosen = {key: value for key, value in others.items() if key in axes}
+        return cls(**{**settings(name, train_envs_factory, given), **chosen})
 
     @property
     def algo(self) -> AlgoFactory:

@@ -7,6 +7,8 @@ import itertools
 import math
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -315,6 +317,18 @@ def test_log_prob_and_entropy_have_finite_gradients(space: Any) -> None:
 def test_a_box_of_integers_is_refused_with_its_dtype() -> None:
     with pytest.raises(ValueError, match="float dtype, got int32"):
         distribution_for(Box(0.0, 3.0, (2,), "int32"))
+
+
+def test_spaces_of_gymnasium_have_the_same_distributions() -> None:
+    space = gymnasium.spaces.Dict(
+        {"b": gymnasium.spaces.Discrete(3, start=1), "a": gymnasium.spaces.Box(-1.0, 1.0, (2,))}
+    )
+    found, box = distribution_for(space), Box(-np.ones(2), np.ones(2), (2,))
+    expected = distribution_for({"a": box, "b": Discrete(3, 1)})
+    params = torch.randn(5, expected.num_params)
+    assert found.num_params == expected.num_params
+    torch.testing.assert_close(found.mode(params), expected.mode(params), rtol=0, atol=0)
+    torch.testing.assert_close(found.entropy(params), expected.entropy(params), rtol=0, atol=0)
 
 
 def test_what_is_no_action_space_is_refused() -> None:

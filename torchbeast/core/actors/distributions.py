@@ -140,7 +140,8 @@ def distribution_for(
     """Returns the distribution over an action space.
 
     Args:
-        space: A Discrete, MultiDiscrete, MultiBinary or Box, or a tuple or dict of them.
+        space: A Discrete, MultiDiscrete, MultiBinary or Box of torchbeast.core.envs.spaces or of
+            Gymnasium, or a tuple or dict of them.
         over_box: Makes the distributions over boxes, such as SquashedGaussian, whose actions stay
             inside the box. Default: Gaussian.
 
@@ -165,6 +166,8 @@ def distribution_for(
             return (over_box or Gaussian)(space)
         case tuple() | dict():
             return Product(space, over_box)
+    if type(space).__module__.startswith("gymnasium."):
+        return distribution_for(spaces.from_gymnasium(space), over_box)
     raise UsageError(f"no distribution for the action space {space!r}")
 
 

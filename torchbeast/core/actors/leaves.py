@@ -215,8 +215,8 @@ class Kind(Enum):
 
     IMAGE = "image"
     ONE_HOT = "one-hot"
-    NAMES = "names"
-    MAP = "map of names"
+    NAMES = "categories"
+    MAP = "map of categories"
     STRINGS = "map of strings"
     NUMBERS = "numbers"
 
