@@ -120,6 +120,25 @@ def test_terms_of_another_network_than_the_optimisers_are_refused(make_rollout: 
         step.update(make_rollout(T, B))
 
 
+@pytest.mark.parametrize(
+    ("extra", "error", "match"),
+    [
+        ("policy_logits", ValueError, "Forgetful reads extras.*add 'policy_logits' to its `needs`"),
+        ("my_extra", KeyError, "my_extra"),
+    ],
+)
+def test_an_extra_that_is_not_in_needs_is_named(
+    extra: str, error: type[Exception], match: str, make_rollout: Make
+) -> None:
+    def losses(self: IMPALA, minibatch: Rollout) -> Losses:
+        return Losses({"loss": minibatch.extras[extra].sum()})
+
+    step = impala(net(), type("Forgetful", (IMPALA,), {"needs": (), "losses": losses}))
+    rollout = dataclasses.replace(make_rollout(T, B), extras={})
+    with pytest.raises(error, match=match):
+        step.update(rollout)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NeedyConfig(IMPALAConfig):
     """Has a setting without a default."""

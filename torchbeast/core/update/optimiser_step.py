@@ -27,6 +27,7 @@ from torchbeast.core.algos.base import (
     Optimizer,
     check_metrics,
     checked_losses,
+    naming_needs,
 )
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback, joined
@@ -152,7 +153,7 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.statistics.restored_on_error():
+        with self.statistics.restored_on_error(), naming_needs(self.algo):
             self.statistics.observe(batch, self._ranks)
             minibatches, metrics = self.begin(batch)
             learnt = list(self._learnt(minibatches, batch.env_steps))
