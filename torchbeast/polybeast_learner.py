@@ -169,7 +169,10 @@ def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:
     """
     served, action_space = fleet.env, fleet.action_space
     if asked.env is not None and served.name and asked.env != served.name:
-        raise UsageError(f"the servers serve {served.name}, but --env is {asked.env}: remove --env")
+        raise UsageError(
+            f"the servers serve {served.name}, but --env (or the preset's) is {asked.env}: give "
+            f"--env {served.name}, or start servers of {asked.env}"
+        )
     if action_space is None and asked.num_actions is None:
         raise UsageError(
             "these are servers of the original TorchBeast, which do not send their action space: "

@@ -168,7 +168,7 @@ def test_time_limits_of_tensors_without_last_observations_are_terminations(
     assert [bool(step.terminated.all()) for step in steps] == [False, False, False, True] * 2
     assert not any(step.truncated.any() for step in steps)
     assert [record.message for record in caplog.records] == [
-        "x gives no last observations of truncated episodes in its infos (final_obs), so its time "
+        "the infos of x lack the last observations of truncated episodes (final_obs), so its time "
         "limits count as terminations"
     ]
 

@@ -156,7 +156,7 @@ class TurnsWithoutMask(Turns):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Different, r"equal spaces, but the action space of a is Discrete\(4\), and that of c is"),
+        (Different, r"equal spaces, but the action space of a is Discrete\(4\), and c has"),
         (Nobody, "expected a list possible_agents, got none"),
         (TurnsWithoutMask, "a game of turns needs Discrete actions and .* action_mask"),
     ],

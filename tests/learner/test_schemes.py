@@ -280,7 +280,7 @@ def test_a_hyperparameter_of_a_preset_leaves_the_others_as_they_are() -> None:
     [
         ({"learning_rat": 1e-3}, "did you mean learning_rate"),
         ({"col_remote_worker": 2}, "did you mean col_remote_workers"),
-        ({"lr": 1e-3, "algo_factory": PPO.create_factory()}, "'lr' is no argument of Scheme"),
+        ({"lr": 1e-3, "algo_factory": PPO.create_factory()}, "'lr' is not an argument of Scheme"),
     ],
 )
 def test_other_names_beside_a_preset_are_refused(given: dict[str, Any], match: str) -> None:

@@ -69,7 +69,7 @@ class Source(Protocol):
         """Wakes every thread that waits here; may be called again."""
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
-        """Gives every environment options for its next resets, also those of later workers.
+        """Gives every environment options for its next resets, and later workers' environments too.
 
         Raises UsageError if this source cannot pass them on. If an environment refuses them, the
         run fails.

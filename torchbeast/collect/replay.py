@@ -63,8 +63,8 @@ class Replay(Protocol):
         """
 
     def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
-        """Writes a window into each of these columns. Returns None and writes nothing as long as
-        the replay holds no complete episode.
+        """Writes a window into each of these columns. Returns None and writes nothing until
+        the replay holds a complete episode.
 
         first_walk: number of the walk that continues in the first column; the walks after it
             continue in the columns after it. None: any windows, for a network without memory.

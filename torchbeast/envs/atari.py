@@ -158,7 +158,7 @@ def usual_sticky_actions(env_id: str) -> float:
     """Returns the probability of sticky actions that Gymnasium registers with the id.
 
     It is 0.25 (Machado et al. 2018, arXiv 1709.06009) for ids like ALE/Pong-v5 and ids with -v0,
-    and 0 for those with -v4.
+    and 0 for ids with -v4.
     """
     match = _ATARI_ID.fullmatch(env_id)
     is_sticky = match is not None and (match[1] is not None or match[4] == "0")

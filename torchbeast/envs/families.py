@@ -76,8 +76,9 @@ make_pybullet_test_env = make_pybullet_train_env
 def spec_of(
     env_fn: Callable[..., Any], env_kwargs: Mapping[str, Any], is_sent: bool = True
 ) -> EnvSpec:
-    """Returns the spec of what a function makes with these arguments; for the functions here and
-    `envs.make` that of the named environment, so that the programs can evaluate and resume the run.
+    """Returns the spec of what a function makes with these arguments. For the functions here and
+    `envs.make` it is the spec of the named environment, so that the programs can evaluate and
+    resume the run.
 
     is_sent: whether other processes get it; else a lambda is only named, not pickled.
     """

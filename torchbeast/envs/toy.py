@@ -2,8 +2,8 @@
 """Toy tasks that are learnt in seconds, and Mock, an environment of constant cost; all E
 environments are stepped by a few numpy operations.
 
-Catch and Memory are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568), BitFlip is
-that of Andrychowicz et al. 2017 (arXiv:1707.01495, section 3.1).
+Catch and Memory are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568), BitFlip on
+the task of Andrychowicz et al. 2017 (arXiv:1707.01495, section 3.1).
 """
 
 from __future__ import annotations

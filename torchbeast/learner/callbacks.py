@@ -331,7 +331,7 @@ def _check_methods(callback: Callback) -> None:
 def keep_numbers(figures: dict[str, Any]) -> None:
     """Makes all figures plain numbers, for example a tensor's.
 
-    Those that are none are removed, as no log could write them, and then ValueError is raised.
+    Removes figures that are not numbers, because no log could write them, and raises ValueError.
     """
     wrong = {name: value for name, value in figures.items() if not _is_number(value)}
     for name in wrong:
@@ -414,7 +414,7 @@ class RowInHand:
 
 
 def check_goes_on(log_dir: Path) -> None:
-    """Raises UsageError for a log of which there is no checkpoint: a new run would replace it.
+    """Raises UsageError for a log without a checkpoint, because a new run would replace it.
 
     A folder that another process uses is refused elsewhere.
     """

@@ -136,7 +136,7 @@ def _check_learner(config: RayConfig, room: Room) -> None:
             )
     raise UsageError(
         "--learner_cpus and --learner_gpus are kept free on the machine of the learner, but this "
-        f"machine is no node of the cluster, which has {room}"
+        f"machine is not a node of the cluster, which has {room}"
     )
 
 

@@ -207,7 +207,7 @@ class Scheme:
 
         Raises:
             ValueError: For an unknown name, or parts that do not work together.
-            TypeError: For an argument of another type, or hyperparameters beside an algo_factory.
+            TypeError: For an argument of another type, or hyperparameters and an algo_factory.
 
         Example:
             ```python
@@ -223,8 +223,8 @@ class Scheme:
                 raise TypeError(f"Scheme.preset takes no {key!r}{hint}")
         if given and "algo_factory" in others:
             raise TypeError(
-                f"{next(iter(given))!r} is no argument of Scheme: if it is a hyperparameter, give "
-                "it to the algo_factory"
+                f"{next(iter(given))!r} is not an argument of Scheme: if it is a hyperparameter, "
+                "give it to the algo_factory"
             )
         chosen = {key: value for key, value in others.items() if key in axes}
         return cls(**{**settings(name, train_envs_factory, given), **chosen})

@@ -34,7 +34,7 @@ from torchbeast.sweep.table import Row
 
 CSV, PNG = "pbt.csv", "pbt.png"
 _QUARTER = 0.25
-_ANEW = 0.25  # share of the changed settings that are drawn anew; the others move a little
+_ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change.
 _FIXED = (SEED, "env", "env_kwargs", "algo", "model", "model_kwargs", "use_lstm", "total_steps")
 
@@ -189,7 +189,7 @@ class Population:
         try:
             _draw(turns, self._values, output)
         except UsageError as error:
-            print(f"There is no plot of the population: {error}.")
+            print(f"The population cannot be plotted: {error}.")
         print(f"The population's history is in {self._folder / CSV}")
 
 

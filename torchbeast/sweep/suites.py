@@ -28,7 +28,7 @@ class Suite:
     def words(self, algo: str, preset: str | None) -> list[str]:
         """Returns the words of a sweep's command line that choose tasks and settings.
 
-        preset: in place of the suite's own. Raises UsageError if the suite has none for the
+        preset: in place of the suite's own. Raises UsageError if the suite lacks a preset for the
         algorithm.
         """
         presets = self.presets.get(algo, ()) if preset is None else (preset,)

@@ -245,7 +245,7 @@ class Actor(nn.Module, ABC):
         return reward.sign() * reward.abs().log1p()
 
     def observe(self, observation: Nest[Tensor]) -> None:
-        """Counts a batch in the running statistics of observations, where the model has any.
+        """Counts a batch in the running statistics of observations, if the model has any.
 
         The learner calls it once for each batch, before it learns from it, and nobody else does.
         Statistics belong in buffers: they are published and saved with the weights, and are as

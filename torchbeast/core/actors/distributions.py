@@ -5,7 +5,7 @@
     MultiDiscrete  independent categoricals                     sum(nvec) parameters (logits)
     MultiBinary    independent coins                            one parameter per entry (logit)
     Box            Gaussian with independent entries,           two parameters per entry: all means,
-                   or SquashedGaussian where that is asked for  then all logs of deviations
+                   or SquashedGaussian on request               then all logs of deviations
     tuple, dict    the independent parts, dict keys sorted      the parts', in that order
 
 A logit of -inf rules a choice out: it is never sampled, and adds nothing to entropy, KL or their
@@ -552,9 +552,9 @@ def _units(box: spaces.Box) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _largest_bound(box: spaces.Box) -> float:
-    """Returns 1/eps, 8,388,608 in float32; larger bounds are no bounds to scale by.
+    """Returns 1/eps, 8,388,608 in float32; larger bounds are not used for scaling.
 
-    Beyond it neighbouring numbers are 1 or more apart: no policy in units of such a box could
-    choose an ordinary action, and people who write such bounds mean that there are none.
+    Beyond it neighbouring numbers are 1 or more apart, so a policy in units of such a box could
+    not choose an ordinary action. People write such bounds to say that actions are unbounded.
     """
     return 1.0 / max(torch.finfo(getattr(torch, box.dtype)).eps, torch.finfo(torch.float32).eps)

@@ -8,7 +8,7 @@
         loop.step()              the next row
 
 Stacks are rebuilt here, and episodes counted. E is the number of environments, and K the number of
-those that are truncated in one step.
+environments that are truncated in one step.
 """
 
 from __future__ import annotations

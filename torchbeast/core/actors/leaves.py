@@ -305,7 +305,7 @@ def _is_large(shape: tuple[int, ...]) -> bool:
 def _has_gray_levels(spec: ArraySpec) -> bool:
     """Returns whether a leaf is a picture with values from 0 to 255.
 
-    Small leaves of such integers may be names.
+    Small leaves of integers in this range may be categories.
     """
     if (spec.low, spec.high) != (0, 255) or spec.categories is not None:
         return False

@@ -190,7 +190,7 @@ class Critics(nn.Module):
 
 
 def uniform_in(distribution: SquashedGaussian, units: Tensor) -> Tensor:
-    """Returns uniformly random actions of a Box, as many as there are rows of units [N, n]."""
+    """Returns a uniformly random action of a Box for each row of units [N, n]."""
     return distribution.in_box(2.0 * torch.rand_like(units) - 1.0)
 
 

@@ -38,8 +38,8 @@ class BlockConv2d(nn.Conv2d):
     convolution of AtariNet takes two thirds of the time, forward and backward. Moving the pixels
     costs a fifth of what that saves; with the few channels of a frame it would cost all of it.
 
-    Weights and their names are those of nn.Conv2d; results agree up to rounding. On devices other
-    than the CPU it computes exactly as nn.Conv2d does.
+    It has the weights of nn.Conv2d, under the same names; results agree up to rounding. On other
+    devices than the CPU it computes exactly as nn.Conv2d does.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:

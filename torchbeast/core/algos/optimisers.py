@@ -64,8 +64,8 @@ class Foreach(ABC):
         return {"state": dict(zip(numbers, self._state, strict=True)), "param_groups": [group]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over the averages. The settings stay those that this optimiser was made with; what
-        the state lacks, such as a momentum that was not used, starts at 0.
+        """Takes over the averages. The settings stay as this optimiser was made; what the state
+        lacks, such as a momentum that was not used, starts at 0.
         """
         for number, mine in enumerate(self._state):
             saved = state_dict["state"].get(number, {})

@@ -22,7 +22,7 @@ ALGOS = {
     "sac": "torchbeast.core.algos.sac:SAC",
     "td3": "torchbeast.core.algos.td3:TD3",
 }
-_CONFIGS = "torchbeast.core.algos.config"  # those of ALGOS, whose modules import torch
+_CONFIGS = "torchbeast.core.algos.config"  # the Configs of ALGOS, whose modules import torch
 
 # V-trace allows for the lag of many environments. Algorithms that learn from single steps wait for
 # learning, not for environments.
@@ -38,7 +38,7 @@ _FOR_STEPS = {
 }
 # Defaults of other flags, by the name of the algorithm.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "ppo": {"num_actors": _NUM_ACTORS},  # as many as the rollouts of a batch
+    "ppo": {"num_actors": _NUM_ACTORS},  # one for each rollout of a batch
     "pqn": {"num_actors": 32, "batch_size": 32, "unroll_length": 32, "grad_norm_clipping": 10.0},
     "dqn": {
         **_FOR_STEPS,

@@ -8,8 +8,8 @@ Continuous actions (Haarnoja et al. 2018, arXiv 1812.05905), a ~ pi(s) by repara
     actor_loss  = mean alpha log pi(a | s) - min_i Q_i(s, a)                       equation 9
     temperature_loss = -log alpha mean (log pi(a | s) + target entropy)            equation 18
 
-Actions are in units of their box here: log pi is of tanh(u) in [-1, 1]. Of equation 18's
-alpha the logarithm is taken, as in the authors' code.
+Actions are in units of their box here: log pi is of tanh(u) in [-1, 1]. Equation 18
+has log alpha in place of alpha, as in the authors' code.
 
 Discrete actions (Christodoulou 2019, arXiv 1910.07207): the expectation over actions is exact,
 

@@ -108,7 +108,7 @@ def dtype_for(
     precision: Precision, device: torch.device, weights: Iterable[nn.Parameter]
 ) -> torch.dtype:
     """Returns the dtype of a network's features; "auto" is bfloat16 where the hardware supports it,
-    but not for a small network on the CPU, and not where there is nothing to compute in it.
+    but not for a small network on the CPU, and not if nothing would be computed in it.
 
     weights: see Actor.feature_weights.
     """

@@ -237,7 +237,7 @@ def _spaces(game: Any, names: list[str], env_id: str) -> tuple[Any, Any]:
             if space != first:
                 raise UsageError(
                     f"{env_id}: one policy plays all agents, so they need equal spaces, but the "
-                    f"{what} space of {names[0]} is {first}, and that of {name} is {space}: pad "
+                    f"{what} space of {names[0]} is {first}, and {name} has {space}: pad "
                     "them in a wrapper, for example one of SuperSuit's"
                 )
     return found[0]

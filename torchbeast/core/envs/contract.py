@@ -205,7 +205,7 @@ def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[i
 def give_options(env: Any, options: Mapping[str, Any]) -> None:
     """Gives environments the options of their next resets, `reset(options=...)`.
 
-    Raises UsageError if they take none.
+    Raises UsageError if they do not take options.
     """
     if not hasattr(env, "set_options"):
         raise UsageError(

@@ -256,8 +256,8 @@ def _has_tensors(env: Any) -> bool:
 class _OfTensors:
     """A vector environment of torch tensors, such as ManiSkill's and Isaac Lab's, as one of arrays.
 
-    Every step copies once from its device. If it gives no last observations, time limits count as
-    terminations, because nothing can be bootstrapped from.
+    Every step copies once from its device. If the infos lack last observations, time limits count
+    as terminations, because nothing can be bootstrapped from.
     """
 
     def __init__(self, env: Any, env_id: str) -> None:
@@ -295,7 +295,7 @@ class _OfTensors:
         if is_cut and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "%s gives no last observations of truncated episodes in its infos (final_obs), so "
+                "the infos of %s lack the last observations of truncated episodes (final_obs), so "
                 "its time limits count as terminations",
                 self._env_id,
             )

@@ -515,7 +515,7 @@ def random_action(space: ActionSpace, num_envs: int, rng: np.random.Generator) -
     """Returns one random action per environment, leaves [num_envs, ...].
 
     Real numbers are drawn from a standard normal distribution; the environment clips them to its
-    bounds. Raises ValueError when a leaf of `space` is no action space.
+    bounds. Raises ValueError when a leaf of `space` is not an action space.
     """
     return map_leaves(lambda leaf: _random_leaf(leaf, num_envs, rng), space)
 

@@ -138,7 +138,7 @@ class _WithFactory(_ProtocolType):
         Raises:
             TypeError: If env_fn is not a function, or does not take env_kwargs.
             ValueError: If vec_env_size is below 1, or info_keywords are given but the environment
-                gives no info.
+                does not give an info.
             UsageError: If env_fn returns something that is not an environment.
 
         Example:

@@ -274,7 +274,7 @@ class OptimiserStep(Generic[BatchT]):
         return torch.stack([total for _, total in totals]).sum()
 
     def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
-        """Returns the sum of each optimiser's terms, without optimisers that have none."""
+        """Returns the sum of each optimiser's terms, for optimisers that have terms."""
         losses: dict[str, list[Tensor]] = {}
         usual = self._minimisers[0].name if len(self._minimisers) == 1 else "none"
         for term, loss in terms.items():

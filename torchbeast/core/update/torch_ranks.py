@@ -15,11 +15,12 @@ Ranks meet in a store that may still hold what ranks of earlier starts left ther
 torchrun keeps its store when it starts the ranks again (--max_restarts), and counts its starts
 differently on each machine, so the ranks name each start themselves. Each asks with a number that
 nobody had before, and believes only what is under this number. Rank 0 answers every number that it
-finds, those of earlier starts too, until each rank's newest one has heard this start's name.
+finds, including numbers of earlier starts, until each rank's newest one has heard this start's
+name.
 
-A rank that ends says why in the store that all have in common. The others notice at once that its
-connection is gone, and a rank that is silent after the timeout. What takes a rank longer than that,
-it tells the others by the store too (`tell`).
+A rank that ends says why in the store that all have in common. The others notice immediately
+that its connection is gone. They notice a silent rank after the timeout; a rank that needs longer
+for something says so in the store too (`tell`).
 """
 
 from __future__ import annotations

@@ -297,8 +297,8 @@ class TransitionReplay(RolloutStore):
         """Returns transitions of which some have a goal that was achieved later in their episode
         (Andrychowicz et al. 2017, arXiv 1707.01495, strategy "future").
 
-        Those keep theirs that terminated, whose outcome is not known, and those of running
-        episodes.
+        Transitions that terminated keep their goal, because another goal's outcome is unknown, and
+        so do transitions of running episodes.
         """
         if self._how.hindsight is None:
             return drawn
