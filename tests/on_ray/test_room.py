@@ -70,7 +70,7 @@ def test_a_cluster_gets_as_many_workers_as_fit_its_nodes(
         ({"actor_cpus": 4}, TWO, ["1 Ray actor with actor_cpus 4", "fewer CPUs"]),
         ({"learner_gpus": 1}, TWO, ["--learner_gpus 1 are more", "2 CPUs, 0 GPUs"]),
         ({"learner_cpus": 3}, TWO, ["--learner_cpus 3", "this machine: 2 CPUs"]),
-        ({"learner_gpus": 1}, room(node(4.0, gpus=8.0)), ["no node of the cluster", "8 GPUs"]),
+        ({"learner_gpus": 1}, room(node(4.0, gpus=8.0)), ["not a node of the cluster", "8 GPUs"]),
     ],
 )
 def test_too_little_room_is_a_sentence_that_says_what_there_is(
