@@ -29,6 +29,18 @@ def test_a_curve_is_the_mean_of_the_last_updates_in_which_episodes_ended(tmp_pat
     assert plot.curve(run) == [(10.0, 1.0), (30.0, 2.0)]
 
 
+def test_a_curve_forgets_updates_as_soon_as_later_ones_have_a_hundred_episodes(
+    tmp_path: Path,
+) -> None:
+    """Environments that end together would otherwise drag a curve behind by many episodes."""
+    (run := tmp_path / "a").mkdir()
+    files = LogFiles(run)
+    for number, value in enumerate([1.0, 2.0, 3.0, 4.0], 1):
+        files.write(number, {"mean_episode_return": value, "episodes": 64 * number})
+    files.close()
+    assert plot.curve(run) == [(1.0, 1.0), (2.0, 1.5), (3.0, 2.5), (4.0, 3.5)]
+
+
 def test_a_folder_without_a_run_is_refused_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it has no logs"):
         plot.curve(tmp_path)

@@ -34,7 +34,8 @@ from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 
 RETURN = "mean_episode_return"
-_SMOOTHED = 20  # updates in the moving average
+_SMOOTHED = 20  # updates in the moving average, at most
+_EPISODES = 100  # in the moving average of returns; fewer updates suffice if they have as many
 _SMOOTHED_KEPT = 5  # rows in the moving average of a kept curve; a row is a mean over updates
 _GRID = 500  # points in a line
 _LABEL_PARTS = 3
@@ -154,14 +155,21 @@ def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
     """
     if not (folder.is_file() or (folder / "logs.csv").exists()):
         raise UsageError(f"{folder} is not the folder of a run: it has no logs.csv")
-    recent: deque[float] = deque(maxlen=_SMOOTHED_KEPT if folder.is_file() else _SMOOTHED)
+    is_kept = folder.is_file()
+    recent: deque[tuple[float, float]] = deque(maxlen=_SMOOTHED_KEPT if is_kept else _SMOOTHED)
     points: Points = []
     rows = list(read_logs(folder))
+    before = 0.0
     for row in rows:
         if column in row:
-            recent.append(row[column])
+            ended = row.get("episodes", before)
+            recent.append((row[column], ended - before))
+            before = ended
+            if column == RETURN and not is_kept:  # old ones, while the others have enough episodes
+                while sum(count for _, count in recent) - recent[0][1] >= _EPISODES:
+                    recent.popleft()
             x = _minutes(row) - _minutes(rows[0]) if clock else row["step"]
-            points.append((x, statistics.fmean(recent)))
+            points.append((x, statistics.fmean(value for value, _ in recent)))
     return points
 
 
