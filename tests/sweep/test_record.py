@@ -37,6 +37,7 @@ def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
         shared_replay=False,
         trials=None,
         search="sobol",
+        rounds=None,
     )
     assert compared(SweepConfig(name="mine"), [], folder) == expected
 
@@ -106,3 +107,16 @@ def test_a_sweep_of_trials_continues_by_its_name(tmp_path: Path) -> None:
     assert compared(SweepConfig(name="mine"), [], folder) == what
     with pytest.raises(UsageError, match="--trials 8, not with --trials 9"):
         compared(SweepConfig(trials=9), [], folder)
+
+
+def test_a_population_keeps_its_rounds_and_a_sweep_does_not_become_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    population = tmp_path / "population"
+    what = compared(SweepConfig(set=SET, scheduler="pbt", rounds=5), WORDS, population)
+    RunFolder(population, dataclasses.asdict(what), []).finish(successful=True)
+    assert compared(SweepConfig(name="population"), [], population).rounds == 5
+    with pytest.raises(UsageError, match="with --rounds 5, not with --rounds 4"):
+        compared(SweepConfig(scheduler="pbt", rounds=4), [], population)
+    with pytest.raises(UsageError, match="with --rounds None, not with --rounds 4"):
+        compared(SweepConfig(scheduler="pbt", rounds=4), [], folder)

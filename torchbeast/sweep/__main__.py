@@ -24,7 +24,7 @@ from torchbeast.shared_replay.service import Served, serving
 from torchbeast.sweep.agents import agents_of, compared
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray
-from torchbeast.sweep.pbt import Population, is_population
+from torchbeast.sweep.pbt import Population
 from torchbeast.sweep.runner import Asha, Runner, runner_here
 from torchbeast.sweep.table import Board, Row, print_errors, report
 
@@ -61,8 +61,7 @@ def sweep(
     agents = agents_of(
         what.program, what.set, what.words, folder, what.shared_replay, what.trials, what.search
     )
-    is_pbt = config.scheduler == "pbt" or is_population(folder)
-    population = Population(agents, what.set, config.rounds) if is_pbt else None
+    population = None if what.rounds is None else Population(agents, what.set, what.rounds)
     with session(folder, dataclasses.asdict(what)) as opened:
         rows = [Row(agent) for agent in agents] if population is None else population.rows()
         _train(rows, config, what.shared_replay, opened.supervisor, population)

@@ -208,6 +208,7 @@ class Compared:
     shared_replay: bool
     trials: int | None  # settings to draw; None: all combinations
     search: Search
+    rounds: int | None  # of a population; None: the agents train independently
 
     def settings(self) -> dict[str, Any]:
         """Returns the values as typed, and every setting of the first agent by its flag."""
@@ -219,6 +220,7 @@ class Compared:
             "--shared_replay": self.shared_replay,
             "--trials": self.trials,
             "--search": self.search,
+            "--rounds": self.rounds,
             **flatten(parse(FLAGS[self.program], self.program, words)),
         }
 
@@ -231,6 +233,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
     Raises UsageError if command line and record differ.
     """
     before, values = _recorded(folder), values_of(config.set)
+    rounds = config.rounds if config.scheduler == "pbt" else None
     if before is None:
         if not values:
             raise UsageError(
@@ -244,6 +247,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
             shared_replay=config.shared_replay,
             trials=config.trials,
             search=config.search,
+            rounds=rounds,
         )
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
     now = Compared(
@@ -253,6 +257,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         shared_replay=config.shared_replay or before.shared_replay,
         trials=config.trials or before.trials,
         search=config.search if config.trials else before.search,
+        rounds=rounds or before.rounds,
     )
     if now != before:
         _check_same(before.settings(), now.settings(), folder)
@@ -278,7 +283,8 @@ def _recorded(folder: Path) -> Compared | None:
         return None
     try:
         recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
-        recorded = {"trials": None, "search": "sobol", **recorded}  # earlier versions had neither
+        of_earlier_versions = {"trials": None, "search": "sobol", "rounds": None}
+        recorded = of_earlier_versions | recorded
         return Compared(**{f.name: recorded[f.name] for f in dataclasses.fields(Compared)})
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(

@@ -51,11 +51,6 @@ class Turn:
     mean_return: float = math.nan
 
 
-def is_population(folder: Path) -> bool:
-    """Returns whether the folder of a sweep contains a population."""
-    return (folder / CSV).exists()
-
-
 class Population:
     """The members of a sweep with --scheduler pbt. Used by the main thread."""
 
