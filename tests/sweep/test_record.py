@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sweep.agents import Compared, compared
 from torchbeast.sweep.config import SweepConfig
+from torchbeast.sweep.search import settings_of
 
 SET = ("learning_rate=0.1,0.2",)
 WORDS = ["--preset", "catch", "--batch_size", "4"]
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     """A sweep's folder as its first command leaves it."""
     folder = tmp_path / "mine"
     what = compared(SweepConfig(set=SET), WORDS, folder)
-    RunFolder(folder, dataclasses.asdict(what), []).finish(successful=True)
+    RunFolder(folder, what.record(), []).finish(successful=True)
     return folder
 
 
@@ -40,6 +40,17 @@ def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
         rounds=None,
     )
     assert compared(SweepConfig(name="mine"), [], folder) == expected
+
+
+def test_a_continued_sweep_draws_the_same_settings_whatever_the_order_of_the_flags(
+    tmp_path: Path,
+) -> None:
+    values = ("learning_rate=0.001:0.1", "entropy_cost=0.001:0.1")
+    what = compared(SweepConfig(set=values, trials=3), WORDS, tmp_path / "mine")
+    RunFolder(tmp_path / "mine", what.record(), []).finish(successful=True)
+    again = compared(SweepConfig(name="mine"), [], tmp_path / "mine")
+    first, second = (settings_of(each.set, each.trials, each.search) for each in (what, again))
+    assert [list(each.items()) for each in first] == [list(each.items()) for each in second]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +114,7 @@ def test_a_sweep_of_trials_continues_by_its_name(tmp_path: Path) -> None:
     folder, words = tmp_path / "mine", ["--preset", "catch"]
     config = SweepConfig(set=("learning_rate=0.1:1.0",), trials=8, search="random")
     what = compared(config, words, folder)
-    RunFolder(folder, dataclasses.asdict(what), []).finish(successful=True)
+    RunFolder(folder, what.record(), []).finish(successful=True)
     assert compared(SweepConfig(name="mine"), [], folder) == what
     with pytest.raises(UsageError, match="--trials 8, not with --trials 9"):
         compared(SweepConfig(trials=9), [], folder)
@@ -114,7 +125,7 @@ def test_a_population_keeps_its_rounds_and_a_sweep_does_not_become_one(
 ) -> None:
     population = tmp_path / "population"
     what = compared(SweepConfig(set=SET, scheduler="pbt", rounds=5), WORDS, population)
-    RunFolder(population, dataclasses.asdict(what), []).finish(successful=True)
+    RunFolder(population, what.record(), []).finish(successful=True)
     assert compared(SweepConfig(name="population"), [], population).rounds == 5
     with pytest.raises(UsageError, match="with --rounds 5, not with --rounds 4"):
         compared(SweepConfig(scheduler="pbt", rounds=4), [], population)

@@ -6,7 +6,6 @@ python -m torchbeast.sweep --set learning_rate=0.0003,0.0006 entropy_cost=0.003,
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import shlex
 import sys
@@ -62,7 +61,7 @@ def sweep(
         what.program, what.set, what.words, folder, what.shared_replay, what.trials, what.search
     )
     population = None if what.rounds is None else Population(agents, what.set, what.rounds)
-    with session(folder, dataclasses.asdict(what)) as opened:
+    with session(folder, what.record()) as opened:
         rows = [Row(agent) for agent in agents] if population is None else population.rows()
         _train(rows, config, what.shared_replay, opened.supervisor, population)
         print_errors(rows)

@@ -210,13 +210,20 @@ class Compared:
     search: Search
     rounds: int | None  # of a population; None: the agents train independently
 
+    def record(self) -> dict[str, Any]:
+        """Returns the entries of meta.json, whose objects do not keep the order of their keys."""
+        return {**dataclasses.asdict(self), "set": self._typed()}
+
+    def _typed(self) -> list[str]:
+        return [f"{key}={','.join(found)}" for key, found in self.set.items()]
+
     def settings(self) -> dict[str, Any]:
         """Returns the values as typed, and every setting of the first agent by its flag."""
         first = settings_of(self.set, self.trials, self.search)[0]
         words = [*self.words, *typed(first)]
         return {
             "--program": self.program,
-            "--set": " ".join(f"{key}={','.join(found)}" for key, found in self.set.items()),
+            "--set": " ".join(self._typed()),
             "--shared_replay": self.shared_replay,
             "--trials": self.trials,
             "--search": self.search,
@@ -285,6 +292,8 @@ def _recorded(folder: Path) -> Compared | None:
         recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
         of_earlier_versions = {"trials": None, "search": "sobol", "rounds": None}
         recorded = of_earlier_versions | recorded
+        if isinstance(recorded["set"], list):  # earlier versions had a dict
+            recorded["set"] = values_of(recorded["set"])
         return Compared(**{f.name: recorded[f.name] for f in dataclasses.fields(Compared)})
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
