@@ -109,7 +109,7 @@ def provenance(meta: dict[str, Any]) -> Iterator[str]:
     yield f"commit {git['commit']}" + " with changes that were not committed" * git["is_dirty"]
     yield f"date {meta['date_start']} to {meta['date_end']}"
     program, words = Path(meta["argv"][0]), meta["argv"][1:]
-    is_module = program.parent.name == "torchbeast"
+    is_module = program.parent.name in ("torchbeast", "")  # agents of a sweep have no path
     called = (
         f"-m torchbeast.{program.stem}" if is_module else f"{program.parent.name}/{program.name}"
     )

@@ -125,16 +125,12 @@ FIGURES: dict[str, Sequence[Panel]] = {
             _UNIT,
         )
     ],
-    "minatar-breakout/curve": [
-        Panel("MinAtar Breakout, IMPALA", _programs("minatar-breakout")),
-    ],
-    "minatar-breakout/ppo-dqn": [
+    "minatar-breakout/dqn": [
         Panel(
-            "MinAtar Breakout",
+            "MinAtar Breakout, DQN",
             {
-                "PPO": "minatar-breakout/ppo-*.csv",
-                "DQN, 300,000 steps": "minatar-breakout/dqn-300k-*.csv",
-                "DQN, a million steps": "minatar-breakout/dqn-[0-9][0-9].csv",
+                "300,000 steps": "minatar-breakout/dqn-300k-*.csv",
+                "a million steps": "minatar-breakout/dqn-[0-9][0-9].csv",
             },
         )
     ],

@@ -59,6 +59,8 @@ def test_other_columns_are_drawn_and_unknown_ones_refused(tmp_path: Path) -> Non
     assert plot.group_runs([run], column="entropy")[0].curves == {run: [(10.0, 1.5)]}
     with pytest.raises(UsageError, match="no values in a column entropie; did you mean entropy"):
         plot.group_runs([run], column="entropie")
+    with pytest.raises(UsageError, match="column tropy; did you mean entropy"):
+        plot.group_runs([run], column="tropy")
 
 
 def test_no_run_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,9 @@ def _lack(folder: Path, column: str) -> str:
     known = {name for row in read_logs(folder) for name in row}
     if column == RETURN or column in known:
         return f"no episode has ended in {folder} yet"
-    return f"{folder} has no values in a column {column}{did_you_mean(column, sorted(known))}"
+    similar = [name for name in sorted(known) if column in name]  # such as mean_episode_length
+    hint = f"; did you mean {' or '.join(similar)}" if similar else did_you_mean(column, known)
+    return f"{folder} has no values in a column {column}{hint}"
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
@@ -148,8 +150,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 
 def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
-    """Returns points (step, moving average of the column), with `clock` the minutes since the first
-    row in place of the step.
+    """Returns points (step, value): a moving average of the returns, other columns as they are.
+    With `clock`, minutes since the first row take the place of the step.
 
     Raises UsageError when `folder` is neither a run's folder nor a kept curve.
     """
@@ -163,9 +165,11 @@ def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
     for row in rows:
         if column in row:
             ended = row.get("episodes", before)
+            if column != RETURN:
+                recent.clear()  # other columns are drawn as they are
             recent.append((row[column], ended - before))
             before = ended
-            if column == RETURN and not is_kept:  # old ones, while the others have enough episodes
+            if not is_kept:  # forgets updates, while the others have enough episodes
                 while sum(count for _, count in recent) - recent[0][1] >= _EPISODES:
                     recent.popleft()
             x = _minutes(row) - _minutes(rows[0]) if clock else row["step"]

@@ -10,11 +10,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.learner_settings import learner_config
+from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.errors import UsageError
-from torchbeast.run.assemble import Compute, choose, share_cores
+from torchbeast.run.assemble import Compute, assemble, choose, share_cores
 from torchbeast.run.config import HardwareConfig
 from torchbeast.servers.source import inference_threads
 
@@ -160,6 +164,33 @@ def test_a_batch_that_one_thread_learns_has_all_cores_inside_operations(settings
 @pytest.mark.usefixtures("torch_threads")
 def test_a_batch_of_small_observations_is_one_slice() -> None:
     assert shared(32, agent((4,), "mlp"), disable_cuda=True) == (1, 6)
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    ("given", "shape", "expected"),
+    [
+        ([], (4,), (1, 1)),
+        ([], (4, 84, 84), (6, 1)),
+        (["--torch_threads", "3"], (4,), (1, 3)),
+    ],
+)
+def test_a_small_batch_has_one_thread_unless_more_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    shape: tuple[int, ...],
+    expected: tuple[int, int],
+) -> None:
+    """Threads for slices, and inside operations, with 6 cores; 32 rollouts of 20 steps."""
+    monkeypatch.setattr("torchbeast.run.assemble.available_cores", lambda: 6)
+    words = ["--batch_size", "32", "--unroll_length", "20", "--disable_cuda", *given]
+    config = learner_config(parse(MonoBeastFlags, "monobeast", words), "Catch")
+
+    def make(spec: ActorSpec) -> Agent:
+        return make_agent(spec, ArraySpec(shape, "uint8"), Discrete(6), 1)
+
+    made = assemble(config, make, PublishedWeights)
+    assert (made.optimiser_step._slices._num_threads, torch.get_num_threads()) == expected
 
 
 @pytest.mark.usefixtures("torch_threads", "a_gpu")

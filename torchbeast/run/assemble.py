@@ -26,7 +26,7 @@ from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
-from torchbeast.core.update.slices import columns_of_a_slice
+from torchbeast.core.update.slices import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import available_cores
 from torchbeast.run.config import HardwareConfig, resolved
@@ -232,6 +232,8 @@ def assemble(
         algo = _algorithm(config, agent, compute.device)
         if not is_separable(algo):
             compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)
+        if config.hardware.torch_threads is None and _is_small(config, agent):
+            compute = dataclasses.replace(compute, threads=1)
         if say is not None:
             say(compute, agent)
         if config.hardware.compile:
@@ -249,9 +251,7 @@ def _optimiser_step(
     agent: Agent,
     ranks: Ranks | None,
 ) -> OptimiserStep[Any]:
-    columns = config.rollouts.batch_size + config.spare_columns
-    length = 1 if config.learns_from_transitions else config.rollouts.unroll_length
-    threads = share_cores(compute, columns, length, agent)
+    threads = share_cores(compute, *_columns_and_length(config), agent)
     return OptimiserStep(
         algo,
         config.step,
@@ -260,6 +260,23 @@ def _optimiser_step(
         num_threads=threads,
         ranks=ranks,
     )
+
+
+def _columns_and_length(config: LearnerConfig) -> tuple[int, int]:
+    """Returns the number of columns of a batch, and the number of steps in each."""
+    columns = config.rollouts.batch_size + config.spare_columns
+    return columns, 1 if config.learns_from_transitions else config.rollouts.unroll_length
+
+
+def _is_small(config: LearnerConfig, agent: Agent) -> bool:
+    """Returns whether a batch is too small for a second thread.
+
+    Threads that share the operations of a small batch spend their time on waiting for each other,
+    and take cores from the actors. With one thread, presets for MinAtar, CartPole and Pendulum are
+    1.1 to 1.9 times as fast on two cores.
+    """
+    columns, length = _columns_and_length(config)
+    return columns * (length + 1) * agent.observation_bytes <= WORTH_A_THREAD
 
 
 def _algorithm(config: LearnerConfig, agent: Agent, device: torch.device) -> Algorithm[Any]:

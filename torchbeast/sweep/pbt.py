@@ -156,13 +156,13 @@ class Population:
         target.parent.mkdir(exist_ok=True)
         write_atomically(target, source.read_bytes())
         changes = ", ".join(
-            f"{key} {value} (had {turn.settings[key]}, and {parent.settings[key]} there)"
+            f"{key} {turn.settings[key]} -> {value} (of {parent.settings[key]})"
             for key, value in settings.items()
         )
         print(
-            f"After round {turn.round}, {self._agents[turn.member].name} with a mean return of "
-            f"{turn.mean_return:.4g} continues from {self._agents[parent.member].name} with "
-            f"{parent.mean_return:.4g}, and {changes}.",
+            f"After round {turn.round}, {self._agents[turn.member].name} (mean return "
+            f"{turn.mean_return:.4g}) continues from {self._agents[parent.member].name} "
+            f"({parent.mean_return:.4g}) with changed settings: {changes}",
             flush=True,
         )
 
@@ -185,7 +185,8 @@ class Population:
             _draw(turns, self._values, output)
         except UsageError as error:
             print(f"The population cannot be plotted: {error}.")
-        print(f"The population's history is in {self._folder / CSV}")
+            return
+        print(f"The population's history is in {self._folder / CSV} and {output}")
 
 
 def _score(turn: Turn) -> float:

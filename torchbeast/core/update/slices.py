@@ -25,7 +25,7 @@ from torchbeast.core.storages.batch import Batch, Feedback, joined
 # 1.2 to 1.4 times as long as all 32 at once, slices of 8 the same time.
 _RECURRENT_BYTES_A_COLUMN = 2_000_000
 # Observations of 42 Atari rows. With the shallow network half of them take 0.75 times as long.
-_WORTH_A_THREAD = 42 * 4 * 84 * 84
+WORTH_A_THREAD = 42 * 4 * 84 * 84
 
 Figures = dict[str, Tensor]
 _Learnt = tuple[Figures, Feedback]
@@ -100,7 +100,7 @@ def columns_of_a_slice(
     if bytes_at_once is None:
         return columns
     a_share = -(-columns // num_threads)
-    wanted = min(bytes_at_once // column_bytes, max(a_share, _WORTH_A_THREAD // column_bytes))
+    wanted = min(bytes_at_once // column_bytes, max(a_share, WORTH_A_THREAD // column_bytes))
     least = least_columns(model)
     return max(wanted, min(least, a_share), least // 2)
 
