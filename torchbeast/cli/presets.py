@@ -210,6 +210,7 @@ PRESETS: dict[str, Preset] = {
         {
             "algo": "ppo",
             "env": "MinAtar/Breakout-v1",
+            "model_kwargs": {"norm": True},
             "num_actors": 32,
             "unroll_length": 64,
             "batch_size": 32,
