@@ -66,9 +66,12 @@ C = [[0, 0, 0], [0, 0, 0], [2, 2, -1], [2, 3, 3], [2, 4, 3], [0, 0, 0]]
 IDLE = [[0, 0, 0]] * 6
 
 
-def test_agents_that_come_and_go_have_the_rows_of_their_own_episodes() -> None:
+def test_agents_that_come_and_go_have_the_rows_of_their_own_episodes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     env, _ = visits(4)
     seen = [env.reset(0)]
+    assert "1 of the 4 environments of a process stay idle" in caplog.text
     steps = [env.step(np.array([1, 2, 3, 0])) for _ in range(5)]
     seen += [step.observation for step in steps]
     expected = np.array([A, B, C, IDLE], np.float32).swapaxes(0, 1)

@@ -18,6 +18,7 @@ PettingZoo is imported only to convert its own environments.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,8 @@ from torchbeast.core.envs.spaces import (
 )
 from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
 from torchbeast.errors import UsageError
+
+_log = logging.getLogger("torchbeast.agents")
 
 
 def has_agents(env: Any) -> bool:
@@ -99,6 +102,12 @@ class AgentsEnv:
                 f"environment, and got room for {self.num_envs}: give every process that steps "
                 f"environments a multiple of {self.num_agents}, for example num_actors "
                 f"{4 * self.num_agents} with num_processes 2 (num_servers in PolyBeast)"
+            )
+        if idle := self.num_envs % self.num_agents:
+            _log.warning(
+                "%d of the %d environments of a process stay idle, because a game of %s has %d "
+                "agents: give every process a multiple of it",
+                *(idle, self.num_envs, self.env_id, self.num_agents),
             )
         rows = self._empty_rows()
         self.final_info = {}
