@@ -16,9 +16,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torchbeast import envs
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs import VecEnv
+from torchbeast.core.envs.contract import is_gym_vector
 from torchbeast.core.envs.gym_vector import GymVectorEnv, adopted
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import SyncVecEnv, environment_seeds, vec_env_of
+from torchbeast.errors import UsageError
 
 E = 3
 MODES = list(AutoresetMode)
@@ -171,6 +173,24 @@ def test_time_limits_of_tensors_without_last_observations_are_terminations(
         "the infos of x lack the last observations of truncated episodes (final_obs), so its time "
         "limits count as terminations"
     ]
+
+
+def test_an_environment_of_tensors_that_begins_episodes_late_is_refused() -> None:
+    late = Tensors(cartpole)
+    late.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="autoreset mode NextStep: give it SameStep"):
+        adopted(late, "x")
+
+
+def test_a_wrapper_that_shows_one_environment_of_a_batch_is_a_single_environment() -> None:
+    """As ManiSkill's CPUGymWrapper."""
+
+    class One(gymnasium.Env):  # type: ignore[type-arg]
+        single_observation_space = observation_space = cartpole().observation_space
+        single_action_space = action_space = cartpole().action_space
+
+    assert is_gym_vector(One())
+    assert not is_gym_vector(gymnasium.Wrapper(One()))
 
 
 def test_make_vec_is_an_env_fn_as_it_is() -> None:

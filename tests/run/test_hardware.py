@@ -173,6 +173,7 @@ def test_a_batch_of_small_observations_is_one_slice() -> None:
         ([], (4,), (1, 1)),
         ([], (4, 84, 84), (6, 1)),
         (["--torch_threads", "3"], (4,), (1, 3)),
+        (["--model_kwargs", '{"hidden": 8192}'], (4,), (1, 6)),
     ],
 )
 def test_a_small_batch_has_one_thread_unless_more_are_given(

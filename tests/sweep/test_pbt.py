@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,6 +139,36 @@ def test_a_member_that_ended_its_round_before_an_interruption_waits_for_the_othe
     assert states == ["waiting", "waiting", "stopped", "waiting"]
 
 
+def test_a_member_that_was_killed_at_the_end_of_its_round_plays_it_again(tmp_path: Path) -> None:
+    """Its log has reached the end, but it may not have written its checkpoint."""
+    members = population(tmp_path)
+    play(members.rows()[2], 60, 1.0)
+    finish(tmp_path / "member-02", successful=False)
+    assert [row.state for row in population(tmp_path).rows()] == ["waiting"] * 4
+
+
+def test_only_episodes_since_the_copy_count_for_a_member_that_continued_from_another(
+    tmp_path: Path,
+) -> None:
+    members = population(tmp_path, rounds=3)
+    rows = members.rows()
+
+    def run_round() -> None:
+        step = {1: 33, 2: 66, 3: 100}[members.round]
+        for number, row in enumerate(rows):
+            old = [(33, 100, 9.0 * (number != 0))] if members.round == 2 else []
+            log(row.agent.folder, [*old, (step, 150, 1.0)] if old else [(step, 100, 9.0 * number)])
+            (row.agent.folder / "model.tar").write_text("")
+            row.figures, row.state = row._follower.read(), "stopped"
+        if members.round == 2:
+            raise KeyboardInterrupt  # ends the test
+
+    with pytest.raises(KeyboardInterrupt):
+        members.run(rows, run_round, Supervisor())
+    members.note(rows)
+    assert [float(row["mean_return"]) for row in record(tmp_path)[4:]] == [1.0] * 4
+
+
 @pytest.mark.parametrize(
     ("values", "value", "up", "down"),
     [
@@ -162,6 +193,11 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
         Population(agents, {"seed": ["0", "1", "2", "3"]}, 2)
     with pytest.raises(UsageError, match="at least 4 agents"):
         Population(agents[:3], VALUES, 2)
+    with pytest.raises(UsageError, match="of at least the 101 rounds"):
+        population(tmp_path, rounds=101)
+    without = [dataclasses.replace(each, words=["--disable_checkpoint"]) for each in agents]
+    with pytest.raises(UsageError, match="leave out --disable_checkpoint"):
+        Population(without, VALUES, 2)
 
 
 def test_a_changed_learning_rate_is_the_one_in_use(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -143,9 +144,13 @@ class LearnerRun:
         """Trains until the run ends, for any reason, and prints a summary."""
         made, progress = self.assemble(make_agent, make_weights)
         keep_freed_memory(made.compute.device.type)
+        run = self.settings.run
+        if progress.step >= (run.pause_at or math.inf):
+            say(f"{run.xpid} has reached --pause_at already: leave it out to continue.")
+            return
         if progress.step >= self._total_steps:
             say(
-                f"{self.settings.run.xpid} has learnt {progress.step:,} steps already and "
+                f"{run.xpid} has learnt {progress.step:,} steps already and "
                 f"--total_steps is {self._total_steps:,}: nothing is left to do. "
                 "Give a larger --total_steps to continue."
             )

@@ -61,12 +61,15 @@ def sweep(
         what.program, what.set, what.words, folder, what.shared_replay, what.trials, what.search
     )
     population = None if what.rounds is None else Population(agents, what.set, what.rounds)
+    if population is not None and config.scheduler == "asha":
+        raise UsageError("a population ends no agent early: leave out --scheduler asha")
     with session(folder, what.record()) as opened:
         rows = [Row(agent) for agent in agents] if population is None else population.rows()
         _train(rows, config, what.shared_replay, opened.supervisor, population)
         print_errors(rows)
         report(rows, folder)
         if population is not None:
+            population.note(rows)
             population.report()
         _say_how_to_continue(rows, config, program)
     return folder, EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE

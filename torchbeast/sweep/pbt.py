@@ -21,22 +21,26 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from torchbeast import plot
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.log_files import csv_line
+from torchbeast.reporting.log_files import csv_line, read_logs
 from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
 from torchbeast.sweep.agents import AgentRun, typed
 from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import Row, has_ended_well
 
 CSV, PNG = "pbt.csv", "pbt.png"
 _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change.
-_FIXED = (SEED, "env", "env_kwargs", "algo", "model", "model_kwargs", "use_lstm", "total_steps")
+_FIXED = (
+    *(SEED, "env", "env_kwargs", "algo", "model", "model_kwargs", "use_lstm", "total_steps"),
+    *("optimiser", "optimizer", "replay_size"),
+)
 
 
 @dataclass(eq=False)
@@ -75,6 +79,12 @@ class Population:
                 f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "
                 f"give --{fixed[0]} once"
             )
+        if any(word.replace("-", "_") == "__disable_checkpoint" for word in agents[0].words):
+            raise UsageError("pbt copies checkpoints: leave out --disable_checkpoint")
+        if agents[0].total_steps < rounds:
+            raise UsageError(
+                f"give --total_steps of at least the {rounds} rounds, or fewer --rounds"
+            )
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
@@ -95,7 +105,8 @@ class Population:
             pause = [f"--pause_at={end}"] if turn.round < self._rounds else []
             words = [*agent.words, *typed(turn.settings), *pause]
             row = Row(dataclasses.replace(agent, settings=turn.settings, words=words))
-            if row.state == "waiting" and pause and row.figures.step >= end:
+            is_past = bool(pause) and row.figures.step >= end and has_ended_well(agent.folder)
+            if row.state == "waiting" and is_past:
                 row.state = "stopped"  # before the sweep was interrupted
             rows.append(row)
         return rows
@@ -107,15 +118,20 @@ class Population:
             run_round()
             if supervisor.ended:
                 return
-            for turn, row in zip(self._now, rows, strict=True):
-                turn.step, turn.mean_return = row.figures.step, row.figures.mean_return
-                if row.state == "failed":
-                    turn.mean_return = math.nan
+            self.note(rows)
             if self.round == self._rounds or all(row.state == "failed" for row in rows):
-                break
+                return
             self._turns += self._next_round()
             self._write()
             rows[:] = self.rows()
+
+    def note(self, rows: Sequence[Row]) -> None:
+        """Writes how far the members came in this round."""
+        began = {turn.member: turn.step for turn in self._turns if turn.round == self.round - 1}
+        for turn, row in zip(self._now, rows, strict=True):
+            turn.step, turn.mean_return = row.figures.step, math.nan
+            if row.state != "failed":
+                turn.mean_return = _mean_return(row, began.get(turn.parent, 0))
         self._write()
 
     @property
@@ -148,11 +164,6 @@ class Population:
     def _exploit(self, turn: Turn, parent: Turn, settings: Mapping[str, str]) -> None:
         """Gives a member the weights, the state of the optimiser and the counters of another."""
         source, target = (self._agents[each.member].folder / CHECKPOINT for each in (parent, turn))
-        if not source.exists():
-            raise UsageError(
-                f"pbt copies checkpoints, and {source.parent.name} wrote none: leave out "
-                "--disable_checkpoint"
-            )
         target.parent.mkdir(exist_ok=True)
         write_atomically(target, source.read_bytes())
         changes = ", ".join(
@@ -187,6 +198,21 @@ class Population:
             print(f"The population cannot be plotted: {error}.")
             return
         print(f"The population's history is in {self._folder / CSV} and {output}")
+
+
+def _mean_return(row: Row, after: int) -> float:
+    """Returns the mean over an agent's last episodes, without steps until `after`: if it continued
+    from another agent, the rows of its log until then are of its own past.
+    """
+    if not (row.agent.folder / "logs.csv").exists():
+        return math.nan
+    returns, ended = 0.0, 0.0
+    rows = [each for each in read_logs(row.agent.folder) if each["step"] > after]
+    for before, each in reversed(list(pairwise([{}, *rows]))):
+        if "mean_episode_return" in each and ended < row.agent.episodes:
+            count = each["episodes"] - before.get("episodes", each["episodes"] - 1)
+            returns, ended = returns + count * each["mean_episode_return"], ended + count
+    return returns / ended if ended else math.nan
 
 
 def _score(turn: Turn) -> float:

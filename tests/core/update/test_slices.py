@@ -196,7 +196,7 @@ def test_slices_fit_the_cache_and_occupy_the_threads_where_they_are_worth_one(
     num_threads: int,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr("torchbeast.core.update.slices._WORTH_A_THREAD", worth * COLUMN)
+    monkeypatch.setattr("torchbeast.core.update.slices.WORTH_A_THREAD", worth * COLUMN)
     slices = Slices(mlp(), columns * COLUMN, num_threads).split(make_rollout(T, 16))
     assert [part.batch_size for part in slices] == expected
 

@@ -75,9 +75,15 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
 
 
 def is_gym_vector(env: Any) -> bool:
-    """Returns whether this is a vector environment of Gymnasium's interface, maybe wrapped."""
+    """Returns whether this is a vector environment of Gymnasium's interface, maybe in a wrapper for
+    single ones, as Isaac Lab's is; another such wrapper may show one of its environments.
+    """
+    if hasattr(env, "single_action_space") and hasattr(env, "single_observation_space"):
+        return True
     base = getattr(env, "unwrapped", env)
-    return hasattr(base, "single_action_space") and hasattr(base, "single_observation_space")
+    is_vector = hasattr(base, "single_action_space") and hasattr(base, "single_observation_space")
+    space = getattr(env, "observation_space", None)
+    return is_vector and space != base.single_observation_space
 
 
 def is_env_pool(env: Any) -> bool:

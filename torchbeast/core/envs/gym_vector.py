@@ -263,11 +263,18 @@ class _OfTensors:
     def __init__(self, env: Any, env_id: str) -> None:
         self._env, self._env_id = env, env_id
         self.unwrapped = base = env.unwrapped
-        self.num_envs = int(base.num_envs)
-        self.single_observation_space = base.single_observation_space
-        self.single_action_space = base.single_action_space
+        owner = env if hasattr(env, "single_observation_space") else base
+        self.num_envs = int(owner.num_envs)
+        self.single_observation_space = owner.single_observation_space
+        self.single_action_space = owner.single_action_space
         self.metadata = {"autoreset_mode": _SAME_STEP}
         self._has_warned = False
+        declared = (getattr(owner, "metadata", None) or {}).get("autoreset_mode", _SAME_STEP)
+        if (mode := str(getattr(declared, "value", declared))) != _SAME_STEP:
+            raise UsageError(
+                f"{env_id} is a vector environment of tensors with the autoreset mode {mode}: give "
+                f"it {_SAME_STEP}, in which the step that ends an episode begins the next one"
+            )
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
         return map_leaves(_as_array, self._env.reset(seed=seed)[0]), {}
@@ -276,7 +283,7 @@ class _OfTensors:
         import torch  # the environment has imported it
 
         device = self.unwrapped.device
-        tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=device), action)
+        tensors = map_leaves(lambda leaf: torch.tensor(leaf, device=device), action)
         *found, infos = self._env.step(tensors)
         observation, reward, terminated, truncated = map_leaves(_as_array, tuple(found))
         finals: dict[int, ArrayNest] = {}
