@@ -121,7 +121,10 @@ def test_the_bottleneck_of_the_whole_run_is_named_at_its_end(
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
     watch = Watch(
         training=Mock(
-            updates_here=1, source=IDLE, supervisor=supervisor, reading=lambda: next(readings)
+            updates_here=1,
+            source=Mock(status=dict, hanging=lambda: "", away=list),
+            supervisor=supervisor,
+            reading=lambda: next(readings),
         ),
         saving=Mock(),
         advise=lambda shares: Diagnosis("learner", f"busy {shares.learning:.2f}"),

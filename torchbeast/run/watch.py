@@ -64,7 +64,8 @@ class Watch:
                 is_due = now >= save_at and updates and not supervisor.ended
                 if is_due and self._save_if_possible():
                     save_at = time.monotonic() + self.save_every_s
-        if first is not None and supervisor.failure is None and not self.only_warnings:
+        is_whole = supervisor.failure is None and not self.training.source.away()
+        if first is not None and is_whole and not self.only_warnings:
             self._say_bottleneck(first)
 
     def _say_bottleneck(self, first: Reading) -> None:
