@@ -22,8 +22,8 @@ class HardwareConfig:
     torch_threads: int | None = None
     """CPU threads of an update. Each computes gradients of slices of the batch, which are summed in
     any order. Default: the cores that this process may use; 1 with --fixed_lag, and if a batch has
-    less than about 1 MB of observations. With --fixed_lag more threads run inside PyTorch's
-    operations, and their number changes rounding."""
+    less than about 1 MB of observations and the network is small. With --fixed_lag more threads
+    run inside PyTorch's operations, and their number changes rounding."""
     precision: Precision = "auto"
     """Floating-point type of the network's features; everything else is float32. auto: bfloat16 if
     the hardware supports it (AMX, AVX512-BF16, tensor cores), but float32 for small networks on the
