@@ -183,7 +183,7 @@ def test_an_environment_of_tensors_that_begins_episodes_late_is_refused() -> Non
 
 
 def test_a_wrapper_that_shows_one_environment_of_a_batch_is_a_single_environment() -> None:
-    """As ManiSkill's CPUGymWrapper."""
+    """ManiSkill's CPUGymWrapper is such a wrapper."""
 
     class One(gymnasium.Env):  # type: ignore[type-arg]
         single_observation_space = observation_space = cartpole().observation_space

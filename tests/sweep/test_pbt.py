@@ -154,10 +154,9 @@ def test_only_episodes_since_the_copy_count_for_a_member_that_continued_from_ano
     rows = members.rows()
 
     def run_round() -> None:
-        step = {1: 33, 2: 66, 3: 100}[members.round]
         for number, row in enumerate(rows):
-            old = [(33, 100, 9.0 * (number != 0))] if members.round == 2 else []
-            log(row.agent.folder, [*old, (step, 150, 1.0)] if old else [(step, 100, 9.0 * number)])
+            first, second = (33, 100, 9.0 * (number != 0)), (66, 150, 1.0)
+            log(row.agent.folder, [first if members.round == 1 else second])
             (row.agent.folder / "model.tar").write_text("")
             row.figures, row.state = row._follower.read(), "stopped"
         if members.round == 2:
@@ -166,7 +165,8 @@ def test_only_episodes_since_the_copy_count_for_a_member_that_continued_from_ano
     with pytest.raises(KeyboardInterrupt):
         members.run(rows, run_round, Supervisor())
     members.note(rows)
-    assert [float(row["mean_return"]) for row in record(tmp_path)[4:]] == [1.0] * 4
+    # Fifty of the last hundred episodes of the others ended in the first round, with 9.
+    assert [float(row["mean_return"]) for row in record(tmp_path)[4:]] == [1.0, 5.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ class SweepConfig:
     training, Jaderberg et al. 2017) lets weak agents continue from the checkpoints of good ones,
     with changed settings. none: train every agent to the end."""
     rounds: int = 10
-    """With --scheduler pbt: number of equal parts of the steps, after each of which agents are
-    compared."""
+    """Number of equal parts of the steps, after each of which --scheduler pbt compares the
+    agents."""
     agent_cpus: float = 1.0
     """CPUs that Ray reserves for each agent, which uses that many. Needs --on ray."""
     agent_gpus: float = 0.0

@@ -127,12 +127,17 @@ class Population:
 
     def note(self, rows: Sequence[Row]) -> None:
         """Writes how far the members came in this round."""
-        began = {turn.member: turn.step for turn in self._turns if turn.round == self.round - 1}
         for turn, row in zip(self._now, rows, strict=True):
             turn.step, turn.mean_return = row.figures.step, math.nan
             if row.state != "failed":
-                turn.mean_return = _mean_return(row, began.get(turn.parent, 0))
+                turn.mean_return = _mean_return(row, self._copied_at(turn.member))
         self._write()
+
+    def _copied_at(self, member: int) -> int:
+        """Returns the step at which a member last continued from another one; 0: it never did."""
+        steps = {(turn.round, turn.member): turn.step for turn in self._turns}
+        copies = [t for t in self._turns if t.member == member and t.parent != member]
+        return steps[copies[-1].round - 1, copies[-1].parent] if copies else 0
 
     @property
     def _now(self) -> list[Turn]:
@@ -200,17 +205,18 @@ class Population:
         print(f"The population's history is in {self._folder / CSV} and {output}")
 
 
-def _mean_return(row: Row, after: int) -> float:
-    """Returns the mean over an agent's last episodes, without steps until `after`: if it continued
-    from another agent, the rows of its log until then are of its own past.
+def _mean_return(row: Row, copied_at: int) -> float:
+    """Returns the mean over an agent's last episodes. If it continued from another agent, earlier
+    rows of its log belong to weights that it no longer has.
     """
-    if not (row.agent.folder / "logs.csv").exists():
-        return math.nan
+    if not copied_at:
+        return row.figures.mean_return
     returns, ended = 0.0, 0.0
-    rows = [each for each in read_logs(row.agent.folder) if each["step"] > after]
+    rows = [each for each in read_logs(row.agent.folder) if each["step"] > copied_at]
     for before, each in reversed(list(pairwise([{}, *rows]))):
-        if "mean_episode_return" in each and ended < row.agent.episodes:
+        if "mean_episode_return" in each:
             count = each["episodes"] - before.get("episodes", each["episodes"] - 1)
+            count = min(count, row.agent.episodes - ended)
             returns, ended = returns + count * each["mean_episode_return"], ended + count
     return returns / ended if ended else math.nan
 

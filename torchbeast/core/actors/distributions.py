@@ -554,7 +554,7 @@ def _units(box: spaces.Box) -> tuple[Tensor, Tensor, Tensor]:
 def _largest_bound(box: spaces.Box) -> float:
     """Returns 1/eps, 8,388,608 in float32; larger bounds are not used for scaling.
 
-    Beyond it neighbouring numbers are 1 or more apart, so a policy in units of such a box could
+    Beyond it neighbouring numbers are 1 or more apart, so a policy in units of that box could
     not choose an ordinary action. People write such bounds to say that actions are unbounded.
     """
     return 1.0 / max(torch.finfo(getattr(torch, box.dtype)).eps, torch.finfo(torch.float32).eps)
