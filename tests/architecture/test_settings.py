@@ -35,6 +35,7 @@ SENT = ("torchbeast.core.base.specs", "torchbeast.gradients.worker")
 # its runs.
 ALIKE = [
     *(f"torchbeast.export.ExportFlags.{name}" for name in ("env", "env_kwargs", "precision")),
+    "torchbeast.reporting.display.Progress.max_lag",
     "torchbeast.status.StatusConfig.learner",
     "torchbeast.suite.SuiteFlags.name",
     "torchbeast.suite.SuiteFlags.preset",

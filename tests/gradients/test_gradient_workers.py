@@ -223,7 +223,7 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted() -> None:
     learning, batches = Learning(kind=TwoSteps), given(2, 8)
     centre = learning.step()
     make = partial(of_given, learning=learning, batches=batches)
-    with running(make, centre, max_lag=0, **FREE) as (workers, _):
+    with running(make, centre, max_gradient_lag=0, **FREE) as (workers, _):
         rounds = learnt(workers, 12)
         dropped = workers.status()["dropped_gradients"]
     taken = [figures["gradient_lag"] for _, figures in rounds if "gradient_lag" in figures]

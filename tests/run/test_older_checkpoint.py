@@ -60,6 +60,7 @@ FLAGS = {
     "momentum": 0.0,
     "epsilon": EPSILON,
     "grad_norm_clipping": 40.0,
+    "max_lag": None,
     "num_learner_threads": None,
     "torch_threads": 1,
     "precision": "float32",

@@ -37,7 +37,7 @@ class GradientConfig:
     fraction_samples: float = 1.0
     """Share of its batch that a straggler collects in any case. Missing steps are masked and do not
     count as env steps."""
-    max_lag: int = 32
+    max_gradient_lag: int = 32
     """Drop (and count) asynchronous gradients that were computed with weights more than this many
     optimiser steps old."""
     cores: int = 1
@@ -49,7 +49,7 @@ class GradientConfig:
         one_of(get_args(Communication), communication=self.communication)
         one_of(get_args(UpdateExecution), update_execution=self.update_execution)
         at_least(1, num_workers=self.num_workers, cores=self.cores)
-        at_least(0, max_lag=self.max_lag, gpus=self.gpus)
+        at_least(0, max_gradient_lag=self.max_gradient_lag, gpus=self.gpus)
         above(0, fraction_workers=self.fraction_workers)
         between(0, 1, fraction_workers=self.fraction_workers)
         between(0, 1, fraction_samples=self.fraction_samples)

@@ -284,7 +284,7 @@ class Asynchronous(Centralised):
     """Gradients that the centre applies one after the other, as they arrive.
 
     A worker gets newer weights with every minibatch. Its gradient is dropped if the centre has
-    taken more than `max_lag` steps in the meantime.
+    taken more than `max_gradient_lag` steps in the meantime.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -329,7 +329,7 @@ class Asynchronous(Centralised):
         if contributed is None:
             return True
         lag = self.counters.optimiser_steps - contributed.message["optimiser_steps"]
-        if lag > self._config.max_lag:
+        if lag > self._config.max_gradient_lag:
             self._dropped += 1
             return False
         figures = self._apply([contributed])

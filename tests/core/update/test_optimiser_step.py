@@ -21,7 +21,9 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.errors import UsageError
 
 T, B, ACTIONS = 5, 4, 3
 TIMEOUT_S = 30.0
@@ -90,6 +92,38 @@ def test_minibatches_are_updates_one_after_another(make_rollout: Make) -> None:
     assert figures["total_loss"] == pytest.approx(sum(losses) / 4)
     torch.testing.assert_close(weights(once), weights(one_by_one))
     assert buffers(once)["scale.count"] == T * B
+
+
+def test_steps_above_max_lag_are_not_learnt_from_but_count_as_collected(make_rollout: Make) -> None:
+    """The gradient of a sum over all columns is that of the recent columns alone."""
+    limited = impala(mlp(), max_lag=3)
+    recent_alone = impala(copy.deepcopy(limited.algo.actor))
+    for step in (limited, recent_alone):
+        step.counters.version = 10
+        step.algo.actor.observe = lambda observation: None  # type: ignore[method-assign]
+    batch = make_rollout(T, B, policy_version=torch.tensor([6, 7, 0, 9]).expand(T + 1, B))
+    figures = limited.update(batch).figures
+    recent_alone.update(batch.take(torch.tensor([1, 3])))
+    torch.testing.assert_close(weights(limited), weights(recent_alone))
+    assert figures["too_old_share"] == 0.5
+    assert limited.counters.env_steps == T * B
+    assert limited.counters.learnt_steps == T * B // 2
+
+
+def test_replayed_steps_have_no_max_lag(make_rollout: Make) -> None:
+    replayed = torch.tensor([True, True, False, False]).expand(T + 1, B)
+    versions = torch.tensor([0, 9, 0, 9]).expand(T + 1, B)
+    recent, share = make_rollout(T, B, policy_version=versions, replayed=replayed).without_older(5)
+    assert recent.valid is not None and recent.valid[1:].all(0).tolist() == [1, 1, 0, 1]
+    assert recent.env_steps == 2 * T and share.total / share.steps == 0.5
+
+
+def test_max_lag_is_refused_where_steps_of_any_age_are_learnt_from() -> None:
+    class OffPolicy(IMPALA):
+        takes = Transitions
+
+    with pytest.raises(UsageError, match="OffPolicy trains on steps of a replay, of any age"):
+        impala(mlp(), OffPolicy, max_lag=3)
 
 
 class GoesBad(Epochs):

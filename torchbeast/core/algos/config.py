@@ -38,7 +38,7 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Learning-rate warm-up and gradient clipping, which every algorithm has."""
+    """Settings of the update that all algorithms share: warm-up, clipping, a limit of the lag."""
 
     warmup_steps: int = 0
     """Learning-rate warm-up: environment steps over which the rate grows linearly from 0. RMSprop
@@ -46,9 +46,13 @@ class StepConfig:
     ten times too large and can silence the network for good."""
     grad_norm_clipping: float = 40.0
     """Gradient clipping: largest global norm of a gradient, usually 0.5 (PPO) to 40 (IMPALA)."""
+    max_lag: int | None = None
+    """Policy lag, in versions of the weights, above which new steps are not learnt from (column
+    too_old_share of the log). They still count as environment steps. For algorithms that train on
+    rollouts. Default: no limit."""
 
     def __post_init__(self) -> None:
-        at_least(0, warmup_steps=self.warmup_steps)
+        at_least(0, warmup_steps=self.warmup_steps, max_lag=self.max_lag)
         above(0, grad_norm_clipping=self.grad_norm_clipping)
 
 

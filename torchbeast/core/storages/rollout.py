@@ -32,7 +32,7 @@ from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
-from torchbeast.core.losses import both
+from torchbeast.core.losses import Mean, both, mean
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
 
 _NO_TENSORS = ("collected", "feeds_back", "hand_back")
@@ -193,6 +193,16 @@ class Rollout:
         kept = replace(self, valid=both(self.valid, valid))
         online = kept.online_mask
         return replace(kept, collected=None if online is None else int(online.sum()))
+
+    def without_older(self, version: int) -> tuple[Rollout, Mean]:
+        """Returns a rollout in which online steps that weights before this version chose are not
+        valid but still count as collected, and the share of the online steps that they are.
+        """
+        older = self.policy_version < version
+        if self.replayed is not None:
+            older = older & ~self.replayed.bool()
+        recent = replace(self, valid=both(self.valid, ~older), collected=self.env_steps)
+        return recent, mean(older[1:].float(), self.online_mask)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor.

@@ -30,7 +30,9 @@ from torchbeast.core.algos.base import (
     naming_needs,
 )
 from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.losses import Mean
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback, joined
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update import saving
 from torchbeast.core.update.figures import (
     TOTAL,
@@ -52,6 +54,7 @@ from torchbeast.core.update.ranks import (
 )
 from torchbeast.core.update.slices import Learn, Slices
 from torchbeast.core.update.statistics import Statistics
+from torchbeast.errors import UsageError
 
 
 class LinearDecay:
@@ -112,7 +115,8 @@ class OptimiserStep(Generic[BatchT]):
         num_threads: int = 1,
         ranks: Ranks | None = None,
     ) -> None:
-        """Prepares updates; raises ValueError when the algorithm's optimisers are incomplete.
+        """Prepares updates; raises ValueError when the algorithm's optimisers are incomplete, and
+        UsageError for a max_lag of an algorithm that does not train on rollouts.
 
         total_steps: env steps after which learning rates are 0.
         bytes_at_once: bytes of observations in a slice of a batch; None: the whole batch.
@@ -120,6 +124,11 @@ class OptimiserStep(Generic[BatchT]):
             the last digits of results only; a batch that is not separable is learnt in one slice.
         ranks: all learners that take every optimiser step together; None: this one alone.
         """
+        if config.max_lag is not None and not issubclass(algo.takes, Rollout):
+            raise UsageError(
+                f"max_lag limits the age of rollouts, but {type(algo).__name__} trains on steps of "
+                "a replay, of any age: leave it out"
+            )
         self.algo = algo
         self._config = config
         self._ranks = ranks
@@ -168,11 +177,19 @@ class OptimiserStep(Generic[BatchT]):
         `update`, another OptimiserStep applies its gradients.
         """
         with torch.no_grad():
-            prepared = self.algo.prepare(batch)
+            recent, more = self._recent(batch)
+            prepared = self.algo.prepare(recent)
             metrics = self.algo.metrics(prepared)
             check_metrics(f"{type(self.algo).__name__}.metrics", metrics)
-            found = divided(fetched(addends(metrics, 1.0)))
+            found = divided(fetched(addends({**metrics, **more}, 1.0)))
         return iter(self.algo.minibatches(prepared)), found
+
+    def _recent(self, batch: Any) -> tuple[BatchT, dict[str, Mean]]:
+        """Returns the batch without the steps above max_lag, and a metric of their share."""
+        if self._config.max_lag is None:
+            return batch, {}
+        recent, share = batch.without_older(self.version - self._config.max_lag)
+        return recent, {"too_old_share": share}
 
     def contribution(self, minibatch: BatchT, number: int, env_steps: int) -> Contribution:
         """Returns the gradients of a minibatch, for `apply`; changes no weight.
