@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on many families of environments for some seconds, and writes a table of what happened.
+"""Trains on many families of environments, and writes a table of speeds and returns.
 
 pip install what you want to try (crafter and bsuite need gym==0.26.2 too), then
 
 python benchmarks/families.py --json families.json --page docs/reference/environments.md
 
-Families whose package is missing keep the entries that the JSON file has of an earlier call.
+The first program of RUNS trains for --learn_seconds, and its returns are compared; the others train
+for --seconds. Families whose package is missing keep the entries that the JSON file has of an
+earlier call.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import math
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,13 +39,15 @@ class Family(NamedTuple):
     kwargs: str = ""  # JSON
     agents: int = 1
     is_box: bool = False
-    keys: tuple[str, ...] = ()  # of the observation
+    flags: tuple[str, ...] = ()
 
     @property
     def is_installed(self) -> bool:
         """Whether its package is there."""
         return find_spec(self.package or self.env.partition(":")[0]) is not None
 
+
+_KEYS = ("--observation_keys", "image", "direction")
 
 FAMILIES = (
     Family("Gymnasium, classic control", "CartPole-v1", "gymnasium"),
@@ -51,14 +59,18 @@ FAMILIES = (
     Family("Gymnasium, vector", "gymnasium:make_vec", kwargs='{"id": "Acrobot-v1"}'),
     Family("ALE", "ALE/Breakout-v5", "ale_py"),
     Family("MinAtar", "MinAtar/Breakout-v1", "minatar"),
-    Family("MiniGrid", "minigrid:MiniGrid-Empty-5x5-v0", keys=("image", "direction")),
+    Family(
+        "MiniGrid",
+        "minigrid:MiniGrid-Empty-5x5-v0",
+        flags=("--observation_keys", "image", "direction"),
+    ),
     Family("NetHack", "nle:NetHackScore-v0"),
     Family("PyBullet", "pybullet_envs_gymnasium:HopperBulletEnv-v0", is_box=True),
     Family("Gymnasium-Robotics", "gymnasium_robotics:FetchReach-v4", is_box=True),
     Family("panda-gym", "panda_gym:PandaReach-v3", is_box=True),
     Family("highway-env", "highway_env:highway-fast-v0"),
     Family("Crafter", "crafter:Env"),
-    Family("POPGym", "popgym:popgym-RepeatPreviousEasy-v0"),
+    Family("POPGym", "popgym:popgym-RepeatPreviousEasy-v0", flags=("--use_lstm",)),
     Family("Flappy Bird", "flappy_bird_gymnasium:FlappyBird-v0"),
     Family("gym-anytrading", "gym_anytrading:stocks-v0"),
     Family("Tetris", "tetris_gymnasium.envs.tetris:Tetris", "tetris_gymnasium"),
@@ -107,8 +119,11 @@ def main() -> None:
         rows = found.setdefault(family.title, {})
         for program, kind in RUNS:
             algo = kind if kind != "q" else "sac" if family.is_box else "dqn"
-            rows[f"{program} {algo}"] = said = _run(family, program, algo, arguments.seconds)
-            print(f"{family.title}, {program} {algo}: {said}", flush=True)
+            if algo == "dqn" and "--use_lstm" in family.flags:
+                continue
+            seconds = arguments.learn_seconds if kind == "ppo" else arguments.seconds
+            rows[f"{program} {kind}"] = outcome = _run(family, program, algo, seconds)
+            print(f"{family.title}, {program} {algo}: {outcome}", flush=True)
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     if arguments.page is not None:
         arguments.page.write_text(_page(found))
@@ -116,24 +131,28 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a run")
+    parser.add_argument("--learn_seconds", type=float, default=60.0, help="of PPO's run")
     parser.add_argument("--json", type=Path, default=Path("families.json"))
     parser.add_argument("--page", type=Path, help="the Markdown page to write")
     parser.add_argument("--only", help="a regular expression of titles")
     return parser.parse_args()
 
 
-def _run(family: Family, program: str, algo: str, seconds: float) -> str:
-    """Returns "trains", or the reason for which a run ended before its first update."""
-    actors = str(4 * family.agents)
+def _run(family: Family, program: str, algo: str, seconds: float) -> dict[str, Any]:
+    """Returns steps_s and the returns of the first and the last episodes, or `said`: the reason for
+    which a run ended before its first update.
+    """
+    actors = str(8 * family.agents)
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", f"torchbeast.{program}", "--env", family.env, "--algo", algo),
-            *("--num_actors", actors, "--unroll_length", "20", "--savedir", folder, "--xpid", "x"),
-            *("--total_steps", "1000000000", "--disable_checkpoint"),
+            *("--num_actors", actors, "--unroll_length", "32", "--savedir", folder, "--xpid", "x"),
+            *("--total_steps", "1000000000", "--disable_checkpoint", "--seed", "1"),
             *(("--env_kwargs", family.kwargs) if family.kwargs else ()),
-            *(("--observation_keys", *family.keys) if family.keys else ()),
+            *family.flags,
             *(("--batch_size", actors) if algo in ("impala", "ppo") else ("--learn_start", "200")),
+            *(("--learning_rate", "0.001", "--normalise_returns") if algo == "ppo" else ()),
             *(("--num_servers", "1") if program == "polybeast" else ("--num_processes", "1")),
         ]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -142,45 +161,74 @@ def _run(family: Family, program: str, algo: str, seconds: float) -> str:
         except subprocess.TimeoutExpired:
             run.send_signal(2)
             said = run.communicate()[0]
-    if (learnt := re.search(r"Learnt ([\d,]+) steps in ", said)) and learnt[1] != "0":
-        return "trains"
+        log = Path(folder, "x", "logs.csv")
+        rows = list(csv.DictReader(log.open())) if log.exists() else []
+    learnt = re.search(r"Learnt ([\d,]+) steps in .*?\(([\d,]+) steps/s\)", said)
+    if learnt and learnt[1] != "0":
+        return {"steps_s": int(learnt[2].replace(",", "")), **_returns(rows)}
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     refused = [line.removeprefix(f"{program}: ") for line in lines if line.startswith(program)]
-    return (errors or refused or lines or ["nothing was printed"])[-1]
+    return {"said": (errors or refused or lines or ["nothing was printed"])[-1]}
 
 
-def _shortened(said: str) -> str:
-    said = said.replace("|", "/").replace(
-        "Stopped by SIGINT.", "too slow for an update in that time"
-    )
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST].rsplit(' ', 1)[0]} ..."
+def _returns(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Returns the mean return in the first and in the last fifth of the updates with an episode,
+    and whether the last is higher by three standard errors.
+    """
+    found = [float(row["mean_episode_return"]) for row in rows if row["mean_episode_return"]]
+    if (count := len(found) // 5) < 5:
+        return {}
+    parts = found[:count], found[-count:]
+    first, last = map(statistics.fmean, parts)
+    error = math.sqrt(sum(statistics.variance(part) / count for part in parts))
+    return {"first": first, "last": last, "learns": last - first > 3 * error}
 
 
 _LONGEST = 100
 _HEAD = """\
 # Environments that were tried
 
-One environment of each family, trained for some seconds with four environments, or games, in one
-process, on 2026-11-27 with the releases that pip chose. A message says why it does not train:
-Gymnasium-Robotics and DM Control fail in their own code with that release of MuJoCo, and large
-images need a smaller `--replay_size`. `benchmarks/families.py` writes this page.
+One environment of each family in one process, with 8 environments (or games), on one core, on
+2026-11-27 with the releases that pip chose. PPO trained for a minute with the same settings
+everywhere (`--learning_rate 0.001 --normalise_returns`), DQN, SAC and IMPALA for 20 seconds.
 
-| family | environment | MonoBeast, PPO | MonoBeast, DQN or SAC | PolyBeast, IMPALA |
-| --- | --- | --- | --- | --- |"""
+*Returns* are means over the first and the last fifth of PPO's run. **Bold**: the last is higher by
+more than three standard errors, so PPO learns. Many tasks need longer, or settings of their own.
+A message says why an environment does not train. `benchmarks/families.py` writes this page.
+
+| family | environment | returns, PPO | MonoBeast, PPO: steps/s | MonoBeast, DQN or SAC: steps/s | \
+PolyBeast, IMPALA: steps/s |
+| --- | --- | --- | --- | --- | --- |"""
 
 
-def _page(found: dict[str, dict[str, str]]) -> str:
+def _page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     lines = [_HEAD]
     for family in FAMILIES:
-        rows = found.get(family.title, {})
-        q = rows.get("monobeast dqn", rows.get("monobeast sac", ""))
-        cells = [rows.get("monobeast ppo", ""), q, rows.get("polybeast impala", "")]
-        if any(cells):
-            told = " | ".join(_shortened(cell) for cell in cells)
-            keys = f" `--observation_keys {' '.join(family.keys)}`" if family.keys else ""
-            lines.append(f"| {family.title} | `{family.env}`{keys} | {told} |")
+        if not (rows := found.get(family.title)):
+            continue
+        ppo, q, impala = (rows.get(f"{program} {kind}") for program, kind in RUNS)
+        flags = f" `{' '.join(family.flags)}`" if family.flags else ""
+        told = " | ".join((_change(ppo or {}), _speed(ppo), _speed(q), _speed(impala)))
+        lines.append(f"| {family.title} | `{family.env}`{flags} | {told} |")
     return "\n".join(lines) + "\n"
+
+
+def _change(outcome: dict[str, Any]) -> str:
+    if "first" not in outcome:
+        return ""
+    told = f"{outcome['first']:.3g} → {outcome['last']:.3g}"
+    return f"**{told}**" if outcome["learns"] else told
+
+
+def _speed(outcome: dict[str, Any] | None) -> str:
+    if outcome is None:
+        return ""
+    if "steps_s" in outcome:
+        return f"{outcome['steps_s']:,}"
+    said = outcome["said"].replace("|", "/")
+    said = said.replace("Stopped by SIGINT.", "too slow for an update in that time")
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST].rsplit(' ', 1)[0]} ..."
 
 
 if __name__ == "__main__":

@@ -136,6 +136,12 @@ class MonoBeastFlags(LearnerFlags):
         )
 
     def _check_fixed_lag(self) -> None:
+        lag, limit = self.processes.fixed_lag, self.step.max_lag
+        require(
+            lag is None or limit is None or lag <= limit,
+            f"--fixed_lag {lag} is above --max_lag {limit}, so nothing would be learnt: give "
+            f"--max_lag {lag} or more",
+        )
         if not self.learns_from_transitions or not self.is_reproducible:
             self.processes.check_fixed_lag(self.rollouts.batch_size)
             return
