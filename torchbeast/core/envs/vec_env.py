@@ -403,6 +403,9 @@ class SyncVecEnv:
             self._declared = declared(space)
         self.observation_space: ObservationSpace = self._space_of(self._first(0, None))
         self._specs: list[ArraySpec] = flatten(self.observation_space)
+        self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
+        if isinstance(space := self.observation_space, ArraySpec):
+            self._row = np.dtype(space.dtype), space.shape
         self._check_finite = FiniteCheck(self.observation_space)
         self._given: list[Any] = [None] * self.num_envs  # the newest observations as returned
         self._steps = 0  # since the environments were made
@@ -445,12 +448,12 @@ class SyncVecEnv:
         finals: list[list[np.ndarray]] = []
         infos: dict[int, Mapping[str, Any]] = {}
         for index, one_action in enumerate(self._split(action)):
-            observation, reward[index], *ends, info = self._step_one(index, one_action)
+            observation, reward[index], over, cut, info = self._step_one(index, one_action)
             self._write(rows, index, observation)
-            terminated[index], truncated[index] = ends
-            if truncated[index]:
-                finals.append(self._final(rows, index))
-            if any(ends):
+            if over or cut:
+                terminated[index], truncated[index] = over, cut
+                if cut:
+                    finals.append(self._final(rows, index))
                 infos[index] = dict(info)  # before the reset, which may write to it
                 self._write_first(rows, index, None)
         self._check_finite(rows, self._at_step, self._given)
@@ -539,10 +542,10 @@ class SyncVecEnv:
         return [np.empty((count, *spec.shape), spec.dtype) for spec in self._specs]
 
     def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
-        self._given[index] = selected = select(observation, self.observation_keys)
-        if isinstance(self.observation_space, ArraySpec) and _is_row_of(rows[0], selected):
-            rows[0][index] = selected  # the usual case, without the cost of a nest
+        if type(observation) is np.ndarray and self._row == (observation.dtype, observation.shape):
+            self._given[index] = rows[0][index] = observation  # without the cost of a nest
             return
+        self._given[index] = selected = select(observation, self.observation_keys)
         path = f"{self._at_step(index)}: observation"
         leaves = matching_leaves(self.observation_space, selected, path)
         for row, leaf in zip(rows, leaves, strict=True):
@@ -586,18 +589,21 @@ class SyncVecEnv:
                 "(observation, reward, terminated, truncated, info) or "
                 "(observation, reward, done, info)"
             )
-        observation, reward, ended, *rest = result
-        reward, ended = self._finite(index, reward), self._flag(index, ended)
         if len(result) == 5:
-            truncated = self._flag(index, rest[0]) and not ended
-            return observation, reward, ended, truncated, _info(rest[1])
-        info = _info(rest[0])
+            observation, reward, ended, truncated, info = result
+            reward, ended = self._finite(index, reward), self._flag(index, ended)
+            truncated = self._flag(index, truncated) and not ended
+            return observation, reward, ended, truncated, _info(info)
+        observation, reward, ended, info = result
+        reward, ended, info = self._finite(index, reward), self._flag(index, ended), _info(info)
         truncated = ended and bool(info.get("TimeLimit.truncated", False))
         return observation, reward, ended and not truncated, truncated, info
 
     def _flag(self, index: int, value: Any) -> bool:
         """Returns whether an episode is over, from a value that step returned."""
-        if isinstance(value, (bool, np.bool_)):
+        if value is True or value is False:  # the usual case
+            return value
+        if isinstance(value, np.bool_):
             return bool(value)
         if math.isnan(number := number_in(value)):
             raise ValueError(
@@ -639,14 +645,9 @@ def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
-def _is_row_of(rows: np.ndarray, value: Any) -> bool:
-    """Returns whether the value can be a row of the array as it is."""
-    is_array = type(value) is np.ndarray
-    return is_array and value.dtype == rows.dtype and value.shape == rows.shape[1:]
-
-
 def _info(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    # Asking for the type itself first saves a slow search among the subclasses of Mapping.
+    return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
 def _reset(env: Any, seed: int | None, options: Mapping[str, Any]) -> Any:
