@@ -173,11 +173,11 @@ def _run(family: Family, program: str, algo: str, seconds: float) -> dict[str, A
 
 
 def _returns(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """Returns the mean return in the first and in the last fifth of the updates with an episode,
-    and whether the last is higher by three standard errors.
+    """Returns the mean returns of the first and the last updates with an episode (20 of each, or a
+    fifth), and whether the last is higher by three standard errors.
     """
     found = [float(row["mean_episode_return"]) for row in rows if row["mean_episode_return"]]
-    if (count := len(found) // 5) < 5:
+    if (count := min(20, len(found) // 5)) < 5:
         return {}
     parts = found[:count], found[-count:]
     first, last = map(statistics.fmean, parts)
@@ -193,9 +193,10 @@ One environment of each family in one process, with 8 environments (or games), o
 2026-11-27 with the releases that pip chose. PPO trained for a minute with the same settings
 everywhere (`--learning_rate 0.001 --normalise_returns`), DQN, SAC and IMPALA for 20 seconds.
 
-*Returns* are means over the first and the last fifth of PPO's run. **Bold**: the last is higher by
-more than three standard errors, so PPO learns. Many tasks need longer, or settings of their own.
-A message says why an environment does not train. `benchmarks/families.py` writes this page.
+*Returns* are means over the first and the last 20 updates of PPO's run in which an episode ended.
+**Bold**: the last is higher by more than three standard errors, so PPO learns. Many tasks need
+longer, or settings of their own. A message says why an environment does not train.
+`benchmarks/families.py` writes this page.
 
 | family | environment | returns, PPO | MonoBeast, PPO: steps/s | MonoBeast, DQN or SAC: steps/s | \
 PolyBeast, IMPALA: steps/s |

@@ -7,9 +7,8 @@
 
 The learner writes versions of the agent into a folder, the pool. Every process with environments
 plays against one version at a time, and draws another one after as many games as it has columns:
-the newest version in half of the draws, the player that moves at random in a fifth, else any
-version. Games against the random player keep the agent strong against odd moves, and the ratings
-comparable.
+the newest version in 35 % of the draws, the player that moves at random in 30 %, else any version.
+Games against the random player keep the agent strong against odd moves, and the ratings comparable.
 
 Ratings follow Elo (The Rating of Chessplayers, 1978): 400 points more mean odds of 10 to 1. The
 random player has 0, and a version keeps the rating that the agent had when it was written.
@@ -41,7 +40,7 @@ from torchbeast.core.envs.vec_env import VecEnv, VecStep
 from torchbeast.errors import UsageError
 
 _SUFFIX = ".version"
-_NEWEST, _RANDOM = 0.5, 0.2  # shares of the draws
+_NEWEST, _RANDOM = 0.35, 0.3  # shares of the draws
 _FEWEST_GAMES = 8  # against a version; loading one takes about 2 ms
 _K = 16.0  # how far the rating moves after a game, at most
 
