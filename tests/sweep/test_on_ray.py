@@ -276,6 +276,7 @@ def test_an_agent_that_no_node_has_room_for_is_refused(tmp_path: Path, fleet: Fa
         {"agent_gpus": 1.0},
         {"on": "ray", "agent_cpus": 0.0},
         {"on": "ray", "address": "ray://head:10001"},
+        {"rounds": 5},
     ],
 )
 def test_settings_that_do_not_fit_to_where_agents_learn_are_refused(wrong: dict[str, Any]) -> None:

@@ -127,6 +127,7 @@ def test_a_population_keeps_its_rounds_and_a_sweep_does_not_become_one(
     what = compared(SweepConfig(set=SET, scheduler="pbt", rounds=5), WORDS, population)
     RunFolder(population, what.record(), []).finish(successful=True)
     assert compared(SweepConfig(name="population"), [], population).rounds == 5
+    assert compared(SweepConfig(scheduler="pbt"), [], population).rounds == 5
     with pytest.raises(UsageError, match="with --rounds 5, not with --rounds 4"):
         compared(SweepConfig(scheduler="pbt", rounds=4), [], population)
     with pytest.raises(UsageError, match="with --rounds None, not with --rounds 4"):

@@ -240,7 +240,8 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
     Raises UsageError if command line and record differ.
     """
     before, values = _recorded(folder), values_of(config.set)
-    rounds = config.rounds if config.scheduler == "pbt" else None
+    earlier_rounds = None if before is None else before.rounds
+    rounds = (config.rounds or earlier_rounds or 10) if config.scheduler == "pbt" else None
     if before is None:
         if not values:
             raise UsageError(
@@ -264,7 +265,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         shared_replay=config.shared_replay or before.shared_replay,
         trials=config.trials or before.trials,
         search=config.search if config.trials else before.search,
-        rounds=rounds or before.rounds,
+        rounds=rounds or earlier_rounds,
     )
     if now != before:
         _check_same(before.settings(), now.settings(), folder)

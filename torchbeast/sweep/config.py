@@ -57,9 +57,9 @@ class SweepConfig:
     of the steps and continues an agent only if it is in the top third. pbt (population based
     training, Jaderberg et al. 2017) lets weak agents continue from the checkpoints of good ones,
     with changed settings. none: train every agent to the end."""
-    rounds: int = 10
-    """Number of equal parts of the steps, after each of which --scheduler pbt compares the
-    agents."""
+    rounds: int | None = None
+    """Number of equal parts of the steps, after each of which --scheduler pbt compares the agents.
+    Default: 10."""
     agent_cpus: float = 1.0
     """CPUs that Ray reserves for each agent, which uses that many. Needs --on ray."""
     agent_gpus: float = 0.0
@@ -69,6 +69,10 @@ class SweepConfig:
         at_least(1, parallel=self.parallel, trials=self.trials, rounds=self.rounds)
         at_least(0, agent_gpus=self.agent_gpus)
         above(0, agent_cpus=self.agent_cpus)
+        require(
+            self.rounds is None or self.scheduler == "pbt",
+            f"rounds {self.rounds} needs --scheduler pbt: add it, or leave rounds out",
+        )
         require(
             self.on == "ray" or (self.agent_cpus, self.agent_gpus) == (1.0, 0.0),
             "agent_cpus and agent_gpus need --on ray: add it, or remove them",
