@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -123,7 +124,7 @@ def _bare(num_envs: int) -> Updates:
         for _ in range(STEPS):
             with torch.no_grad():
                 out = net(observed)
-                policy = Categorical(logits=out[:, :2])
+                policy: Any = Categorical(logits=out[:, :2])
                 action = policy.sample()
             seen.append(observed)
             taken.append(action)
@@ -142,7 +143,8 @@ def _bare(num_envs: int) -> Updates:
             dones.append(torch.tensor(ended, dtype=torch.float32))
         with torch.no_grad():
             following = net(observed)[:, 2]
-        advantages, advantage = [], torch.zeros(num_envs)
+        advantages: list[torch.Tensor] = []
+        advantage = torch.zeros(num_envs)
         for t in reversed(range(STEPS)):
             goes_on = GAMMA * (1.0 - dones[t])
             advantage = rewards[t] + goes_on * following - values[t] + LAMBDA * goes_on * advantage
@@ -168,13 +170,13 @@ def _learn(
     targets = advantages + old_values
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     out = net(seen)
-    policy = Categorical(logits=out[:, :2])
+    policy: Any = Categorical(logits=out[:, :2])
     ratio = (policy.log_prob(taken) - old).exp()
     clipped = ratio.clamp(1.0 - CLIP, 1.0 + CLIP)
     loss = -torch.min(ratio * advantages, clipped * advantages).mean()
     loss = loss + 0.25 * (out[:, 2] - targets).square().mean() - 0.01 * policy.entropy().mean()
     optimiser.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     nn.utils.clip_grad_norm_(net.parameters(), 0.5)
     optimiser.step()
 

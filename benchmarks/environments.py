@@ -1,81 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures Atari environments alone, with random actions: an upper bound of every program.
+"""Steps/s of environments: the library alone, TorchBeast's on top of it, and the programs.
 
-It compares ALE's vector environment, TorchBeast's on top of it and, with --envpool_python, EnvPool,
-each with one thread and with all cores, interleaved. EnvPool has a virtual environment of its own,
-because its dependencies differ: python -m venv /tmp/envpool && /tmp/envpool/bin/pip install envpool
+The first two take random actions, with all cores as threads: they are an upper bound. The programs
+train with IMPALA and as many environments. Everything is interleaved. Atari's games run in ALE's
+vector environment, names with envpool: in EnvPool (`pip install '.[envpool]'`).
 
-python benchmarks/environments.py [--envpool_python /tmp/envpool/bin/python] [--repeats 3]
+python benchmarks/environments.py [--envs ALE/Pong-v5 envpool:CartPole-v1] [--programs polybeast]
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from figures import interleaved, print_table, write_json
-from stepping import Step, steps_per_second
+from progress import measured, torchbeast
 
 from torchbeast import envs
-from torchbeast.core.envs.spaces import Discrete
-from torchbeast.envs.atari import rom_name
+from torchbeast.core.envs.spaces import Box
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs.atari import is_atari, rom_name
 from torchbeast.fleets.system import available_cores
 
-SERVER = Path(__file__).with_name("envpool_server.py")
+ENVS = ("ALE/Pong-v5", "envpool:Pong-v5", "envpool:CartPole-v1", "envpool:HalfCheetah-v4")
+PROGRAMS = ("monobeast", "polybeast", "raybeast")
 
 
 def main() -> None:
     arguments = _arguments()
-    with ExitStack() as servers:
-        runs = {
-            f"{name}, threads: {threads}": run
-            for threads in sorted({1, arguments.threads})
-            for name, run in _runs(arguments, threads, servers).items()
-        }
-        figures = interleaved(runs, arguments.repeats)
-    print_table(figures, "agent steps/s")
-    write_json(arguments.json, arguments, steps_per_second=figures)
+    found = {}
+    for name in arguments.envs:
+        found[name] = interleaved(_runs(name, arguments), arguments.repeats)
+        print(name)
+        print_table(found[name], "steps/s")
+        write_json(arguments.json, arguments, steps_per_second=found)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="PongNoFrameskip-v4")
+    parser.add_argument("--envs", nargs="+", default=ENVS)
+    parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=PROGRAMS)
     parser.add_argument("--num_envs", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--warm_up", type=float, default=5.0, help="seconds before a program's run")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of one run")
     parser.add_argument(
-        "--threads", type=int, default=available_cores(), help="compared with one thread"
+        "--patience", type=float, default=120.0, help="for a program's first update"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of one run")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--envpool_python", help="path of a Python with EnvPool")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
-def _runs(
-    arguments: argparse.Namespace, threads: int, servers: ExitStack
-) -> dict[str, Callable[[], float]]:
-    """Makes the environments, which is not timed, and returns their runs."""
-    ours = envs.make(arguments.env, arguments.num_envs, num_threads=threads)
+def _runs(name: str, arguments: argparse.Namespace) -> dict[str, Callable[[], float]]:
+    """Makes the environments, which is not timed, and returns their runs and the programs'."""
+    size, threads = arguments.num_envs, arguments.threads
+    library = _ale if is_atari(name) else _envpool
+    ours = envs.make(name, size, num_threads=threads)
     ours.reset(0)
-    steps: dict[str, Step] = {"ALE": _bare_ale(arguments, threads), "TorchBeast": ours.step}
-    assert isinstance(ours.action_space, Discrete)
-    shape = arguments.num_envs, ours.action_space.n, arguments.seconds
-    runs: dict[str, Callable[[], float]] = {
-        name: functools.partial(steps_per_second, step, *shape) for name, step in steps.items()
+    steps = {
+        "the library alone": library(name, size, threads),
+        "TorchBeast's environment": ours.step,
     }
-    if arguments.envpool_python:
-        server = servers.enter_context(_envpool_server(arguments, threads))
-        runs["EnvPool"] = functools.partial(_ask, server, arguments.seconds)
+    actions = _random_actions(ours)
+    seconds = arguments.seconds
+    runs: dict[str, Callable[[], float]] = {
+        side: functools.partial(_steps_per_second, step, actions, seconds)
+        for side, step in steps.items()
+    }
+    model = "shallow" if ours.frame_stack > 1 else "mlp"
+    flags = {"env": name, "num_actors": size, "unroll_length": 20, "batch_size": size}
+    for program in arguments.programs:
+        runs[program] = functools.partial(measured, torchbeast(program, model, flags), arguments)
     return runs
 
 
-def _bare_ale(arguments: argparse.Namespace, threads: int) -> Step:
+def _random_actions(env: VecEnv) -> np.ndarray:
+    """Returns actions of 64 steps, [64, E, ...]."""
+    space, rng, shape = env.action_space, np.random.default_rng(0), (64, env.num_envs)
+    if isinstance(space, Box):
+        return rng.uniform(space.low, space.high, (*shape, *space.shape)).astype(space.dtype)
+    return rng.integers(0, space.n, shape).astype(np.int32)  # type: ignore[union-attr]
+
+
+def _steps_per_second(step: Callable[[Any], object], actions: np.ndarray, seconds: float) -> float:
+    step(actions[0])
+    calls, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        step(actions[calls % len(actions)])
+        calls += 1
+    return calls * actions.shape[1] / (time.perf_counter() - began)
+
+
+def _ale(name: str, size: int, threads: int) -> Callable[[Any], object]:
     """Returns the step of ALE's environment with TorchBeast's settings, but stacks of four frames.
 
     TorchBeast leaves stacking to the learner.
@@ -83,45 +105,24 @@ def _bare_ale(arguments: argparse.Namespace, threads: int) -> Step:
     from ale_py.vector_env import AtariVectorEnv
 
     env = AtariVectorEnv(
-        rom_name(arguments.env),
-        arguments.num_envs,
+        rom_name(name),
+        size,
         num_threads=threads,
         autoreset_mode="SameStep",
         life_loss_info=True,
         reward_clipping=False,
     )
-    env.reset(seed=np.arange(arguments.num_envs))
+    env.reset(seed=np.arange(size))
     return env.step
 
 
-@contextmanager
-def _envpool_server(arguments: argparse.Namespace, threads: int) -> Iterator[subprocess.Popen[str]]:
-    game = rom_name(arguments.env).title().replace("_", "")
-    command = [arguments.envpool_python, str(SERVER), f"{game}-v5"]
-    command += [str(arguments.num_envs), str(threads)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        if _line(server) != "ready":
-            sys.exit(f"EnvPool did not start, see above: {' '.join(command)}")
-        yield server
-        assert server.stdin is not None
-        server.stdin.close()  # the server ends at the end of its input
+def _envpool(name: str, size: int, threads: int) -> Callable[[Any], object]:
+    import envpool
 
-
-def _ask(server: subprocess.Popen[str], seconds: float) -> float:
-    assert server.stdin is not None
-    print(seconds, file=server.stdin, flush=True)
-    answer = _line(server)
-    if not answer:
-        sys.exit("EnvPool ended, see above")
-    return float(answer)
-
-
-def _line(server: subprocess.Popen[str]) -> str:
-    """Reads a line; returns "" when the server has ended."""
-    assert server.stdout is not None
-    return server.stdout.readline().strip()
+    task = name.removeprefix("envpool:")
+    env = envpool.make(task, env_type="gymnasium", num_envs=size, num_threads=threads)
+    env.reset()
+    return env.step
 
 
 if __name__ == "__main__":
