@@ -2,8 +2,9 @@
 """CPU time of a step of PPO on CartPole, compared with a loop of torch and Gymnasium alone.
 
 The bare loop has the arithmetic of PPO and nothing else: no logs, no checks, no checkpoints, no
-truncation, no normalised observations. Both have one thread, 128 steps of each environment in a
-batch, four epochs of four minibatches and two layers of 64 units. Runs are interleaved.
+truncation, no normalised observations, no last action and reward as inputs. Both have one thread,
+128 steps of each environment in a batch, four epochs of four minibatches, and layers of 128 and 64
+units. Runs are interleaved.
 
 python benchmarks/bare_ppo.py [--num_envs 8 256] [--seconds 10] [--profile]
 """
@@ -115,8 +116,10 @@ def _torchbeast(num_envs: int) -> Updates:
 
 def _bare(num_envs: int) -> Updates:
     torch.set_num_threads(1)
-    envs = [gymnasium.make("CartPole-v1") for _ in range(num_envs)]
-    net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    envs = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
+    net = nn.Sequential(
+        nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
     optimiser = torch.optim.Adam(net.parameters(), lr=0.00025, eps=1e-5)
     observed = torch.from_numpy(np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)]))
     while True:
@@ -177,7 +180,7 @@ def _learn(
     loss = loss + 0.25 * (out[:, 2] - targets).square().mean() - 0.01 * policy.entropy().mean()
     optimiser.zero_grad()
     loss.backward()
-    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    nn.utils.clip_grad_norm_(net.parameters(), 40.0)
     optimiser.step()
 
 

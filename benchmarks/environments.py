@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps/s of environments: the library alone, TorchBeast's on top of it, and the programs.
 
-The first two take random actions, with all cores as threads: they are an upper bound. The programs
-train with IMPALA and as many environments. Everything is interleaved. Atari's games run in ALE's
-vector environment, names with envpool: in EnvPool (`pip install '.[envpool]'`).
+The first two take random actions, with all cores as threads. The programs train with IMPALA and as
+many environments. Everything is interleaved. Atari's games run in ALE's vector environment, names
+with envpool: in EnvPool (`pip install '.[envpool]'`). The libraries alone stack four frames of
+Atari, which TorchBeast leaves to the learner, and EnvPool's count includes the steps that reset.
 
 python benchmarks/environments.py [--envs ALE/Pong-v5 envpool:CartPole-v1] [--programs polybeast]
 """
@@ -43,7 +44,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--envs", nargs="+", default=ENVS)
+    parser.add_argument("--envs", nargs="+", default=ENVS, help="Atari games, or envpool: tasks")
     parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=PROGRAMS)
     parser.add_argument("--num_envs", type=int, default=32)
     parser.add_argument("--threads", type=int, default=available_cores())
@@ -98,10 +99,7 @@ def _steps_per_second(step: Callable[[Any], object], actions: np.ndarray, second
 
 
 def _ale(name: str, size: int, threads: int) -> Callable[[Any], object]:
-    """Returns the step of ALE's environment with TorchBeast's settings, but stacks of four frames.
-
-    TorchBeast leaves stacking to the learner.
-    """
+    """Returns the step of ALE's environment with TorchBeast's settings, but stacks of frames."""
     from ale_py.vector_env import AtariVectorEnv
 
     env = AtariVectorEnv(
@@ -110,6 +108,7 @@ def _ale(name: str, size: int, threads: int) -> Callable[[Any], object]:
         num_threads=threads,
         autoreset_mode="SameStep",
         life_loss_info=True,
+        repeat_action_probability=0.25 if name.startswith("ALE/") else 0.0,
         reward_clipping=False,
     )
     env.reset(seed=np.arange(size))

@@ -5,9 +5,9 @@ pip install what you want to try (crafter and bsuite need gym==0.26.2 too), then
 
 python benchmarks/families.py --json families.json --page docs/reference/environments.md
 
-The first program of RUNS trains for --learn_seconds, and its returns are compared; the others train
-for --seconds. Families whose package is missing keep the entries that the JSON file has of an
-earlier call.
+MonoBeast with PPO trains for --learn_seconds, and its returns are compared; the others train for
+--seconds. Families whose package is missing keep the entries that the JSON file has of an earlier
+call.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import argparse
 import csv
 import json
 import math
+import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +50,7 @@ class Family(NamedTuple):
         return find_spec(self.package or self.env.partition(":")[0]) is not None
 
 
+_OF_PPO = ("--learning_rate=0.001", "--normalise_returns", "--reward_clipping=none")
 _KEYS = ("--observation_keys", "image", "direction")
 
 FAMILIES = (
@@ -62,7 +66,7 @@ FAMILIES = (
     Family(
         "MiniGrid",
         "minigrid:MiniGrid-Empty-5x5-v0",
-        flags=("--observation_keys", "image", "direction"),
+        flags=_KEYS,
     ),
     Family("NetHack", "nle:NetHackScore-v0"),
     Family("PyBullet", "pybullet_envs_gymnasium:HopperBulletEnv-v0", is_box=True),
@@ -109,6 +113,7 @@ def bsuite_catch() -> Any:
 
 def main() -> None:
     arguments = _arguments()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # the programs inherit one core
     found = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     for family in FAMILIES:
         if arguments.only and not re.search(arguments.only, family.title):
@@ -131,8 +136,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a run")
-    parser.add_argument("--learn_seconds", type=float, default=60.0, help="of PPO's run")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a run")
+    parser.add_argument("--learn_seconds", type=float, default=45.0, help="of PPO's run")
     parser.add_argument("--json", type=Path, default=Path("families.json"))
     parser.add_argument("--page", type=Path, help="the Markdown page to write")
     parser.add_argument("--only", help="a regular expression of titles")
@@ -140,43 +145,68 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run(family: Family, program: str, algo: str, seconds: float) -> dict[str, Any]:
-    """Returns steps_s and the returns of the first and the last episodes, or `said`: the reason for
-    which a run ended before its first update.
+    """Returns steps_s and the returns of early and late episodes, or `said`: the reason for which a
+    run ended before its first update.
+
+    seconds: from the first update on.
     """
-    actors = str(8 * family.agents)
+    actors = 8 * family.agents
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", f"torchbeast.{program}", "--env", family.env, "--algo", algo),
-            *("--num_actors", actors, "--unroll_length", "32", "--savedir", folder, "--xpid", "x"),
-            *("--total_steps", "1000000000", "--disable_checkpoint", "--seed", "1"),
+            *(f"--num_actors={actors}", "--unroll_length=32", f"--savedir={folder}", "--xpid=x"),
+            *("--total_steps=1000000000", "--disable_checkpoint", "--seed=1"),
             *(("--env_kwargs", family.kwargs) if family.kwargs else ()),
             *family.flags,
-            *(("--batch_size", actors) if algo in ("impala", "ppo") else ("--learn_start", "200")),
-            *(("--learning_rate", "0.001", "--normalise_returns") if algo == "ppo" else ()),
-            *(("--num_servers", "1") if program == "polybeast" else ("--num_processes", "1")),
+            *((f"--batch_size={actors}",) if algo in ("impala", "ppo") else ("--learn_start=200",)),
+            *(_OF_PPO if algo == "ppo" else ()),
+            *(("--num_servers=1",) if program == "polybeast" else ("--num_processes=1",)),
         ]
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            said = run.communicate(timeout=seconds)[0]
-        except subprocess.TimeoutExpired:
-            run.send_signal(2)
-            said = run.communicate()[0]
+        said = _output(command, Path(folder), seconds)
         log = Path(folder, "x", "logs.csv")
         rows = list(csv.DictReader(log.open())) if log.exists() else []
-    learnt = re.search(r"Learnt ([\d,]+) steps in .*?\(([\d,]+) steps/s\)", said)
-    if learnt and learnt[1] != "0":
-        return {"steps_s": int(learnt[2].replace(",", "")), **_returns(rows)}
+    if len(rows) > 1:
+        return {"steps_s": _speed_of(rows), **_returns(rows, actors)}
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     refused = [line.removeprefix(f"{program}: ") for line in lines if line.startswith(program)]
     return {"said": (errors or refused or lines or ["nothing was printed"])[-1]}
 
 
-def _returns(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """Returns the mean returns of the first and the last updates with an episode (20 of each, or a
-    fifth), and whether the last is higher by three standard errors.
+def _output(command: Sequence[str], folder: Path, seconds: float) -> str:
+    """Runs a program until so long after its first update; returns what it printed."""
+    output, log = folder / "output.txt", folder / "x" / "logs.csv"
+    with output.open("w") as file:
+        run = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    end, is_learning = time.monotonic() + _PATIENCE_S, False
+    while run.poll() is None and time.monotonic() < end:
+        time.sleep(0.2)
+        if not is_learning and log.exists() and len(log.read_text().splitlines()) > 1:
+            end, is_learning = time.monotonic() + seconds, True
+    if run.poll() is None:
+        run.send_signal(signal.SIGINT)
+    run.wait()
+    return output.read_text()
+
+
+def _speed_of(rows: Sequence[dict[str, str]]) -> float:
+    """Returns the steps/s between the first and the last update."""
+    first, last = rows[0], rows[-1]
+    spent = float(last["_time"]) - float(first["_time"])
+    return (float(last["step"]) - float(first["step"])) / spent
+
+
+def _returns(rows: Sequence[dict[str, str]], actors: int) -> dict[str, Any]:
+    """Returns the mean returns of 20 early and the last 20 updates with an episode (or a fifth),
+    and whether the last is higher by three standard errors.
+
+    Updates before an environment could end the longest episode do not count: the episodes that have
+    ended by then are the short ones.
     """
-    found = [float(row["mean_episode_return"]) for row in rows if row["mean_episode_return"]]
+    ended = [row for row in rows if row["mean_episode_return"]]
+    longest = max((float(row["mean_episode_length"]) for row in ended), default=0.0)
+    ended = [row for row in ended if float(row["step"]) >= actors * longest]
+    found = [float(row["mean_episode_return"]) for row in ended]
     if (count := min(20, len(found) // 5)) < 5:
         return {}
     parts = found[:count], found[-count:]
@@ -185,17 +215,20 @@ def _returns(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
     return {"first": first, "last": last, "learns": last - first > 3 * error}
 
 
+_PATIENCE_S = 60.0  # for the first update
 _LONGEST = 100
 _HEAD = """\
 # Environments that were tried
 
-One environment of each family in one process, with 8 environments (or games), on one core, on
-2026-11-27 with the releases that pip chose. PPO trained for a minute with the same settings
-everywhere (`--learning_rate 0.001 --normalise_returns`), DQN, SAC and IMPALA for 20 seconds.
+One environment of each family in one process, with 8 environments (or games), on one core next to
+other work, on 2026-11-27 with the releases that pip chose. From the first update on, PPO trained
+for 45 seconds with the same settings everywhere (`--learning_rate 0.001 --normalise_returns
+--reward_clipping none`), DQN, SAC and IMPALA for 10 seconds.
 
-*Returns* are means over the first and the last 20 updates of PPO's run in which an episode ended.
-**Bold**: the last is higher by more than three standard errors, so PPO learns. Many tasks need
-longer, or settings of their own. A message says why an environment does not train.
+*Returns* are means over 20 early updates and the last 20 of PPO's run in which an episode ended.
+**Bold**: the last is higher by more than three standard errors, so PPO learns. Without a return,
+too few episodes ended. Many tasks need longer, or settings of their own:
+[results](../results/README.md) has such runs. A message says why an environment does not train.
 `benchmarks/families.py` writes this page.
 
 | family | environment | returns, PPO | MonoBeast, PPO: steps/s | MonoBeast, DQN or SAC: steps/s | \
@@ -226,7 +259,7 @@ def _speed(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return ""
     if "steps_s" in outcome:
-        return f"{outcome['steps_s']:,}"
+        return f"{outcome['steps_s']:,.0f}"
     said = outcome["said"].replace("|", "/")
     said = said.replace("Stopped by SIGINT.", "too slow for an update in that time")
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST].rsplit(' ', 1)[0]} ..."

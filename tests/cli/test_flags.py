@@ -283,7 +283,7 @@ def test_flags_in_american_spelling_are_the_flags_in_british_spelling() -> None:
 
 FIXED_LAG_WRONG = [
     (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, got -1."),
-    (["--max_lag", "0"], "--fixed_lag 1 is above --max_lag 0, so nothing would be learnt"),
+    (["--max_lag", "0"], "--fixed_lag 1 is above --max_lag 0, so hardly any"),
     (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),
     (["--num_actors", "5", "--num_processes", "2"], "with --fixed_lag, --num_actors 5 must be a m"),
     (["--batch_size", "3"], "--batch_size 3 a multiple of the environments of a process."),

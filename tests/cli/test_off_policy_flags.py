@@ -72,6 +72,7 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
             ["--algo", "dqn", "--fixed_lag", "0", "--num_actors", "3", "--num_processes", "2"],
             "--num_actors 3 must be a multiple of --num_processes 2",
         ),
+        (["--algo", "dqn", "--max_lag", "3"], "--max_lag limits .* --algo dqn trains on steps"),
         (["--n_step", "3"], "--n_step 3 is for algorithms that sample single steps"),
         (["--algo", "laser", "--priority_exponent", "0.6"], "--priority_exponent 0.6 is for"),
         (["--algo", "dqn", "--replay_kl_threshold", "1"], "replay_kl_threshold"),

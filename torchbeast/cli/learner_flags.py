@@ -104,6 +104,11 @@ class LearnerFlags:
             if self.command.mode == "train":
                 self.transitions.check_unused()
             return
+        require(
+            self.step.max_lag is None,
+            f"--max_lag limits the age of rollouts, but --algo {self.defaults.algo} trains on "
+            "steps of a replay, of any age: leave it out",
+        )
         rollouts, total_steps = self.rollouts, self.training.total_steps
         self.replay.updates_per_step(rollouts.batch_size, rollouts.unroll_length, total_steps)
 
@@ -139,8 +144,8 @@ class MonoBeastFlags(LearnerFlags):
         lag, limit = self.processes.fixed_lag, self.step.max_lag
         require(
             lag is None or limit is None or lag <= limit,
-            f"--fixed_lag {lag} is above --max_lag {limit}, so nothing would be learnt: give "
-            f"--max_lag {lag} or more",
+            f"--fixed_lag {lag} is above --max_lag {limit}, so hardly anything would be learnt: "
+            f"give --max_lag {lag} or more",
         )
         if not self.learns_from_transitions or not self.is_reproducible:
             self.processes.check_fixed_lag(self.rollouts.batch_size)

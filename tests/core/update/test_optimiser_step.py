@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from learners import impala
+from learners import impala, ppo
 from torch import Tensor
 
 from torchbeast.core import losses
@@ -108,6 +108,19 @@ def test_steps_above_max_lag_are_not_learnt_from_but_count_as_collected(make_rol
     assert figures["too_old_share"] == 0.5
     assert limited.counters.env_steps == T * B
     assert limited.counters.learnt_steps == T * B // 2
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", [impala, ppo])
+def test_a_batch_whose_steps_are_all_too_old_changes_no_weight(
+    make_rollout: Make, make: Any
+) -> None:
+    step = make(mlp(), max_lag=3)
+    step.counters.version = 10
+    before = weights(step)
+    assert step.update(make_rollout(T, B)).figures["too_old_share"] == 1.0  # of version 0
+    torch.testing.assert_close(weights(step), before, rtol=0, atol=0)
+    assert step.counters.env_steps == T * B and step.counters.learnt_steps == 0
 
 
 def test_replayed_steps_have_no_max_lag(make_rollout: Make) -> None:

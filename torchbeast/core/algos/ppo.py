@@ -85,7 +85,7 @@ class PPO(OnPolicy):
         steps = _valid(batch)
         targets = batch.extras["value_targets"][1:][steps]
         errors = batch.extras["advantages"][1:][steps]
-        variance = targets.var(correction=0)
+        variance = targets.var(correction=0) if len(targets) else 0.0
         if not variance > 0:
             return {}
         return {"explained_variance": 1.0 - errors.var(correction=0) / variance}
@@ -171,6 +171,8 @@ def _with_normal_advantages(minibatch: Rollout) -> Rollout:
     """Returns the minibatch with advantages of mean 0 and deviation 1 over its valid steps."""
     advantages = minibatch.extras["advantages"]
     seen = advantages[1:][_valid(minibatch)]
+    if not len(seen):
+        return minibatch
     normal = (advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
     return dataclasses.replace(minibatch, extras={**minibatch.extras, "advantages": normal})
 

@@ -355,9 +355,8 @@ class SyncVecEnv:
 
     * five, Gymnasium: reset(seed=...) -> (observation, info) and
       step(action) -> (observation, reward, terminated, truncated, info);
-    * another number, legacy Gym: reset() -> observation and
-      step(action) -> (observation, reward, done, *anything), where a dict after done may hold
-      "TimeLimit.truncated"; seed(s), if there is one, seeds it.
+    * four, legacy Gym: reset() -> observation and step(action) -> (observation, reward, done,
+      info), where info may hold "TimeLimit.truncated"; seed(s), if there is one, seeds it.
 
     A pair that reset returns is an observation and its info, unless the pair fits the observation
     space itself.

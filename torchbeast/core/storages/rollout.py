@@ -201,8 +201,10 @@ class Rollout:
         older = self.policy_version < version
         if self.replayed is not None:
             older = older & ~self.replayed.bool()
-        recent = replace(self, valid=both(self.valid, ~older), collected=self.env_steps)
-        return recent, mean(older[1:].float(), self.online_mask)
+        share = mean(older[1:].float(), self.online_mask)
+        if not older[1:].any():  # a mask would make every later count wait for the device
+            return self, share
+        return replace(self, valid=both(self.valid, ~older), collected=self.env_steps), share
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor.
