@@ -79,6 +79,10 @@ def test_seeds_that_cannot_tell_are_said_to_and_how_many_would(
     assert "cannot tell" in told and sentence in told
 
 
+def test_no_set_looks_better_where_each_run_beats_as_many_as_it_loses_to() -> None:
+    assert compare.verdict(Estimate(0.5, 0.0, 1.0), 2).startswith("Neither looks better, but with")
+
+
 def test_tasks_count_equally_on_one_scale(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

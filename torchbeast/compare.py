@@ -164,9 +164,10 @@ def _check_same(first: Mapping[str, Any], now: Mapping[str, Any], folder: Path) 
     for name, value in now.items():
         if first.get(name, value) != value:
             raise UsageError(
-                f"runs of one setting may differ only in their seed, but {folder} has {name} "
-                f"{value}, and another run {first[name]}: choose runs by a pattern in quotes, such "
-                f"as '{folder.parent}/*{name}={value}*'"
+                f"runs of a set may differ only in their environment and seed, but {folder} has "
+                f"{name} {value}, and another run {first[name]}: choose runs by a pattern in "
+                "quotes, such as 'lr/learning_rate=0.001,*' in a sweep whose folders are named so; "
+                "members of a population have settings of their own"
             )
 
 
@@ -204,9 +205,10 @@ def verdict(improvement: Estimate, runs: int) -> str:
     better, worse, chance = ("A", "B", value) if value > 0.5 else ("B", "A", 1 - value)
     beats = f"one of its runs beats one of {worse} with probability {chance:.2f}"
     if runs < _FEW:
+        looks = "Neither looks better" if value == 0.5 else f"{better} looks better ({beats})"
         return (
-            f"{better} looks better ({beats}), but with {counted(runs, 'run')} of a task nothing "
-            f"is sure: train {_FEW} seeds or more."
+            f"{looks}, but with {counted(runs, 'run')} of a task nothing is sure: train {_FEW} "
+            "seeds or more."
         )
     if low > 0.5 or high < 0.5:
         return f"{better} is better: {beats}."

@@ -137,7 +137,6 @@ class Training:
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
         self._longest_s = 0.0  # seconds of the longest update so far
-        self._said_too_old = False
         self._updates_before = self.updates
 
     @property
@@ -250,12 +249,6 @@ class Training:
         return f"The state before it is in {path}; the checkpoint is left as it was"
 
     def _record(self, batch: Batch, figures: dict[str, float]) -> None:
-        if figures.get("too_old_share") == 1.0 and not self._said_too_old:
-            self._said_too_old = True
-            _log.warning(
-                "all steps of a batch were older than --max_lag, and nothing was learnt from them: "
-                "raise it, or see column max_lag of the log"
-            )
         counters = self.optimiser_step.counters
         returns, lengths = batch.finished_episodes()
         self.progress.loss = figures["total_loss"]

@@ -110,6 +110,18 @@ def test_steps_above_max_lag_are_not_learnt_from_but_count_as_collected(make_rol
     assert limited.counters.learnt_steps == T * B // 2
 
 
+def test_updates_without_a_step_do_not_make_later_batches_too_old(make_rollout: Make) -> None:
+    """With a steady lag of 5 every third version is learnt from, as the weights stay the same."""
+    step = impala(mlp(), max_lag=3)
+    shares = []
+    for version in range(30):
+        acted = torch.full((T + 1, B), max(0, version - 5))
+        figures = step.update(make_rollout(T, B, policy_version=acted)).figures
+        shares.append(figures["too_old_share"])
+    assert shares[:4] == [0.0] * 4 and shares[4] == 1.0
+    assert shares[-12:].count(0.0) == 4
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("make", [impala, ppo])
 def test_a_batch_whose_steps_are_all_too_old_changes_no_weight(

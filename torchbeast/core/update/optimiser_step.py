@@ -139,6 +139,7 @@ class OptimiserStep(Generic[BatchT]):
         self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
         cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
         self._slices = Slices(algo.actor, *cut)
+        self._steps_then, self._weights_version = -1, 0  # at the last change of the weights
 
     @property
     def counters(self) -> Counters:
@@ -185,10 +186,16 @@ class OptimiserStep(Generic[BatchT]):
         return iter(self.algo.minibatches(prepared)), found
 
     def _recent(self, batch: Any) -> tuple[BatchT, dict[str, Mean]]:
-        """Returns the batch without the steps above max_lag, and a metric of their share."""
+        """Returns the batch without the steps above max_lag, and a metric of their share.
+
+        A lag is counted from the newest weights that differ from those before. Otherwise updates
+        without a step to learn from would make every later batch too old as well.
+        """
         if self._config.max_lag is None:
             return batch, {}
-        recent, share = batch.without_older(self.version - self._config.max_lag)
+        if self.counters.optimiser_steps != self._steps_then:
+            self._steps_then, self._weights_version = self.counters.optimiser_steps, self.version
+        recent, share = batch.without_older(self._weights_version - self._config.max_lag)
         return recent, {"too_old_share": share}
 
     def contribution(self, minibatch: BatchT, number: int, env_steps: int) -> Contribution:
