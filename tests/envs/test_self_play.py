@@ -206,17 +206,17 @@ def test_self_play_where_it_cannot_be_is_refused(
         make_env(spec, 2)
 
 
-def test_versions_are_written_at_equal_distances_with_the_last_rating(tmp_path: Path) -> None:
+def test_versions_are_written_at_multiples_of_steps_with_the_last_rating(tmp_path: Path) -> None:
     env, _ = games_of_turns(1, tmp_path)
     agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
-    versions = PastVersions(tmp_path, agent, every=100, step=1000)
+    versions = PastVersions(tmp_path, agent, every=100, step=1030)
     for step in range(1040, 1400, 40):
         versions(step, {"info_elo": float(step) if step % 80 else math.nan})
     written = {path.name: torch.load(path)["elo"] for path in tmp_path.iterdir()}
     assert written == {
         "000000001120.version": 1080.0,
-        "000000001240.version": 1240.0,
-        "000000001360.version": 1320.0,
+        "000000001200.version": 1160.0,
+        "000000001320.version": 1320.0,
     }
 
 

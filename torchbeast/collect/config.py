@@ -163,11 +163,13 @@ class ReplayConfig:
             f"{unroll_length}: give at least {least}",
         )
         most = room if total_steps is None else min(room, total_steps - 1)
-        end = "" if total_steps is None else f", and total_steps is {total_steps}"
+        why = f"replay_size {self.replay_size} holds {room} steps"
+        if most < room:
+            why = f"total_steps is {total_steps}"
         require(
             self.learn_start <= most,
-            f"learn_start {self.learn_start} is never reached, because replay_size "
-            f"{self.replay_size} holds {room} steps{end}: give at most learn_start {most}",
+            f"learn_start {self.learn_start} is never reached, because {why}: give at most "
+            f"learn_start {most}",
         )
 
     def check_waits(self, waiting: str) -> None:

@@ -140,7 +140,13 @@ class PastVersions:
     def __post_init__(self) -> None:
         with refusing_paths("give another --selfplay"):
             self.pool.mkdir(parents=True, exist_ok=True)
-        self._elo, self._next = 0.0, self.step + self.every
+        self._elo, self._next = 0.0, self._after(self.step)
+
+    def _after(self, step: int) -> int:
+        """Returns the step of the next version: a multiple of `every`, so that a run that is often
+        stopped and resumed writes versions too.
+        """
+        return (step // self.every + 1) * self.every
 
     def __call__(self, step: int, row: Mapping[str, float]) -> None:
         """Writes a version if it is time for one; row: of the log, with the rating."""
@@ -149,7 +155,7 @@ class PastVersions:
         if not math.isnan(elo := row.get("info_elo", math.nan)):
             self._elo = elo
         if step >= self._next:
-            self._next = step + self.every
+            self._next = self._after(step)
             path = version_path(self.pool, step)
             try:
                 with replaced_atomically(path) as file:
