@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares PPO in one process with Stable-Baselines3's: steps/s that are collected and learnt from.
 
-Both have 8 environments, 128 steps of each in a batch, four epochs of four minibatches, and two
-layers of 64 units for CartPole (Stable-Baselines3: for policy and value each), the three
-convolutions of the original DQN for Pong. TorchBeast chooses its number of threads. Each run is a
-process of its own, and the runs are interleaved. Needs `pip install stable-baselines3`, and for
-Pong `opencv-python`.
+Both have 8 environments, 128 steps of each in a batch, and four epochs of four minibatches. For
+CartPole, TorchBeast has layers of 128 and 64 units, Stable-Baselines3 two layers of 64 for policy
+and value each. For Pong both have the three convolutions of the original DQN. TorchBeast chooses
+its number of threads. Each run is a process of its own, and the runs are interleaved. Needs
+`pip install stable-baselines3`, and for Pong `opencv-python`.
 
 python benchmarks/stable_baselines.py [--games cartpole pong] [--threads 1] [--json FILE]
 """
