@@ -15,13 +15,10 @@ import argparse
 import contextlib
 import cProfile
 import functools
-import io
 import pstats
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +26,11 @@ import gymnasium
 import numpy as np
 import torch
 from figures import interleaved, print_table, write_json
+from stable_baselines import EPOCHS, PARTS, STEPS, Updates, ppo_updates
 from torch import nn
 from torch.distributions import Categorical
 
-from torchbeast import Learner, make_env
-from torchbeast.core.actors import OnPolicyActorCritic
-from torchbeast.core.algos import PPO
-from torchbeast.core.envs import VecEnv
-from torchbeast.core.storages import OnPolicyGAEBuffer
-from torchbeast.schemes import Scheme
-
-STEPS, PARTS, EPOCHS = 128, 4, 4
 GAMMA, LAMBDA, CLIP = 0.99, 0.95, 0.2
-
-Updates = Iterator[None]  # each next() collects a batch and learns from it
 
 
 def main() -> None:
@@ -93,25 +81,7 @@ def _microseconds(updates: Updates, arguments: argparse.Namespace) -> float:
 
 
 def _torchbeast(num_envs: int) -> Updates:
-    envs, action_space, obs_space = VecEnv.create_factory(
-        env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=num_envs
-    )
-    scheme = Scheme(
-        train_envs_factory=envs,
-        actor_factory=OnPolicyActorCritic.create_factory(
-            obs_space, action_space, "mlp", {"hidden": 64}
-        ),
-        algo_factory=PPO.create_factory(num_epochs=EPOCHS, num_mini_batch=PARTS),
-        storage_factory=OnPolicyGAEBuffer.create_factory(size=STEPS, batch_size=num_envs),
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="torchbeast-bare-") as folder,
-        contextlib.redirect_stdout(io.StringIO()),
-        Learner(scheme, 10**9, Path(folder) / "run", seed=1) as learner,
-    ):
-        while True:
-            learner.step()
-            yield
+    return ppo_updates("CartPole-v1", num_envs, "mlp", {"hidden": 64})
 
 
 def _bare(num_envs: int) -> Updates:

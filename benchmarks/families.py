@@ -227,7 +227,7 @@ for 45 seconds with the same settings everywhere (`--learning_rate 0.001 --norma
 
 *Returns* are means over 20 early updates and the last 20 of PPO's run in which an episode ended.
 **Bold**: the last is higher by more than three standard errors, so PPO learns. Without a return,
-too few episodes ended. Many tasks need longer, or settings of their own:
+too few episodes ended. Many tasks need more time or tuned settings:
 [results](../results/README.md) has such runs. A message says why an environment does not train:
 Gymnasium-Robotics and DM Control fail in their own code with that release of MuJoCo, Procgen needs
 libraries of the system, and large images need a smaller `--replay_size`. `benchmarks/families.py`

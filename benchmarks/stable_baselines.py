@@ -90,15 +90,20 @@ def _run(updates: Updates, seconds: float) -> float:
 
 def _torchbeast(arguments: argparse.Namespace) -> Updates:
     [game] = arguments.games
-    envs, action_space, obs_space = VecEnv.create_factory(
-        env_fn=make_env, env_kwargs={"env": GAMES[game]}, vec_env_size=NUM_ENVS
-    )
     network: tuple[Any, ...] = ("mlp", {"hidden": 64}) if game == "cartpole" else ("shallow",)
+    return ppo_updates(GAMES[game], NUM_ENVS, *network)
+
+
+def ppo_updates(env: str, num_envs: int, *network: Any) -> Updates:
+    """Yields after each batch that PPO in one process has collected and learnt from."""
+    envs, action_space, obs_space = VecEnv.create_factory(
+        env_fn=make_env, env_kwargs={"env": env}, vec_env_size=num_envs
+    )
     scheme = Scheme(
         train_envs_factory=envs,
         actor_factory=OnPolicyActorCritic.create_factory(obs_space, action_space, *network),
         algo_factory=PPO.create_factory(num_epochs=EPOCHS, num_mini_batch=PARTS),
-        storage_factory=OnPolicyGAEBuffer.create_factory(size=STEPS, batch_size=NUM_ENVS),
+        storage_factory=OnPolicyGAEBuffer.create_factory(size=STEPS, batch_size=num_envs),
     )
     with (
         tempfile.TemporaryDirectory(prefix="torchbeast-compared-") as folder,

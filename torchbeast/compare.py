@@ -166,8 +166,8 @@ def _check_same(first: Mapping[str, Any], now: Mapping[str, Any], folder: Path) 
             raise UsageError(
                 f"runs of a set may differ only in their environment and seed, but {folder} has "
                 f"{name} {value}, and another run {first[name]}: choose runs by a pattern in "
-                "quotes, such as 'lr/learning_rate=0.001,*' in a sweep whose folders are named so; "
-                "members of a population have settings of their own"
+                "quotes, such as 'lr/learning_rate=0.001,*' for a sweep. The members of a "
+                "population change their settings and cannot be compared"
             )
 
 

@@ -111,7 +111,7 @@ def test_steps_above_max_lag_are_not_learnt_from_but_count_as_collected(make_rol
 
 
 def test_updates_without_a_step_do_not_make_later_batches_too_old(make_rollout: Make) -> None:
-    """With a steady lag of 5 every third version is learnt from, as the weights stay the same."""
+    """The weights stay the same in between, so a steady lag of 5 leaves every third batch."""
     step = impala(mlp(), max_lag=3)
     shares = []
     for version in range(30):
