@@ -523,7 +523,7 @@ TEST(ActorPoolTest, WhatEndsMeanwhileDoesNotPutOffTheCancelling) {
       return over.happened();
     });
   });
-  play.queue().close();
+  play.queue().try_close();  // stop() may have closed it already
   play.end();
   over.notify();
   waking.get();
