@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from torchbeast import Learner, RunError, UsageError
 from torchbeast.core.algos import PPO
 from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
-from torchbeast.learner.callbacks import Interval
+from torchbeast.learner import callbacks as builtin_callbacks
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
@@ -524,28 +526,47 @@ def test_a_full_disk_is_a_warning_and_the_run_goes_on(
 # --- schedules
 
 
-def test_a_schedule_of_seconds_counts_from_the_last_mark() -> None:
-    now = [10.0]
-    schedule = Interval(None, 5.0, clock=lambda: now[0])
-    schedule.mark(0)
-    found = []
-    for now[0] in (14.9, 15.0, 16.0):
-        found.append(schedule.is_due(0))
-    schedule.mark(0)
-    assert found == [False, True, True] and not schedule.is_due(0)
+class Acting(builtin_callbacks._Periodic):
+    """Notes the steps at which it acts."""
+
+    def __init__(self, every_steps: int | None = None, every_seconds: float | None = None) -> None:
+        super().__init__(every_steps, every_seconds)
+        self.acted: list[int] = []
+
+    def _act(self, learner: Learner, figures: dict[str, float]) -> None:
+        self.acted.append(learner.steps)
+
+
+class AtStep:
+    """A Learner that trains for long."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def done(self) -> bool:
+        return False
+
+
+def acted_at(callback: Acting, start: int, steps: Sequence[int]) -> list[int]:
+    learner: Any = AtStep(start)
+    callback.on_start(learner)
+    for learner.steps in steps:
+        callback.on_step(learner, {})
+    return callback.acted
+
+
+def test_a_schedule_of_seconds_counts_from_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 14.9, 15.0, 15.0, 16.0, 20.0, 20.0])
+    monkeypatch.setattr(builtin_callbacks, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    assert acted_at(Acting(every_seconds=5.0), 0, [1, 2, 3, 4]) == [2, 4]
 
 
 def test_a_schedule_of_steps_is_due_once_for_each_multiple() -> None:
-    schedule, found = Interval(100, None), []
-    schedule.mark(150)  # where the run is resumed
-    for steps in (199, 200, 210, 450, 500):
-        if schedule.is_due(steps):
-            found.append(steps)
-            schedule.mark(steps)
-    assert found == [200, 450, 500]
+    resumed = 150
+    assert acted_at(Acting(100), resumed, [199, 200, 210, 450, 500]) == [200, 450, 500]
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [(None, None), (10, 5.0), (0, None), (None, -1.0)])
 def test_a_schedule_needs_one_period(steps: int | None, seconds: float | None) -> None:
-    with pytest.raises(ValueError, match="every_steps"):
+    with pytest.raises(ValueError, match="every_s"):
         Evaluation(steps, every_seconds=seconds)

@@ -17,18 +17,16 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.errors import UsageError
 from torchbeast.evaluation import scores
-from torchbeast.reporting.log_files import Log, LoggedRun, Logger, Logs, read_logs
-from torchbeast.reporting.run_folder import is_in_use
-from torchbeast.run import checkpoint as checkpoints
+from torchbeast.reporting.log_files import Logger
 from torchbeast.run.saving import CheckpointNotWritten
 from torchbeast.seeds import seed_of
 
@@ -98,58 +96,36 @@ class Callback:
         """Restores the result of `state_dict`, when a checkpoint that has one is loaded."""
 
 
-class Interval:
-    """Says when the next time has come. Multiples of steps count from the beginning of the run,
-    seconds from the time before.
+class _Periodic(Callback):
+    """Acts every so often, and after the last step. Multiples of steps count from the beginning of
+    the run, seconds from the time before.
     """
 
-    def __init__(
-        self,
-        every_steps: int | None,
-        every_seconds: float | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, every_steps: int | None, every_seconds: float | None) -> None:
         """Takes the one that is not None."""
         require(
             (every_steps is None) != (every_seconds is None),
             f"give either every_steps or every_seconds, got {every_steps} and {every_seconds}",
         )
-        every = every_steps if every_seconds is None else every_seconds
-        assert every is not None
-        require(every > 0, f"every_steps and every_seconds must be more than 0, got {every}")
-        self._every = every
-        self._in_steps = every_seconds is None
-        self._clock = clock
-        self._last = 0.0
-
-    def mark(self, steps: int) -> None:
-        """Waits from now on, after `steps` env steps of the run."""
-        self._last = self._now(steps)
-
-    def is_due(self, steps: int) -> bool:
-        """Returns whether a multiple of steps was passed, or the seconds, since the last mark."""
-        now, every = self._now(steps), self._every
-        return now // every > self._last // every if self._in_steps else now - self._last >= every
-
-    def _now(self, steps: int) -> float:
-        return steps if self._in_steps else self._clock()
-
-
-class _Periodic(Callback):
-    """Acts every so often, and after the last step."""
-
-    def __init__(self, every_steps: int | None, every_seconds: float | None) -> None:
-        self._schedule = Interval(every_steps, every_seconds)
+        above(0, every_steps=every_steps, every_seconds=every_seconds)
+        self._every_steps, self._every_seconds = every_steps or math.inf, every_seconds or math.inf
 
     def on_start(self, learner: Learner) -> None:
         """Begins to wait."""
-        self._schedule.mark(learner.steps)
+        self._mark(learner.steps)
 
     def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
         """Acts if it is time."""
-        if self._schedule.is_due(learner.steps) or learner.done():
+        if self._is_due(learner.steps) or learner.done():
             self._act(learner, figures)
-            self._schedule.mark(learner.steps)
+            self._mark(learner.steps)
+
+    def _mark(self, steps: int) -> None:
+        self._last_step, self._last_time = steps, time.monotonic()
+
+    def _is_due(self, steps: int) -> bool:
+        multiples = steps // self._every_steps - self._last_step // self._every_steps
+        return multiples > 0 or time.monotonic() - self._last_time >= self._every_seconds
 
     def _act(self, learner: Learner, figures: dict[str, float]) -> None:
         raise NotImplementedError
@@ -333,11 +309,9 @@ def keep_numbers(figures: dict[str, Any]) -> None:
 
     Removes figures that are not numbers, because no log could write them, and raises ValueError.
     """
-    wrong = {name: value for name, value in figures.items() if not _is_number(value)}
-    for name in wrong:
-        del figures[name]
-    for name, value in figures.items():
-        figures[name] = value if isinstance(value, int | float) else float(value)
+    wrong = {name: figures.pop(name) for name in [*figures] if not _is_number(figures[name])}
+    others = {k: float(v) for k, v in figures.items() if not isinstance(v, int | float)}
+    figures.update(others)
     for name, value in wrong.items():
         raise ValueError(f"figures[{name!r}] must be a number, got {value!r}")
 
@@ -361,13 +335,6 @@ def states_of(callbacks: Sequence[Callback]) -> dict[str, Any]:
     return states
 
 
-def load_states(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
-    """Restores the states that there are."""
-    for callback in callbacks:
-        if callback.name in states:
-            callback.load_state_dict(states[callback.name])
-
-
 def _check_loads(name: str, state: Any) -> None:
     data = io.BytesIO()
     try:
@@ -379,52 +346,6 @@ def _check_loads(name: str, state: Any) -> None:
             f"the state_dict of callback {name} may contain only tensors and plain values, like "
             f"all entries of a checkpoint: {str(error).splitlines()[0]}"
         ) from error
-
-
-class RowInHand:
-    """Keeps each row of the logs until callbacks have added their figures."""
-
-    def __init__(self, loggers: Sequence[Logger]) -> None:
-        self.figures: dict[str, float] = {}  # of the last row
-        self._loggers = loggers
-        self._log: Log | None = None
-        self._step: int | None = None  # of the row that is kept
-
-    def open(self, run: LoggedRun) -> RowInHand:
-        """Opens the logs."""
-        self._log = Logs(self._loggers, run)
-        return self
-
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Keeps a row; one that was kept is released before."""
-        self.release()
-        self._step, self.figures = step, dict(figures)
-
-    def release(self) -> None:
-        """Writes the row that is kept, if any."""
-        step, self._step = self._step, None
-        if self._log is not None and step is not None:
-            self._log.write(step, self.figures)
-
-    def close(self) -> None:
-        """Writes the last row and closes the logs."""
-        self.release()
-        if self._log is not None:
-            self._log.close()
-
-
-def check_goes_on(log_dir: Path) -> None:
-    """Raises UsageError for a log without a checkpoint, because a new run would replace it.
-
-    A folder that another process uses is refused elsewhere.
-    """
-    if checkpoints.existing(log_dir / "model.tar") or not (log_dir / "logs.csv").exists():
-        return
-    if not is_in_use(log_dir) and next(read_logs(log_dir), None) is not None:
-        raise UsageError(
-            f"{log_dir} has the log of a run but no model.tar to resume from, for example because "
-            "the run was not closed: give another log_dir, or delete its logs.csv to start over"
-        )
 
 
 def _numbered(folder: Path) -> list[Path]:

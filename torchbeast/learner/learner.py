@@ -31,7 +31,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchbeast.collect.contract import Source
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.ambient import OwnProcess, one_thread, own_settings
 from torchbeast.core.base.checks import at_least, counted, names_checked, require
@@ -43,13 +42,9 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import warn
 from torchbeast.learner.callbacks import (
     Callback,
-    Interval,
-    RowInHand,
     check_callbacks,
-    check_goes_on,
     check_loggers,
     keep_numbers,
-    load_states,
     states_of,
 )
 from torchbeast.learner.parts import (
@@ -60,9 +55,9 @@ from torchbeast.learner.parts import (
     run_settings,
 )
 from torchbeast.reporting.diagnosis import Watchdog
-from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.log_files import Log, Logger, read_logs
 from torchbeast.reporting.loggers import FILES
-from torchbeast.reporting.run_folder import RunConfig, RunFolder
+from torchbeast.reporting.run_folder import RunConfig, RunFolder, is_in_use
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
@@ -144,7 +139,7 @@ class Learner:
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
             earlier._is_taken_over = True
-        check_goes_on(self.log_dir)
+        _check_goes_on(self.log_dir)
         self._own = OwnProcess()
         self._open(None)
 
@@ -168,7 +163,7 @@ class Learner:
         """The network that is trained, with its present weights; call `actor.act` to choose
         actions.
         """
-        if self.scheme.update_execution == "decentralised" and not self._is_released:
+        if self.scheme.update_execution == "decentralised" and self._finalizer.alive:
             self._made.optimiser_step.state_dict()  # the workers have them
         return self._made.agent.model
 
@@ -406,7 +401,7 @@ class Learner:
 
     def _open(self, resumed: Path | None) -> None:
         """Assembles everything; workers start at the first step."""
-        self._is_closed = self._is_released = True
+        self._is_closed = True
         self._ending = ExitStack()
         # A Learner that is forgotten leaves no workers behind.
         self._finalizer = weakref.finalize(self, self._ending.close)
@@ -414,13 +409,13 @@ class Learner:
             with self._own, own_settings():
                 self._assemble(resumed)
         except BaseException:
-            self._ending.close()
+            self._finalizer()
             raise
         _OPEN[self.log_dir] = self
         self._batches: Iterator[Batch] | None = None
         self._first_step, self._began = self.steps, time.monotonic()
-        self._save_after(FIRST_CHECKPOINT_S)
-        self._is_closed = self._is_released = self._is_stopped = self._is_taken_over = False
+        self._save_at = self._began + FIRST_CHECKPOINT_S
+        self._is_closed = self._is_stopped = self._is_taken_over = False
         if self.done():
             print(
                 f"The run in {self.log_dir} has learnt {self.steps:,} steps already: it is "
@@ -432,8 +427,7 @@ class Learner:
     def _assemble(self, resumed: Path | None) -> None:
         scheme, ending = self.scheme, self._ending
         spec = env_spec(scheme)
-        self._row = RowInHand(self._loggers)
-        settings = run_settings(scheme, spec, self._config, self.target_steps, (self._row,))
+        settings = run_settings(scheme, spec, self._config, self.target_steps, self._loggers)
         supervisor = Supervisor()
         folder = RunFolder(self.log_dir, dict(settings.recorded))
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
@@ -474,14 +468,19 @@ class Learner:
                 lambda: {"callbacks": states_of(callbacks)},
             )
         )
+        self._row = self._training.log = _RowInHand(self._training.log)
+        ending.callback(self._row.release)
         ending.callback(supervisor.stop, "the learner was closed")
         at_once = settings.learner.online_rollouts.batch_size
-        self._watching = _Watchdog(self._training, self._source, at_once)
+        self._watching = _Watchdog(self._training, at_once)
         if self._env_options is not None:
             self._source.set_env_options(self._env_options)
         self._cuda_stream = CudaStream(self._made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
-        load_states(self._callbacks, self._run.earlier.callbacks)
+        states = self._run.earlier.callbacks
+        for callback in self._callbacks:
+            if callback.name in states:
+                callback.load_state_dict(states[callback.name])
 
     def _learn_from(self, batch: Batch) -> None:
         try:
@@ -508,17 +507,13 @@ class Learner:
 
     def _save_in_time(self) -> None:
         """Writes the checkpoint as often as the programs do, unless the run ends now anyway."""
-        if self.done() or self._is_closed or not self._next_save.is_due(self.steps):
+        if self.done() or self._is_closed or time.monotonic() < self._save_at:
             return
         try:
             self.save_model()
         except CheckpointNotWritten as error:
             _log.warning("%s; the run continues", error)
-        self._save_after(CheckpointConfig().checkpoint_interval)
-
-    def _save_after(self, seconds: float) -> None:
-        self._next_save = Interval(None, seconds)
-        self._next_save.mark(self.steps)
+        self._save_at = time.monotonic() + CheckpointConfig().checkpoint_interval
 
     @contextmanager
     def _ended_by(self, callback: Callback) -> Iterator[None]:
@@ -544,7 +539,7 @@ class Learner:
             if workers := _workers(self.scheme):
                 print(f"Starting {workers}.", flush=True)
             self._source.start(self._session.supervisor)
-            self._watching.start(self._session.supervisor)
+            self._watching.start()
             self._batches = self._source.batches()
         batch = next(self._batches, None)
         if batch is None and not self._session.supervisor.ended:
@@ -585,7 +580,7 @@ class Learner:
             return False
         self._is_closed = True
         with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
-            last.callback(self._release)
+            last.callback(self._finalizer)
             if is_saved:
                 last.callback(self._save_at_end)
             last.callback(self._session.supervisor.stop, "the learner was closed")
@@ -596,23 +591,40 @@ class Learner:
         with self._own:
             self._run.end(self._training, self._saving)
 
-    def _release(self) -> None:
-        self._is_released = True
-        self._finalizer()
+
+class _RowInHand:
+    """Keeps each row of a log until callbacks have added their figures."""
+
+    def __init__(self, log: Log) -> None:
+        self.figures: dict[str, float] = {}  # of the last row
+        self._log = log
+        self._step: int | None = None  # of the row that is kept
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keeps a row; one that was kept is written before."""
+        self.release()
+        self._step, self.figures = step, dict(figures)
+
+    def release(self) -> None:
+        """Writes the row that is kept, if any."""
+        step, self._step = self._step, None
+        if step is not None:
+            self._log.write(step, self.figures)
+
+    close = release  # its owner closes the log
 
 
 class _Watchdog:
     """The watchdog of a Learner, in a thread of the supervisor. It does not know the Learner."""
 
-    def __init__(self, training: Training, source: Source, rollouts_at_once: int) -> None:
+    def __init__(self, training: Training, rollouts_at_once: int) -> None:
         """rollouts_at_once: rollouts in a batch."""
-        self._training, self._source = training, source
-        self._rollouts_at_once = rollouts_at_once
+        self._training, self._rollouts_at_once = training, rollouts_at_once
         self._is_in_step = False
 
-    def start(self, supervisor: Supervisor) -> None:
+    def start(self) -> None:
         """Starts the thread, which ends with the run."""
-        ended = threading.Event()
+        ended, supervisor = threading.Event(), self._training.supervisor
         supervisor.on_close(ended.set)
         supervisor.start_thread("watch", lambda: self._watch(ended))
 
@@ -627,14 +639,29 @@ class _Watchdog:
 
     def _watch(self, ended: threading.Event) -> None:
         watchdog = Watchdog(time.monotonic(), self._rollouts_at_once)
+        source = self._training.source
         while not ended.wait(_LOOK_S):
             now = time.monotonic()
             if not self._is_in_step:
                 watchdog.restart(now)
                 continue
-            status, hanging = self._source.status(), self._source.hanging()
+            status, hanging = source.status(), source.hanging()
             if stall := watchdog.check(self._training.updates_here, status, now, hanging):
                 warn(stall)
+
+
+def _check_goes_on(log_dir: Path) -> None:
+    """Raises UsageError for a log without a checkpoint, because a new run would replace it.
+
+    A folder that another process uses is refused elsewhere.
+    """
+    if checkpoints.existing(log_dir / "model.tar") or not (log_dir / "logs.csv").exists():
+        return
+    if not is_in_use(log_dir) and next(read_logs(log_dir), None) is not None:
+        raise UsageError(
+            f"{log_dir} has the log of a run but no model.tar to resume from, for example because "
+            "the run was not closed: give another log_dir, or delete its logs.csv to start over"
+        )
 
 
 def _workers(scheme: Scheme) -> str:
