@@ -30,7 +30,7 @@ from torchbeast.core.actors import torsos
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.algos.impala import IMPALA
-from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.computing import dtype_for
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.fleets.system import available_cores, keep_freed_memory

@@ -15,7 +15,7 @@ import torch
 
 from bench.sample import Measure, in_threads
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.fleets.supervisor import Supervisor

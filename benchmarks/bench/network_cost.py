@@ -18,8 +18,7 @@ from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.leaves import readings
 from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.off_policy import QNet, SACNet, TD3Net
-from torchbeast.core.base.ambient import one_thread
-from torchbeast.core.base.device import computing_in
+from torchbeast.core.base.computing import computing_in, one_thread
 from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 

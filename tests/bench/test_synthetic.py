@@ -9,7 +9,7 @@ from assorted import check_rollout
 from bench import synthetic
 
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchbeast.core.base.device import CudaStream, dense
+from torchbeast.core.base.computing import CudaStream, dense
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif("not torch.cuda.is_available()"))]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchbeast.core.actors.off_policy import NETWORKS
-from torchbeast.core.base import device
+from torchbeast.core.base import computing
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -37,15 +37,15 @@ def test_a_cpu_computes_in_bfloat16_where_it_multiplies_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, expected: torch.dtype
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpu_info(flags))
-    monkeypatch.setattr(device, "_CPU_INFO", tmp_path / "cpuinfo")
-    assert device.dtype_for("auto", CPU, LARGE.parameters()) == expected
+    monkeypatch.setattr(computing, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert computing.dtype_for("auto", CPU, LARGE.parameters()) == expected
 
 
 def test_a_system_that_does_not_tell_its_cpu_computes_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_CPU_INFO", tmp_path / "missing")
-    assert device.dtype_for("auto", CPU, LARGE.parameters()) == torch.float32
+    monkeypatch.setattr(computing, "_CPU_INFO", tmp_path / "missing")
+    assert computing.dtype_for("auto", CPU, LARGE.parameters()) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_a_gpu_computes_in_bfloat16_where_it_has_tensor_cores_for_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert device.dtype_for("auto", GPU, LARGE.parameters()) == expected
+    assert computing.dtype_for("auto", GPU, LARGE.parameters()) == expected
 
 
 def test_what_is_asked_for_is_used_whatever_the_hardware() -> None:
-    assert device.dtype_for("float32", GPU, LARGE.parameters()) == torch.float32
-    assert device.dtype_for("bfloat16", CPU, nn.Linear(4, 64).parameters()) == torch.bfloat16
+    assert computing.dtype_for("float32", GPU, LARGE.parameters()) == torch.float32
+    assert computing.dtype_for("bfloat16", CPU, nn.Linear(4, 64).parameters()) == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -75,28 +75,28 @@ def test_what_is_asked_for_is_used_whatever_the_hardware() -> None:
 def test_small_networks_without_convolutions_are_computed_in_float32_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, model: nn.Module, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr(device, "_cpu_flags", lambda: {"avx512_bf16"})
-    assert device.dtype_for("auto", CPU, model.parameters()) == expected
+    monkeypatch.setattr(computing, "_cpu_flags", lambda: {"avx512_bf16"})
+    assert computing.dtype_for("auto", CPU, model.parameters()) == expected
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert device.dtype_for("auto", GPU, model.parameters()) == torch.bfloat16
+    assert computing.dtype_for("auto", GPU, model.parameters()) == torch.bfloat16
 
 
 @pytest.mark.parametrize("network", ["q-mlp", "sac-mlp"])
 def test_without_a_layer_in_bfloat16_a_network_is_said_to_compute_in_float32(
     monkeypatch: pytest.MonkeyPatch, network: str
 ) -> None:
-    monkeypatch.setattr(device, "_cpu_flags", lambda: {"avx512_bf16"})
+    monkeypatch.setattr(computing, "_cpu_flags", lambda: {"avx512_bf16"})
     model = NETWORKS[network](ArraySpec((4,), "float32"), Discrete(2), False)
-    assert device.dtype_for("auto", CPU, model.feature_weights()) == torch.float32
+    assert computing.dtype_for("auto", CPU, model.feature_weights()) == torch.float32
     images = NETWORKS[network.replace("mlp", "shallow")](
         ArraySpec((4, 84, 84), "uint8"), Discrete(2), False
     )
-    assert device.dtype_for("auto", CPU, images.feature_weights()) == torch.bfloat16
+    assert computing.dtype_for("auto", CPU, images.feature_weights()) == torch.bfloat16
 
 
 def test_what_is_computed_in_float32_stays_so_within_bfloat16() -> None:
     rows = torch.ones(4, 256)
-    with device.computing_in(torch.bfloat16, CPU):
+    with computing.computing_in(torch.bfloat16, CPU):
         assert LARGE(rows).dtype == torch.bfloat16
-        with device.computing_in(torch.float32, CPU):
+        with computing.computing_in(torch.float32, CPU):
             assert LARGE(rows).dtype == torch.float32

@@ -76,7 +76,7 @@ def test_a_gpu_without_cuda_is_refused() -> None:
 
 def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("torchbeast.core.base.device._cpu_flags", lambda: {"avx512f"})
+    monkeypatch.setattr("torchbeast.core.base.computing._cpu_flags", lambda: {"avx512f"})
     found = chosen(torch_threads=1)
     assert found.device == CPU
     assert found.summary(computing_in(torch.float32)) == (
@@ -88,7 +88,7 @@ def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.Monke
 def test_the_network_is_said_to_be_why_bfloat16_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchbeast.core.base.device._cpu_flags", lambda: {"amx_bf16"})
+    monkeypatch.setattr("torchbeast.core.base.computing._cpu_flags", lambda: {"amx_bf16"})
     said = chosen(disable_cuda=True).summary(computing_in(torch.float32))
     assert "in float32 (this hardware has bfloat16, which this network does not gain from)" in said
     asked = chosen(disable_cuda=True, precision="float32").summary(computing_in(torch.float32))
@@ -104,7 +104,7 @@ def test_a_reproducible_run_has_the_same_threads_and_precision_on_every_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torchbeast.run.assemble.available_cores", lambda: 7)
-    monkeypatch.setattr("torchbeast.core.base.device._cpu_flags", lambda: {"amx_bf16"})
+    monkeypatch.setattr("torchbeast.core.base.computing._cpu_flags", lambda: {"amx_bf16"})
     free, fixed = chosen(), chosen(reproducible=True)
     assert (free.threads, free.precision) == (7, "auto")
     assert (fixed.threads, fixed.precision) == (1, "float32")

@@ -21,7 +21,7 @@ from torchbeast.collect.contract import Away
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.batch import Feedback

@@ -33,8 +33,7 @@ from torchbeast.collect.rollout_buffers import (
 from torchbeast.collect.worker import Player
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.base.ambient import one_thread
-from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.computing import dtype_for, one_thread
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.contract import give_options

@@ -37,7 +37,7 @@ import torch
 from torchbeast.collect.contract import Source
 from torchbeast.collect.mixed import arrays_of
 from torchbeast.collect.replay import AGENT, WithReplay
-from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import joined_info
 from torchbeast.core.storages.batch import Feedback

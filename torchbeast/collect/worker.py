@@ -33,7 +33,7 @@ from torchbeast.collect.weights import Packed, SentWeights, opened
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.computing import dtype_for
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.contract import give_options
 from torchbeast.core.storages.rollout import RolloutSpec

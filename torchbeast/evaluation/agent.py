@@ -21,9 +21,8 @@ from torchbeast.core.actors.contract import Acted, Mode
 from torchbeast.core.actors.env_loop import inputs_of, nothing_yet
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import Agent, is_actor_class
-from torchbeast.core.base.ambient import one_thread, own_settings
 from torchbeast.core.base.checks import require
-from torchbeast.core.base.device import dtype_for
+from torchbeast.core.base.computing import dtype_for, one_thread, own_settings
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.frame_stack import FrameStacker

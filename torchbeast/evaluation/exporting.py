@@ -28,7 +28,7 @@ from torch.export import Dim, ExportedProgram
 
 from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.actors.registry import Agent
-from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import map_leaves, map_leaves2, pack_as, sorted_keys
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.spaces import Box

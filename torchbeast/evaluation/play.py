@@ -33,8 +33,8 @@ from torch import Tensor
 
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.base.ambient import one_thread
 from torchbeast.core.base.checks import counted
+from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves2
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import random_action

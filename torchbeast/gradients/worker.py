@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torchbeast.collect.contract import Source
 from torchbeast.collect.weights import Packed, unpacked
 from torchbeast.core.actors.running_norm import Moments
-from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.computing import own_settings
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at

@@ -32,9 +32,8 @@ from typing import Any, NoReturn
 import torch
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.base.ambient import OwnProcess, one_thread, own_settings
 from torchbeast.core.base.checks import at_least, counted, names_checked, require
-from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.computing import CudaStream, OwnProcess, one_thread, own_settings
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import Episodes, parallel_envs, play

@@ -20,8 +20,7 @@ from torchbeast.core.actors.contract import Actor, specs_of_extras
 from torchbeast.core.actors.registry import Agent, in_family
 from torchbeast.core.algos.base import Algorithm, checked
 from torchbeast.core.algos.config import StepConfig
-from torchbeast.core.base.ambient import own_settings, use_threads
-from torchbeast.core.base.device import dtype_for, has_bfloat16
+from torchbeast.core.base.computing import dtype_for, has_bfloat16, own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
@@ -103,7 +102,7 @@ def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent
     size = columns, (unroll_length + 1) * agent.observation_bytes
     at_once = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
     over_slices = 1 if compute.is_whole else min(compute.threads, -(-columns // at_once))
-    use_threads(max(1, compute.threads // over_slices))
+    torch.set_num_threads(max(1, compute.threads // over_slices))
     return over_slices
 
 
@@ -226,7 +225,7 @@ def assemble(
     """
     earlier = EarlierRun() if earlier is None else earlier
     compute = choose(config.hardware, config.reproducible)
-    use_threads(compute.threads)
+    torch.set_num_threads(compute.threads)
     agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
     earlier.check_same_model(agent.spec)
     with own_settings():  # after importing a user's network, which may change settings

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 from torchbeast.collect.contract import Publisher, Source
-from torchbeast.core.base.ambient import own_settings
-from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.computing import CudaStream, own_settings
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.errors import RunError

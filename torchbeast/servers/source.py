@@ -41,8 +41,7 @@ from torchbeast.collect.contract import (
 )
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_extras
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
-from torchbeast.core.base.ambient import use_threads
-from torchbeast.core.base.device import CudaStream
+from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
@@ -221,7 +220,7 @@ class PolySource:
 
     def _infer(self, replica: Actor) -> None:
         """Answers inference batches, each with one version of the weights."""
-        use_threads(self._torch_threads)
+        torch.set_num_threads(self._torch_threads)
         version = None
         cuda_stream = CudaStream(self._device)
         for batch in self._batcher:

@@ -17,7 +17,7 @@ from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import IMPALA
-from torchbeast.core.base.device import computing_in
+from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout

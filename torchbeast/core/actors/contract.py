@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.distributions import ActionDistribution, Categorical, MultiCategorical
-from torchbeast.core.base.ambient import own_torch_settings
+from torchbeast.core.base.computing import own_torch_settings
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.base.specs import ActorSpec, RewardClipping
 from torchbeast.core.envs.contract import MASK

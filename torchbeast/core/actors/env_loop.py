@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
-from torchbeast.core.base.ambient import own_settings
+from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.envs.contract import FinalInfo, final_info_of, give_options
 from torchbeast.core.envs.frame_stack import FrameStacker

@@ -36,7 +36,7 @@ from torchbeast.core.actors.torsos import (
     SmallTorso,
     Torso,
 )
-from torchbeast.core.base.device import computing_in
+from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace

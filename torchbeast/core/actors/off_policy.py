@@ -36,7 +36,7 @@ from torchbeast.core.actors.distributions import Categorical, SquashedGaussian, 
 from torchbeast.core.actors.leaves import torso_for
 from torchbeast.core.actors.networks import BUILT_IN, OverImages, check_hidden
 from torchbeast.core.actors.torsos import FlatTorso
-from torchbeast.core.base.device import computing_in
+from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, Discrete, ObservationSpace

@@ -20,8 +20,8 @@ from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, has
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of, readings
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.base.ambient import own_settings
 from torchbeast.core.base.checks import did_you_mean, names_checked, require
+from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.contract import MASK

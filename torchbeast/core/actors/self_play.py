@@ -30,7 +30,7 @@ from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutpu
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.env_loop import inputs_of, nothing_yet
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.base.ambient import one_thread
+from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.agents import AgentsEnv

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.base.ambient import use_threads
 from torchbeast.core.storages.batch import Batch, Feedback, joined
 
 # About the size of a row's activations. Measured with an LSTM of 17 MB: slices of 4 columns take
@@ -72,7 +71,7 @@ class Slices:
                 learnt[number] = learn(columns)
 
         def help_out() -> None:
-            use_threads(threads)  # as in the thread that waits for the result
+            torch.set_num_threads(threads)  # as in the thread that waits for the result
             share()
 
         count = min(self._num_threads, len(slices)) - 1
