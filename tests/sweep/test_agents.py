@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,14 @@ import pytest
 from torchbeast.cli.command_line import names, parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
-from torchbeast.sweep.agents import FLAGS, AgentRun, agents_of, name_of, values_of
+from torchbeast.sweep.agents import FLAGS, NEW, AgentRun, agents_of, name_of, values_of
 from torchbeast.sweep.config import SweepFlags
 
 FOLDER = Path("/runs/mine")
 
 
 def agents(set_: list[str], *words: str) -> list[AgentRun]:
-    return agents_of("monobeast", values_of(set_), words, FOLDER)
+    return agents_of(replace(NEW, set=values_of(set_), words=[*words]), FOLDER)
 
 
 def test_there_is_an_agent_for_each_combination_in_order() -> None:
@@ -90,7 +91,8 @@ SHARED = ["--replay_size", "2000", "--env", "Catch"]
 
 
 def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
-    (found,) = agents_of("monobeast", {"seed": ["1"]}, SHARED, FOLDER, shared_replay=True)
+    what = replace(NEW, set={"seed": ["1"]}, words=SHARED, shared_replay=True)
+    (found,) = agents_of(what, FOLDER)
     assert not any("replay_service" in word for word in found.words)
 
 
@@ -110,7 +112,7 @@ def test_what_cannot_share_a_replay_is_a_sentence(
     set_: list[str], words: list[str], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        agents_of("monobeast", values_of(set_), words, FOLDER, shared_replay=True)
+        agents_of(replace(NEW, set=values_of(set_), words=words, shared_replay=True), FOLDER)
 
 
 def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.agents import Compared, compared
+from torchbeast.sweep.agents import NEW, compared
 from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.search import settings_of
 
 SET = ("learning_rate=0.1,0.2",)
 WORDS = ["--preset", "catch", "--batch_size", "4"]
@@ -30,15 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
     values = {"learning_rate": ["0.1", "0.2"]}
-    expected = Compared(
-        program="monobeast",
-        set=values,
-        words=WORDS,
-        shared_replay=False,
-        trials=None,
-        search="sobol",
-        rounds=None,
-    )
+    expected = replace(NEW, set=values, words=WORDS)
     assert compared(SweepConfig(name="mine"), [], folder) == expected
 
 
@@ -49,7 +41,7 @@ def test_a_continued_sweep_draws_the_same_settings_whatever_the_order_of_the_fla
     what = compared(SweepConfig(set=values, trials=3), WORDS, tmp_path / "mine")
     RunFolder(tmp_path / "mine", what.record(), []).finish(successful=True)
     again = compared(SweepConfig(name="mine"), [], tmp_path / "mine")
-    first, second = (settings_of(each.set, each.trials, each.search) for each in (what, again))
+    first, second = what.settings(), again.settings()
     assert [list(each.items()) for each in first] == [list(each.items()) for each in second]
 
 

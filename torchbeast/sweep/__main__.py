@@ -57,9 +57,7 @@ def sweep(
             "agents of raybeast use Ray themselves, each with its own actors: leave out --on ray, "
             "or give --program monobeast"
         )
-    agents = agents_of(
-        what.program, what.set, what.words, folder, what.shared_replay, what.trials, what.search
-    )
+    agents = agents_of(what, folder)
     population = None if what.rounds is None else Population(agents, what.set, what.rounds)
     if population is not None and config.scheduler == "asha":
         raise UsageError("a population ends no agent early: leave out --scheduler asha")

@@ -101,32 +101,19 @@ def _check_values(key: str, values: Sequence[str]) -> None:
             raise UsageError(f"--set {key} has the value {value} twice")
 
 
-def agents_of(
-    program: ProgramName,
-    values: Values,
-    words: Sequence[str],
-    folder: Path,
-    shared_replay: bool = False,
-    trials: int | None = None,
-    search: Search = "sobol",
-) -> list[AgentRun]:
-    """Returns an agent for each combination of the values, or for each trial.
-
-    words: the flags that all agents have. folder: of the sweep. shared_replay: whether the agents
-    will share a replay, whose address their command lines do not contain yet.
+def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
+    """Returns an agent for each combination of the values, or for each trial; folder: of the sweep.
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
-    _check_keys(values, words)
-    for key in _OF_SHARED_REPLAY if shared_replay else ():
-        if key in values:
+    _check_keys(what.set, what.words)
+    for key in _OF_SHARED_REPLAY if what.shared_replay else ():
+        if key in what.set:
             raise UsageError(
                 f"agents that share a replay have the same {key}, so --set cannot vary it: give "
                 f"--{key} once, or leave out --shared_replay"
             )
-    more = ["--replay_service=later"] if shared_replay else []
-    chosen = settings_of(values, trials, search)
-    return [_agent(program, settings, words, more, folder) for settings in chosen]
+    return [_agent(what, settings, folder) for settings in what.settings()]
 
 
 def typed(settings: Mapping[str, str]) -> list[str]:
@@ -155,25 +142,17 @@ def _flag_of(word: str) -> str:
     return flag.partition("=")[0].removeprefix("--").removeprefix("no_")
 
 
-def _agent(
-    program: ProgramName,
-    settings: Mapping[str, str],
-    common: Sequence[str],
-    more: Sequence[str],
-    folder: Path,
-) -> AgentRun:
-    """Returns the agent, if the program accepts its command line.
-
-    more: flags that the agent will only get when it starts.
-    """
+def _agent(what: Compared, settings: Mapping[str, str], folder: Path) -> AgentRun:
+    """Returns the agent, if the program accepts its command line."""
     name = name_of(settings)
-    words = [*common, *typed(settings)]
-    flags = parse(FLAGS[program], program, [*words, *more], names(SweepConfig))
+    words = [*what.words, *typed(settings)]
+    later = ["--replay_service=later"] if what.shared_replay else []  # the address comes later
+    flags = parse(FLAGS[what.program], what.program, [*words, *later], names(SweepConfig))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return AgentRun(
         name=name,
         settings=settings,
-        program=program,
+        program=what.program,
         words=[*words, *where],
         folder=folder / name,
         total_steps=flags.training.total_steps,
@@ -192,9 +171,9 @@ def name_of(settings: Mapping[str, str]) -> str:
 
 # Flags that a continued sweep may change, because its agents remain comparable.
 _MAY_CHANGE = {"total_steps", *OF_ONE_COMMAND}.union(
-    field.name
+    each.name
     for config in (CheckpointConfig, DisplayConfig, EvaluationConfig, HardwareConfig)
-    for field in dataclasses.fields(config)
+    for each in dataclasses.fields(config)
 )
 
 
@@ -212,24 +191,31 @@ class Compared:
 
     def record(self) -> dict[str, Any]:
         """Returns the entries of meta.json, whose objects do not keep the order of their keys."""
-        return {**dataclasses.asdict(self), "set": self._typed()}
+        values = [f"{key}={','.join(found)}" for key, found in self.set.items()]
+        return {**dataclasses.asdict(self), "set": values}
 
-    def _typed(self) -> list[str]:
-        return [f"{key}={','.join(found)}" for key, found in self.set.items()]
+    def settings(self) -> list[dict[str, str]]:
+        """Returns the settings of each agent, by their flags."""
+        return settings_of(self.set, self.trials, self.search)
 
-    def settings(self) -> dict[str, Any]:
-        """Returns the values as typed, and every setting of the first agent by its flag."""
-        first = settings_of(self.set, self.trials, self.search)[0]
-        words = [*self.words, *typed(first)]
-        return {
-            "--program": self.program,
-            "--set": " ".join(self._typed()),
-            "--shared_replay": self.shared_replay,
-            "--trials": self.trials,
-            "--search": self.search,
-            "--rounds": self.rounds,
-            **flatten(parse(FLAGS[self.program], self.program, words)),
-        }
+    def flags(self) -> dict[str, Any]:
+        """Returns the flags of the sweep, and every flag of the first agent, by name."""
+        own = {f"--{name}": value for name, value in self.record().items() if name != "words"}
+        words = [*self.words, *typed(self.settings()[0])]
+        of_first = flatten(parse(FLAGS[self.program], self.program, words))
+        return own | {"--set": " ".join(own["--set"])} | of_first
+
+
+NEW = Compared(
+    program="monobeast",
+    set={},
+    words=[],
+    shared_replay=False,
+    trials=None,
+    search="sobol",
+    rounds=None,
+)
+"""A sweep before its first command."""
 
 
 def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compared:
@@ -239,25 +225,15 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
 
     Raises UsageError if command line and record differ.
     """
-    before, values = _recorded(folder), values_of(config.set)
-    earlier_rounds = None if before is None else before.rounds
-    rounds = (config.rounds or earlier_rounds or 10) if config.scheduler == "pbt" else None
-    if before is None:
-        if not values:
-            raise UsageError(
-                "give the flags to vary with their values, such as "
-                "--set learning_rate=0.0003,0.0006; a single run needs no sweep"
-            )
-        return Compared(
-            program=config.program or "monobeast",
-            set=values,
-            words=list(words),
-            shared_replay=config.shared_replay,
-            trials=config.trials,
-            search=config.search,
-            rounds=rounds,
+    recorded, values = _recorded(folder), values_of(config.set)
+    if recorded is None and not values:
+        raise UsageError(
+            "give the flags to vary with their values, such as "
+            "--set learning_rate=0.0003,0.0006; a single run needs no sweep"
         )
+    before = recorded or NEW
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
+    rounds = config.rounds or before.rounds
     now = Compared(
         program=config.program or before.program,
         set=values or before.set,
@@ -265,10 +241,10 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         shared_replay=config.shared_replay or before.shared_replay,
         trials=config.trials or before.trials,
         search=config.search if config.trials else before.search,
-        rounds=rounds or earlier_rounds,
+        rounds=rounds or 10 if config.scheduler == "pbt" else before.rounds,
     )
-    if now != before:
-        _check_same(before.settings(), now.settings(), folder)
+    if recorded is not None and now != recorded:
+        _check_same(recorded.flags(), now.flags(), folder)
     return now
 
 
@@ -291,11 +267,10 @@ def _recorded(folder: Path) -> Compared | None:
         return None
     try:
         recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
-        of_earlier_versions = {"trials": None, "search": "sobol", "rounds": None}
-        recorded = of_earlier_versions | recorded
         if isinstance(recorded["set"], list):  # earlier versions had a dict
             recorded["set"] = values_of(recorded["set"])
-        return Compared(**{f.name: recorded[f.name] for f in dataclasses.fields(Compared)})
+        known = {each.name for each in dataclasses.fields(Compared)}  # earlier versions had fewer
+        return dataclasses.replace(NEW, **{name: recorded[name] for name in known & set(recorded)})
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
             f"{folder} is not the folder of a sweep: give another --name, or another --savedir"
