@@ -14,7 +14,7 @@ from torchbeast import compare
 from torchbeast import suite as program
 from torchbeast.errors import UsageError
 from torchbeast.reporting.estimates import Estimate
-from torchbeast.sweep.suites import SUITES, suite
+from torchbeast.suite import SUITES, suite
 
 
 def run(folder: Path, score: float, steps: int = 1000, **settings: object) -> None:
