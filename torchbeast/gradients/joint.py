@@ -29,7 +29,7 @@ from torchbeast.core.update.optimiser_step import Learnt, OptimiserStep
 
 
 class Report(NamedTuple):
-    """A learner's report about its source and batch. As a dict it is JSON, except `observed`."""
+    """A learner's report about its source and batch. As a dict it is JSON."""
 
     status: Mapping[str, float]  # of its source
     seconds: Mapping[str, float]  # of its source, since the start

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from torchbeast.collect.contract import Source
 from torchbeast.collect.weights import Packed, unpacked
-from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution, Ranks
@@ -227,13 +226,12 @@ class GradientWorker:
             raise RunError("the source has ended") if failed is None else failed.error
         device = self._parts.device
         self._batch = batch = taken.map(lambda leaf: leaf.to(device))
-        observed: list[Moments] = []
+        observed: list[Any] = []
         if self.ranks is None:
             with own_settings():
                 observed = self._step.statistics.observed(batch)
             self._minibatches = self._contributions(batch)
-        sent = [[part.cpu().numpy() for part in moments] for moments in observed]
-        return report_of(self._parts.source, taken, self._version)._replace(observed=sent)
+        return report_of(self._parts.source, taken, self._version)._replace(observed=observed)
 
     def _next_contribution(self) -> Contribution | None:
         with own_settings():

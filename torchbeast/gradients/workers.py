@@ -26,7 +26,7 @@ from torch import nn
 
 from torchbeast.collect.contract import WAIT_S, Away
 from torchbeast.collect.weights import packed
-from torchbeast.core.update.figures import means
+from torchbeast.core.update.minibatch import means
 from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution
 from torchbeast.core.update.torch_ranks import served_store
@@ -230,7 +230,7 @@ class Centralised(GradientWorkers):
     def update(self, batch: JointBatch) -> Learnt:
         """Takes one step per minibatch, with the gradients of all workers."""
         centre, learnt, metrics = self._step, [], []
-        with centre.statistics.restored_on_error():
+        with centre.restored_on_error():
             self._observe(batch.reports)
             for contributed in self._contributions():
                 metrics += [each.message["metrics"] for each in contributed]
@@ -310,7 +310,7 @@ class Asynchronous(Centralised):
 
     def update(self, batch: JointBatch) -> Learnt:
         """Takes steps with gradients as they arrive, until a worker has finished its batch."""
-        with self._step.statistics.restored_on_error():
+        with self._step.restored_on_error():
             while True:
                 ((index, answer),) = _needed(self._answers)
                 if self._is_last(index, *answer):

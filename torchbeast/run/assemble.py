@@ -23,9 +23,9 @@ from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.base.computing import dtype_for, has_bfloat16, own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
-from torchbeast.core.update.slices import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import available_cores
 from torchbeast.run.config import HardwareConfig, resolved

@@ -24,7 +24,7 @@ from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.update.figures import clip_gradients, gradient_norm
+from torchbeast.core.update.minibatch import clip_gradients, gradient_norm
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 
 T, B, ACTIONS = 5, 3, 3

@@ -21,8 +21,8 @@ from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.update.minibatch import Slices, least_columns
 from torchbeast.core.update.optimiser_step import OptimiserStep
-from torchbeast.core.update.slices import Slices, least_columns
 
 T, ACTIONS = 5, 3
 COLUMN = (T + 1) * 4 * 4  # bytes: observations of four floats
@@ -196,7 +196,7 @@ def test_slices_fit_the_cache_and_occupy_the_threads_where_they_are_worth_one(
     num_threads: int,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr("torchbeast.core.update.slices.WORTH_A_THREAD", worth * COLUMN)
+    monkeypatch.setattr("torchbeast.core.update.minibatch.WORTH_A_THREAD", worth * COLUMN)
     slices = Slices(mlp(), columns * COLUMN, num_threads).split(make_rollout(T, 16))
     assert [part.batch_size for part in slices] == expected
 
@@ -216,7 +216,7 @@ def test_a_large_recurrent_layer_is_not_fed_few_columns_at_a_time(net: Any, expe
 def test_slices_are_as_wide_as_a_recurrent_layer_needs(
     make_rollout: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.core.update.slices.least_columns", lambda model: 3)
+    monkeypatch.setattr("torchbeast.core.update.minibatch.least_columns", lambda model: 3)
     slices = Slices(mlp(), 1, 2).split(make_rollout(T, 6))
     assert [part.batch_size for part in slices] == [3, 3]
 
@@ -225,6 +225,6 @@ def test_slices_are_as_wide_as_a_recurrent_layer_needs(
 def test_a_small_batch_is_divided_though_a_recurrent_layer_needs_more_columns(
     make_rollout: Make, monkeypatch: pytest.MonkeyPatch, threads: int, expected: list[int]
 ) -> None:
-    monkeypatch.setattr("torchbeast.core.update.slices.least_columns", lambda model: 9)
+    monkeypatch.setattr("torchbeast.core.update.minibatch.least_columns", lambda model: 9)
     slices = Slices(mlp(), 1, threads).split(make_rollout(T, 8))
     assert [part.batch_size for part in slices] == expected

@@ -26,9 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.running_norm import RunningNorm
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
+    PreparedTorso,
+    RunningNorm,
+    Scale,
     Torso,
     VectorTorso,
     channels_first,
@@ -345,40 +347,12 @@ def _has_pixels(spec: ArraySpec) -> bool:
     return _has_gray_levels(spec) or _is_large(spec.shape) or _has_known_scale(spec)
 
 
-class PreparedTorso(Torso):
-    """A torso that scales or normalises its leaf first."""
-
-    def __init__(self, scale: nn.Module, torso: Torso) -> None:
-        super().__init__()
-        self.scale = scale
-        self.torso = torso
-        self.num_features = torso.num_features
-
-    def forward(self, frames: Tensor) -> Tensor:
-        return self.torso(self.scale(frames))
-
-    def observe(self, frames: Tensor) -> None:
-        if isinstance(self.scale, RunningNorm):
-            self.scale.observe(frames)
-
-
-class _Scale(nn.Module):
-    """Converts numbers to float32 and multiplies them by a factor."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self._factor = factor
-
-    def forward(self, frames: Tensor) -> Tensor:
-        return frames.float() * self._factor
-
-
 def _prepared(spec: ArraySpec, torso: Torso) -> Torso:
     """Adds the scaling that the torso, which only divides bytes by 255, does not do itself."""
     if needs_statistics(spec):
         return PreparedTorso(RunningNorm(spec.shape), torso)
     if _has_gray_levels(spec) and spec.dtype != "uint8":
-        return PreparedTorso(_Scale(1 / 255), torso)
+        return PreparedTorso(Scale(1 / 255), torso)
     if spec.dtype == "uint8" and spec.high is not None and spec.high <= 1:
-        return PreparedTorso(_Scale(1.0), torso)
+        return PreparedTorso(Scale(1.0), torso)
     return torso

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor, ActorCritic
-from torchbeast.core.actors.running_norm import LIMIT, SMALLEST_VARIANCE, RunningNorm
+from torchbeast.core.actors.torsos import LIMIT, SMALLEST_VARIANCE, RunningNorm
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, RewardConfig
 from torchbeast.core.base.nest import flatten

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -34,8 +35,11 @@ from torchbeast.core.losses import Mean
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback, joined
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update import saving
-from torchbeast.core.update.figures import (
+from torchbeast.core.update.minibatch import (
     TOTAL,
+    Learn,
+    MinibatchReport,
+    Slices,
     addends,
     clip_gradients,
     divided,
@@ -47,13 +51,11 @@ from torchbeast.core.update.figures import (
 from torchbeast.core.update.ranks import (
     Contribution,
     JointGradients,
-    MinibatchReport,
     Ranks,
+    Statistics,
     added_in_order,
     check_same_step,
 )
-from torchbeast.core.update.slices import Learn, Slices
-from torchbeast.core.update.statistics import Statistics
 from torchbeast.errors import UsageError
 
 
@@ -163,8 +165,11 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.statistics.restored_on_error(), naming_needs(self.algo):
-            self.statistics.observe(batch, self._ranks)
+        with self.restored_on_error(), naming_needs(self.algo):
+            if self._ranks is None:
+                self.algo.observe(batch)
+            else:
+                self.statistics.join(batch, self._ranks)
             minibatches, metrics = self.begin(batch)
             learnt = list(self._learnt(minibatches, batch.env_steps))
             if not learnt:
@@ -172,6 +177,18 @@ class OptimiserStep(Generic[BatchT]):
         figures = means(found for found, _ in learnt) | metrics
         figures |= self.count(sum(found.env_steps for _, found in learnt))
         return Learnt(figures, joined([found.feedback for _, found in learnt], batch.batch_size))
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Restores all buffers of the models, such as running statistics, if the body fails."""
+        buffers = [buffer for model in self.algo.models.values() for buffer in model.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        except BaseException:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            raise
 
     def begin(self, batch: BatchT) -> tuple[Iterator[BatchT], dict[str, float]]:
         """Prepares a batch; returns its minibatches, and metrics of the whole batch. Without
@@ -203,7 +220,7 @@ class OptimiserStep(Generic[BatchT]):
 
         number: of the minibatch in its batch. env_steps: newly collected, that no other counts.
         """
-        return self._packed(self._found(minibatch, number, env_steps))
+        return self._joining.packed(self._found(minibatch, number, env_steps))
 
     def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
         """Takes one step of every optimiser, with the gradients of all; returns its figures.
@@ -253,13 +270,10 @@ class OptimiserStep(Generic[BatchT]):
         """Replaces the gradients by all learners' together; returns what they found together."""
         if self._ranks is None:
             return found
-        own = self._packed(found)
+        own = self._joining.packed(found)
         messages = self._ranks.gather(own.message)
         check_same_step(messages)  # before vectors of different lengths are added up
         return self._joining.unpacked(messages, self._ranks.add(own.gradients))
-
-    def _packed(self, found: MinibatchReport) -> Contribution:
-        return self._joining.packed(replace(found, figures=fetched(found.figures)))
 
     def _apply(self, found: MinibatchReport) -> dict[str, float]:
         """Takes one step of every optimiser; none when no learner has a step to learn from."""

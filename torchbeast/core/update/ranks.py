@@ -11,16 +11,18 @@ so for all of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.actors.torsos import Moments, RunningNorm
+from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.losses import Reduction
-from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
-from torchbeast.core.update.figures import joined
+from torchbeast.core.storages.batch import Batch
+from torchbeast.core.update.minibatch import STEPS_OF, TOTAL, MinibatchReport, fetched
 
 
 class Ranks(Protocol):
@@ -34,22 +36,6 @@ class Ranks(Protocol):
 
     def add(self, vector: Tensor) -> Tensor:
         """Returns the sum of the learners' vectors [n], added in the order of ranks."""
-
-
-@dataclass(frozen=True)
-class MinibatchReport:
-    """A learner's findings in a minibatch, apart from the gradients.
-
-    figures: addends, see `figures.py`. steps: learnt from. env_steps: newly collected, counted with
-    the first minibatch of a batch. minibatch: its number in the batch. feedback: of one learner
-    alone: several have no replay.
-    """
-
-    figures: Mapping[str, Any]  # scalar tensors, or floats
-    steps: int
-    env_steps: int
-    minibatch: int
-    feedback: Feedback = NO_FEEDBACK
 
 
 class Contribution(NamedTuple):
@@ -74,11 +60,11 @@ class JointGradients:
         self._dtype = torch.float64 if is_double else torch.float32
 
     def packed(self, found: MinibatchReport) -> Contribution:
-        """Returns the present gradients with what else was found, whose figures are floats."""
+        """Returns the present gradients with what else was found."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         pieces = [self._gradient(parameter, found.steps) for parameter in trained]
         message = {
-            "figures": dict(found.figures),
+            "figures": fetched(found.figures),
             "steps": found.steps,
             "env_steps": found.env_steps,
             "minibatch": found.minibatch,
@@ -105,11 +91,7 @@ class JointGradients:
         for parameter, piece, has in zip(trained, pieces, have, strict=True):
             if has and parameter.requires_grad:  # it may have been frozen meanwhile
                 parameter.grad = piece.view_as(parameter).to(parameter)
-        figures = joined(
-            [message["figures"] for message in messages],
-            [message["steps"] for message in messages],
-            terms_add_up=not self._is_mean,
-        )
+        figures = _joined_figures(messages, terms_add_up=not self._is_mean)
         env_steps = sum(message["env_steps"] for message in messages)
         return MinibatchReport(figures, steps, env_steps, messages[0]["minibatch"])
 
@@ -119,6 +101,31 @@ class JointGradients:
             return torch.zeros(parameter.numel(), dtype=self._dtype, device=parameter.device)
         gradient = parameter.grad.reshape(-1).to(self._dtype)
         return gradient * steps if self._is_mean else gradient
+
+
+def _joined_figures(messages: Sequence[Mapping[str, Any]], terms_add_up: bool) -> dict[str, float]:
+    """Returns several learners' addends as if one learner had all their steps.
+
+    terms_add_up: terms are sums over the steps, not means.
+    """
+    names = list(dict.fromkeys(name for message in messages for name in message["figures"]))
+    terms = names[: names.index(TOTAL) + 1]
+    found = {}
+    for name in names:
+        having = [message for message in messages if name in message["figures"]]
+        values = [(message["figures"][name], message["steps"]) for message in having]
+        is_part = name.startswith(STEPS_OF) or STEPS_OF + name in names
+        if is_part or (terms_add_up and name in terms):
+            found[name] = sum(value for value, _ in values)
+        else:
+            found[name] = _mean(values)
+    return found
+
+
+def _mean(values: Sequence[tuple[float, int]]) -> float:
+    """Returns the mean over all steps of values that are means over so many steps each."""
+    steps = sum(n for _, n in values)
+    return sum(value * n for value, n in values if n) / steps if steps else 0.0
 
 
 def added_in_order(vectors: Sequence[Tensor]) -> Tensor:
@@ -156,3 +163,61 @@ def check_same_step(messages: Sequence[Mapping[str, Any]]) -> None:
             f"number {different} (counted from 0) differs between learners: freeze the same layers "
             "in each of them"
         )
+
+
+class Statistics:
+    """The running statistics of an algorithm's models, which count all learners' batches."""
+
+    def __init__(self, algo: Algorithm[Any]) -> None:
+        self._algo = algo
+        modules = [module for model in algo.models.values() for module in model.modules()]
+        norms = [module for module in modules if isinstance(module, RunningNorm)]
+        self._norms = list(dict.fromkeys(norms))  # a module may be in two models
+
+    def observed(self, batch: Batch) -> list[list[Any]]:
+        """Adds a batch, and returns as JSON the Moments that it adds to each RunningNorm.
+
+        Raises NotImplementedError if the actor keeps statistics elsewhere: nothing says how those
+        of several learners would be joined.
+        """
+        before, others = [norm.moments() for norm in self._norms], self._others()
+        self._algo.observe(batch)
+        for name, buffer in self._others().items():
+            if not torch.equal(buffer, others[name]):
+                raise NotImplementedError(
+                    f"{type(self._algo.actor).__name__}.observe changes the buffer {name}, but "
+                    "several learners can only combine statistics of a RunningNorm: keep them in a "
+                    "RunningNorm, or use one learner"
+                )
+        pairs = zip(self._norms, before, strict=True)
+        return [[part.tolist() for part in norm.moments().without(was)] for norm, was in pairs]
+
+    def add(self, observed: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Adds what several learners have `observed`, in their order."""
+        for norm, *parts in zip(self._norms, *observed, strict=True):
+            seen = [moments for part in parts if (moments := _like(norm, part)).rows]
+            norm.set_moments(functools.reduce(Moments.merged, seen, norm.moments()))
+
+    def join(self, batch: Batch, ranks: Ranks) -> None:
+        """Adds all learners' batches; batch: this one's."""
+        before = [norm.moments() for norm in self._norms]
+        own = self.observed(batch)
+        if not self._norms:
+            return
+        messages = ranks.gather({"observed": own})
+        check_same_place(messages)
+        for norm, moments in zip(self._norms, before, strict=True):
+            norm.set_moments(moments)
+        self.add([message["observed"] for message in messages])
+
+    def _others(self) -> dict[str, Tensor]:
+        """Returns copies of the actor's buffers that belong to no RunningNorm."""
+        ours = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
+        named = self._algo.actor.named_buffers()
+        return {name: b.clone() for name, b in named if id(b) not in ours}
+
+
+def _like(norm: RunningNorm, moments: Sequence[Any]) -> Moments:
+    """Returns moments with the dtypes of the norm's, on its device."""
+    both = zip(moments, norm.moments(), strict=True)
+    return Moments(*(torch.tensor(part, dtype=own.dtype, device=own.device) for part, own in both))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning from slices of a batch, some columns at a time, in several threads.
+"""The gradients and figures of a minibatch, from slices of its columns, in several threads.
 
     batch [T+1, B] -- split --> [T+1, b] [T+1, b] ... --> whichever thread is free --> .grad, summed
 
@@ -7,18 +7,25 @@ Losses add up over columns, so the gradients of the slices add up to the whole b
 nothing is computed twice. The activations of a slice stay in the cache of the core that computes
 them. Threads synchronise once per batch; threads inside operations synchronise after every
 operation, which is expensive where other processes compete for the cores.
+
+Figures are added up over slices, then over learners, and divided at the end. An addend is a term, a
+share of a mean over all valid steps, or one part of a `losses.Mean`: its total, or its number of
+steps, under the name with "steps of " in front. Figures of the gradients take all parameters'
+gradients as one vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.storages.batch import Batch, Feedback, joined
+from torchbeast.core.losses import Mean
+from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback, joined
 
 # About the size of a row's activations. Measured with an LSTM of 17 MB: slices of 4 columns take
 # 1.2 to 1.4 times as long as all 32 at once, slices of 8 the same time.
@@ -26,9 +33,29 @@ _RECURRENT_BYTES_A_COLUMN = 2_000_000
 # Observations of 42 Atari rows. With the shallow network half of them take 0.75 times as long.
 WORTH_A_THREAD = 42 * 4 * 84 * 84
 
-Figures = dict[str, Tensor]
-_Learnt = tuple[Figures, Feedback]
+TOTAL = "total_loss"
+"""The sum of the terms, which it follows; metrics follow it."""
+
+STEPS_OF = "steps of "
+
+_Learnt = tuple[dict[str, Tensor], Feedback]
 Learn = Callable[[Any], _Learnt]  # learns from a slice: adds its gradients to the parameters
+
+
+@dataclass(frozen=True)
+class MinibatchReport:
+    """A learner's findings in a minibatch, apart from the gradients.
+
+    figures: addends. steps: learnt from. env_steps: newly collected, counted with the first
+    minibatch of a batch. minibatch: its number in the batch. feedback: of one learner alone:
+    several have no replay.
+    """
+
+    figures: Mapping[str, Any]  # scalar tensors, or floats
+    steps: int
+    env_steps: int
+    minibatch: int
+    feedback: Feedback = NO_FEEDBACK
 
 
 class Slices:
@@ -112,3 +139,73 @@ def least_columns(model: nn.Module) -> int:
     layers = [m for m in model.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
     weights: int = sum(p.nbytes for layer in layers for p in layer.parameters())
     return 1 + weights // _RECURRENT_BYTES_A_COLUMN
+
+
+def addends(metrics: Mapping[str, Tensor | Mean], share: float) -> dict[str, Tensor]:
+    """Returns what slices add up: share * metric, or total and number of steps of a Mean."""
+    found: dict[str, Tensor] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Mean):
+            found |= {name: metric.total, STEPS_OF + name: metric.steps}
+        else:
+            found[name] = share * metric
+    return found
+
+
+def divided(figures: Mapping[str, float]) -> dict[str, float]:
+    """Divides each total of a Mean by its number of steps, or leaves it out where that is 0."""
+    steps = {name: figures.get(STEPS_OF + name, 1.0) for name in figures}
+    return {
+        name: figure / steps[name]
+        for name, figure in figures.items()
+        if steps[name] and not name.startswith(STEPS_OF)
+    }
+
+
+def fetched(figures: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """Returns the figures as floats, with a single transfer from the device."""
+    tensors = {name: figure for name, figure in figures.items() if isinstance(figure, Tensor)}
+    if not tensors:
+        return {name: float(figure) for name, figure in figures.items()}
+    values = torch.stack([tensor.detach().float() for tensor in tensors.values()]).tolist()
+    return {**figures, **dict(zip(tensors, values, strict=True))}  # in their order
+
+
+def means(learnt: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each figure over the minibatches, or batches, that have it."""
+    values: dict[str, list[float]] = {}
+    for figures in learnt:
+        for name, value in figures.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Returns the gradients of those parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Returns the 2-norm of all gradients as one vector, 0 without gradients.
+
+    It is a scalar tensor on the device, which nothing has waited for.
+    """
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients_of(parameters)]
+    if not norms:
+        return torch.zeros((), device=parameters[0].device)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: float) -> None:
+    """Scales gradients of the given norm in place, so that their norm is at most `maximum`."""
+    if norm > maximum:
+        for gradient in gradients_of(parameters):
+            gradient.mul_(maximum / norm)
+
+
+def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """Returns the name of the first parameter whose gradient has a NaN or an infinity."""
+    for name, parameter in named:
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return name
+    return "all parameters together (its norm overflows)"
