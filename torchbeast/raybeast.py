@@ -26,8 +26,8 @@ from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
+from torchbeast.on_ray.config import Room, check_object_store, num_workers
 from torchbeast.on_ray.fleet import RayFleet
-from torchbeast.on_ray.room import Room, check_object_store, num_workers
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.run.assemble import precision
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun

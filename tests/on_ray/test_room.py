@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.on_ray.config import RayConfig
-from torchbeast.on_ray.room import (
+from torchbeast.on_ray.config import (
     Node,
+    RayConfig,
     Room,
     WorkerGroup,
     check_object_store,

@@ -24,9 +24,8 @@ from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.worker import Made
 from torchbeast.gradients.workers import WORKER
 from torchbeast.learner.parts import make_source, making_agent, making_weights
-from torchbeast.on_ray.config import RayConfig
+from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.on_ray.fleet import RayFleet, User, gradient_actors
-from torchbeast.on_ray.room import WorkerGroup, check_room
 from torchbeast.run.assemble import LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig
 from torchbeast.schemes.scheme import Scheme

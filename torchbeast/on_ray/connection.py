@@ -99,11 +99,8 @@ def address_in_use(ray: Any) -> str:
     return CLIENT if client.is_connected() else str(ray.get_runtime_context().gcs_address)
 
 
-def check_reachable(address: str, said_in: str, start: str) -> None:
-    """Raises RunError if nobody listens at HOST:PORT; Ray itself would wait for minutes.
-
-    said_in: where the user gave the address. start: what to do without a cluster.
-    """
+def _check_reachable(address: str, said_in: str, start: str) -> None:
+    """Raises RunError if nobody listens at HOST:PORT; Ray itself would wait for minutes."""
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not host or not port.isdecimal():  # auto, or another form that Ray knows
         return
@@ -115,12 +112,33 @@ def check_reachable(address: str, said_in: str, start: str) -> None:
         ) from error
 
 
-def initialise(ray: Any, address: str, start: str, **options: Any) -> Callable[[], None]:
-    """Connects to the cluster at an address; "local" starts a cluster with the options.
+@contextmanager
+def connected(
+    address: str, said_in: str, start: str, who: str, how_to_go_on: str = RESUME, **options: Any
+) -> Iterator[Any]:
+    """Connects to the cluster at an address for the block; "local" starts a cluster, and ends it.
 
-    start: what to do without a cluster. Returns a function that restores Ray's output and logging;
-    call it after the end of the connection.
+    Yields Ray's module. said_in: where the user gave the address. start: what to do without a
+    cluster. who, how_to_go_on: see `last_words`. options: of ray.init.
+
+    Raises RunError without Ray or a cluster.
     """
+    with prepared_environment(), last_words(who, how_to_go_on):
+        ray = import_ray()
+        _check_reachable(address, said_in, start)
+        with signal_handlers_kept():
+            undo = _initialise(ray, address, start, options)
+        try:
+            yield ray
+        finally:
+            end_with(ray.shutdown)
+            undo()
+
+
+def _initialise(
+    ray: Any, address: str, start: str, options: Mapping[str, Any]
+) -> Callable[[], None]:
+    """Connects; returns a function that restores Ray's output and logging after the end."""
     worker, log = ray._private.worker, logging.getLogger("ray")
     prints, level = worker.print_to_stdstream, log.level
 

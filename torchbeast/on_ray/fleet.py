@@ -40,23 +40,17 @@ from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
 from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.gradients.worker import GradientWorker
-from torchbeast.on_ray.config import CLIENT, RayConfig
+from torchbeast.on_ray.config import CLIENT, Node, RayConfig, Room
 from torchbeast.on_ray.connection import (
     FULL,
     RESUME,
     address_in_use,
-    check_reachable,
+    connected,
     connected_ray,
     end_with,
     first_sentence,
-    import_ray,
-    initialise,
-    last_words,
-    prepared_environment,
     runtime_env,
-    signal_handlers_kept,
 )
-from torchbeast.on_ray.room import Node, Room
 
 _log = logging.getLogger("torchbeast.ray")
 
@@ -208,14 +202,14 @@ class RayFleet:
         self._config, self._run, self._user = config, run, user
         self._workers: set[RayWorker] = set()  # not killed yet
         self._lock = threading.Lock()
-        self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
         where = f"the cluster {self._address}" if self._address else "this machine"
-        with self._closing_on_error(), waiting_for(f"Ray on {where}"), signal_handlers_kept():
+        with contextlib.ExitStack() as opened, waiting_for(f"Ray on {where}"):
             if (callers := connected_ray()) is not None:
                 self._use(callers)
             else:
-                self._connect(own_code)
+                self._connect(own_code, opened)
+            self._closing = opened.pop_all()
         self._actors = actors or Actors(TorchBeastActor, {"num_cpus": config.actor_cpus})
         self._actor_class = _actor_class(self._ray, self._actors)
 
@@ -346,14 +340,6 @@ class RayFleet:
         """The ID of this process's node; "" outside the cluster."""
         return "" if self._is_client else str(self._ray.get_runtime_context().get_node_id())
 
-    @contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._closing.close()
-            raise
-
     def _use(self, ray: Any) -> None:
         """Uses the connection that the caller has made, and keeps it at the end."""
         if self._config.address is not None or self._user.environment:
@@ -369,43 +355,38 @@ class RayFleet:
         self._ray = ray
         self._address = address_in_use(ray)
 
-    def _connect(self, own_code: bool) -> None:
-        self._closing.enter_context(prepared_environment())
-        self._closing.enter_context(last_words(self._user.name, self._user.how_to_go_on))
-        folder = self._closing.enter_context(_own_files()) if self._address is None else None
-        self._ray = import_ray()
-        if folder is not None:
-            self._start(folder)
+    def _connect(self, own_code: bool, opened: contextlib.ExitStack) -> None:
+        """Joins the cluster at the address, or starts Ray here."""
+        if self._address is None:
+            options, environment = self._to_start(opened), {}
         else:
-            self._join(own_code)
-
-    def _start(self, folder: Path) -> None:
-        self._init(
-            "local",
-            num_cpus=available_cores(),
-            include_dashboard=self._config.dashboard,
-            _temp_dir=str(folder),
+            folder = self._config.working_dir or (os.getcwd() if own_code else None)
+            options, environment = {}, runtime_env(folder)
+        if variables := dict(self._user.environment):
+            environment["env_vars"] = variables
+        said_in, instead = "$RAY_ADDRESS", "unset RAY_ADDRESS"
+        if self._config.address:
+            said_in, instead = "--address", "leave out --address"
+        joined = connected(
+            self._address or "local",
+            said_in,
+            _START.format(instead),
+            self._user.name,
+            self._user.how_to_go_on,
+            runtime_env=environment or None,
+            **options,
         )
-
-    def _join(self, own_code: bool) -> None:
-        said_in = "--address" if self._config.address else "$RAY_ADDRESS"
-        check_reachable(str(self._address), said_in, self._start_instead())
-        folder = self._config.working_dir or (os.getcwd() if own_code else None)
-        self._init(str(self._address), runtime_env(folder))
-
-    def _start_instead(self) -> str:
-        """Returns advice on what to do without a cluster."""
-        return _START.format("leave out --address" if self._config.address else "unset RAY_ADDRESS")
-
-    def _init(self, address: str, code: Mapping[str, Any] | None = None, **options: Any) -> None:
-        variables = dict(self._user.environment)
-        environment = {**(code or {}), **({"env_vars": variables} if variables else {})}
-        start = self._start_instead()
-        undo = initialise(self._ray, address, start, runtime_env=environment or None, **options)
-        self._closing.callback(undo)
-        self._closing.callback(_has_made_connection.clear)
-        self._closing.callback(end_with, self._ray.shutdown)
+        opened.callback(_has_made_connection.clear)
+        self._ray = opened.enter_context(joined)
         _has_made_connection.set()
+
+    def _to_start(self, opened: contextlib.ExitStack) -> dict[str, Any]:
+        """Returns Ray's options to start here."""
+        return {
+            "num_cpus": available_cores(),
+            "include_dashboard": self._config.dashboard,
+            "_temp_dir": str(opened.enter_context(_own_files())),
+        }
 
     def _gpus_of(self, group: Any) -> list[str]:
         """Returns the IDs of the GPUs in a placement group."""

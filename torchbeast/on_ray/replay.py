@@ -38,15 +38,12 @@ from torchbeast.fleets.system import free_memory
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.connection import (
     FULL,
-    check_reachable,
+    connected,
+    connected_ray,
     end_with,
     first_sentence,
     import_ray,
-    initialise,
-    last_words,
-    prepared_environment,
     runtime_env,
-    signal_handlers_kept,
 )
 from torchbeast.shared_replay.client import SharingAgent
 from torchbeast.shared_replay.replay import JoinRequest, ReplayFigures, SharedReplay, Ticket
@@ -276,21 +273,13 @@ def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
 
     who: prefix of the message if Ray kills this process. options: of a new connection.
     """
-    with prepared_environment():
-        ray = import_ray()
-        if ray.is_initialized():
-            yield
-            return
-        at = address or os.environ.get("RAY_ADDRESS") or "auto"
-        check_reachable(at, "$RAY_ADDRESS" if address is None else "the address", _WITHOUT_CLUSTER)
-        with last_words(who):
-            with signal_handlers_kept():
-                undo = initialise(ray, at, _WITHOUT_CLUSTER, **options)
-            try:
-                yield
-            finally:
-                end_with(ray.shutdown)
-                undo()
+    if connected_ray() is not None:
+        yield
+        return
+    at = address or os.environ.get("RAY_ADDRESS") or "auto"
+    said_in = "$RAY_ADDRESS" if address is None else "the address"
+    with connected(at, said_in, _WITHOUT_CLUSTER, who, **options):
+        yield
 
 
 def checked_name(name: str) -> str:

@@ -26,10 +26,9 @@ from typing import Any
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.fleets.child_process import ChildProcess, Report
 from torchbeast.fleets.system import environment_of_share
-from torchbeast.on_ray.config import RayConfig
+from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.on_ray.fleet import Actors, RayFleet, User
 from torchbeast.on_ray.replay import serving_on_ray
-from torchbeast.on_ray.room import WorkerGroup, check_room
 from torchbeast.shared_replay.service import Served
 from torchbeast.sweep.agents import FLAGS, AgentRun
 from torchbeast.sweep.config import SweepConfig
