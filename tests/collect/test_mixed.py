@@ -197,7 +197,6 @@ def specs(is_recurrent: bool) -> dict[str, Any]:
             lambda leaf: ArraySpec(tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")), nest
         )
         for name, nest in batch(0, 0, is_recurrent).tensors().items()
-        if nest is not None
     }
 
 

@@ -237,8 +237,7 @@ class _Lane:
 
 def arrays_of(rollout: Rollout) -> dict[str, Any]:
     """Returns views of all tensors of a batch, by field."""
-    parts = rollout.tensors()
-    return {n: map_leaves(Tensor.numpy, nest) for n, nest in parts.items() if nest is not None}
+    return map_leaves(Tensor.numpy, rollout.tensors())
 
 
 def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:

@@ -6,14 +6,13 @@ A batch consists of columns, each a rollout or transition of one environment, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
-from torchbeast.core.base.nest import Nest, flatten, map_leaves, pack_as
+from torchbeast.core.base.nest import Nest
 
 Self = TypeVar("Self", bound="Batch")
 
@@ -31,39 +30,6 @@ class Feedback(NamedTuple):
 
 
 NO_FEEDBACK = Feedback()
-
-
-def joined(parts: Sequence[Feedback], columns: int) -> Feedback:
-    """Returns the feedback of a batch: the newest of each column.
-
-    Args:
-        parts: The feedback of its columns, in order, once or several times.
-        columns: The number of columns.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    priorities = [part.priorities for part in parts if part.priorities is not None]
-    states = [part.final_state for part in parts if part.final_state is not None]
-    state: Nest[Tensor] | None = None
-    if states:
-        leaves = zip(*map(flatten, states), strict=True)
-        state = pack_as(states[0], [_newest(leaf, 1, columns) for leaf in leaves])
-    return Feedback(_newest(priorities, 0, columns) if priorities else None, state)
-
-
-def _newest(parts: Sequence[Tensor], dim: int, columns: int) -> Tensor:
-    whole = torch.cat([*parts], dim)
-    size = whole.shape[dim]
-    if size < columns:
-        raise ValueError(
-            f"{size} of {columns} columns were learnt from: minibatches() of an algorithm that "
-            "learns from such a replay must yield all columns, in their order, as split does"
-        )
-    return whole.narrow(dim, size - columns, columns).roll(size % columns, dim)
-
-
-def ignore(feedback: Feedback) -> None:
-    """Does nothing with the feedback."""
 
 
 class Batch(Protocol):
@@ -111,10 +77,3 @@ def even_ranges(size: int, most: int) -> Iterator[tuple[int, int]]:
     """Yields starts and ends of ranges of at most `most` that divide `size` evenly."""
     count = -(-size // most)
     return pairwise(size * i // count for i in range(count + 1))
-
-
-def mapped(function: Callable[[Tensor], Tensor], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Applies the function to every leaf; None stays None."""
-    return {
-        name: None if nest is None else map_leaves(function, nest) for name, nest in parts.items()
-    }

@@ -33,7 +33,7 @@ from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import Mean, both, mean
-from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
+from torchbeast.core.storages.batch import Feedback, even_ranges
 
 _NO_TENSORS = ("collected", "feeds_back", "hand_back")
 
@@ -91,7 +91,7 @@ class Rollout:
     replayed: Tensor | None = None
     collected: int | None = None
     feeds_back: bool = False
-    hand_back: Callable[[Feedback], None] = ignore
+    hand_back: Callable[[Feedback], None] = lambda _: None
 
     @property
     def unroll_length(self) -> int:
@@ -212,7 +212,7 @@ class Rollout:
         Args:
             function: Called with each tensor, for example to move it to a device.
         """
-        return replace(self, **mapped(function, self.tensors()))
+        return replace(self, **map_leaves(function, self.tensors()))
 
     def split(self, max_columns: int) -> list[Rollout]:
         """Returns slices of nearly equal size, which share memory.
@@ -277,7 +277,7 @@ class Rollout:
         here = self._finals_at(rows[1:], columns[1:])
         places = rows * self.batch_size + columns
         return Rollout(
-            **mapped(lambda leaf: _at(leaf, places, rows, columns), parts),
+            **map_leaves(lambda leaf: _at(leaf, places, rows, columns), parts),
             final_observation=map_leaves(lambda leaf: leaf[here], final),
             initial_agent_state=(),
             collected=0,
@@ -299,13 +299,9 @@ class Rollout:
 
     def _columns(self, start: int, end: int, finals: list[int]) -> Rollout:
         """Returns columns start..end-1; column i's final observations begin at finals[i]."""
-
-        def rows(leaf: Tensor) -> Tensor:
-            return leaf[:, start:end]
-
         parts = self.tensors()
         final = parts.pop("final_observation")  # has no columns
-        parts = mapped(rows, parts)
+        parts = map_leaves(lambda leaf: leaf[:, start:end], parts)
         # An LSTM needs a contiguous state.
         parts["initial_agent_state"] = map_leaves(Tensor.contiguous, parts["initial_agent_state"])
         here = slice(finals[start], finals[end])
@@ -314,8 +310,9 @@ class Rollout:
         return replace(self, **parts, collected=collected)
 
     def tensors(self) -> dict[str, Any]:
-        """Returns all fields that consist of tensors, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_TENSORS}
+        """Returns all fields that consist of tensors, by name, except those that are None."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_TENSORS}
+        return {name: nest for name, nest in named.items() if nest is not None}
 
     def truncations(self) -> tuple[Tensor, Tensor]:
         """Returns rows and columns [K] of the truncations in rows 1..T, by column, then row."""

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
-from torchbeast.core.storages.batch import Feedback, even_ranges, ignore, mapped
+from torchbeast.core.storages.batch import Feedback, even_ranges
 
 _OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "hand_back")
 
@@ -62,7 +62,7 @@ class Transitions:
     episodes: tuple[tuple[float, int], ...] = ()
     info: Mapping[str, Sequence[float]] = field(default_factory=dict)
     collected_by: tuple[float, int] | None = None
-    hand_back: Callable[[Feedback], None] = ignore
+    hand_back: Callable[[Feedback], None] = lambda _: None
 
     @property
     def batch_size(self) -> int:
@@ -134,5 +134,9 @@ class Transitions:
         return replace(part, env_steps=0, episodes=(), info={}, collected_by=None)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        names = [field.name for field in fields(self) if field.name not in _OF_COLLECTING]
-        return mapped(function, {name: getattr(self, name) for name in names})
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: map_leaves(function, nest)
+            for name, nest in named.items()
+            if name not in _OF_COLLECTING and nest is not None
+        }

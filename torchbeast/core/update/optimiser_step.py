@@ -32,7 +32,7 @@ from torchbeast.core.algos.base import (
 )
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.losses import Mean
-from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback, joined
+from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update import saving
 from torchbeast.core.update.minibatch import (
@@ -46,6 +46,7 @@ from torchbeast.core.update.minibatch import (
     fetched,
     first_non_finite,
     gradient_norm,
+    joined_feedback,
     means,
 )
 from torchbeast.core.update.ranks import (
@@ -176,7 +177,8 @@ class OptimiserStep(Generic[BatchT]):
                 raise ValueError("minibatches() yielded none: yield one or more for each batch")
         figures = means(found for found, _ in learnt) | metrics
         figures |= self.count(sum(found.env_steps for _, found in learnt))
-        return Learnt(figures, joined([found.feedback for _, found in learnt], batch.batch_size))
+        feedback = [found.feedback for _, found in learnt]
+        return Learnt(figures, joined_feedback(feedback, batch.batch_size))
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchbeast.core.storages.batch import Feedback, joined
+from torchbeast.core.storages.batch import Feedback
+from torchbeast.core.update.minibatch import joined_feedback
 
 
 def part(*columns: float) -> Feedback:
@@ -26,7 +27,7 @@ def part(*columns: float) -> Feedback:
 def test_every_column_has_its_own_newest_feedback(
     parts: list[Feedback], expected: list[int]
 ) -> None:
-    found = joined(parts, 5)
+    found = joined_feedback(parts, 5)
     assert found.priorities is not None and isinstance(found.final_state, tuple)
     assert found.priorities.tolist() == expected
     assert found.final_state[0].shape == (2, 5, 1)
@@ -35,4 +36,4 @@ def test_every_column_has_its_own_newest_feedback(
 
 def test_columns_that_were_not_learnt_from_are_a_sentence() -> None:
     with pytest.raises(ValueError, match="3 of 5 columns were learnt from"):
-        joined([part(1, 2), part(3)], 5)
+        joined_feedback([part(1, 2), part(3)], 5)
