@@ -140,7 +140,10 @@ class SlotWriter:
 
     def _write_observation(self, t: int, observation: Any) -> None:
         def write(frames: np.ndarray, stacks: np.ndarray) -> None:
-            store_row(frames, t, stacks, num_frames=1 + len(frames) - self._num_rows)
+            if len(frames) == self._num_rows:  # no stacks
+                frames[t] = stacks
+            else:
+                store_row(frames, t, stacks, num_frames=1 + len(frames) - self._num_rows)
 
         map_leaves2(write, self._slot["observation"], observation)
 
@@ -193,7 +196,7 @@ class BatchBuffer:
         done = slot["done"][:, there]
         for name, arrays in self._arrays.items():
             for mine, theirs in zip(flatten(arrays), flatten(slot[name]), strict=True):
-                if name == "observation":
+                if name == "observation" and len(theirs) > len(mine):
                     rebuild_rows(mine[:, here], theirs[:, there], done)
                 else:
                     mine[:, here] = theirs[:, there]

@@ -54,7 +54,7 @@ class EnvLoop:
     def __init__(self, env: VecEnv, actor: Actor, seed: int) -> None:
         self._env = env
         self._actor = actor
-        self._stacker = FrameStacker(env.frame_stack)
+        self._stacker = FrameStacker(env.frame_stack) if env.frame_stack != 1 else None
         self._episode_step = np.zeros(env.num_envs, np.int32)
         # float64, because a long sum of float32 stops growing
         self._episode_return = np.zeros(env.num_envs)
@@ -75,21 +75,18 @@ class EnvLoop:
     def step(self) -> int:
         """Executes the chosen action; returns the number of environments that took a step."""
         step = self._env.step(map_leaves(_copy_to_numpy, self.acted.action))
-        done = step.terminated | step.truncated
-        final = step.final_observation
-        if final is not None:  # before the push, which forgets the episodes that ended
-            final = self._stacker.final(final, step.truncated)
-        observation = self._stacker.push(step.observation, done)
+        if self._stacker is not None:
+            step = self._stacker.stacked(step)
         taken = self._count(step)
         self.row = EnvRow(
-            observation,
+            step.observation,
             step.reward,
-            done,
+            step.terminated | step.truncated,
             step.truncated,
             step.episode_end,
             self._episode_step.copy(),
             self._episode_return.astype(np.float32),
-            final,
+            step.final_observation,
             final_info_of(self._env),
         )
         return taken
@@ -98,7 +95,7 @@ class EnvLoop:
         count = self._env.num_envs
         nothing = np.zeros(count, bool)
         return EnvRow(
-            self._stacker.reset(observation),
+            observation if self._stacker is None else self._stacker.reset(observation),
             np.zeros(count, np.float32),
             np.ones(count, bool),
             nothing,

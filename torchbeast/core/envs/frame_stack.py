@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,15 +19,15 @@ from torchbeast.core.base.checks import at_least
 from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, ObservationSpace
 
+if TYPE_CHECKING:
+    from torchbeast.core.envs.vec_env import VecStep
+
 
 class FrameStacker:
     """Keeps the newest num_frames observations of E environments as stacks.
 
         stack = stacker.reset(env.reset(seed))
-        step = env.step(action)
-        if step.final_observation is not None:      before push(), which drops the old episode
-            finals = stacker.final(step.final_observation, step.truncated)
-        stack = stacker.push(step.observation, step.terminated | step.truncated)
+        step = stacker.stacked(env.step(action))
 
     The caller owns every array returned. With num_frames 1, observations pass through unchanged.
     """
@@ -40,6 +41,14 @@ class FrameStacker:
         """Starts with first frames [E, C, ...]; returns stacks [E, k * C, ...] that repeat them."""
         self._stack = map_leaves(self._repeated, observation)
         return self._stack
+
+    def stacked(self, step: VecStep) -> VecStep:
+        """Returns a step's results with stacks in place of its frames."""
+        final = step.final_observation
+        if final is not None:  # before the push, which forgets the episodes that ended
+            final = self.final(final, step.truncated)
+        observation = self.push(step.observation, step.terminated | step.truncated)
+        return step._replace(observation=observation, final_observation=final)
 
     def push(self, observation: ArrayNest, done: np.ndarray) -> ArrayNest:
         """Adds new frames [E, C, ...] and returns the stacks [E, k * C, ...].
@@ -154,9 +163,6 @@ def rebuild_rows(stacks: np.ndarray, frames: np.ndarray, done: np.ndarray) -> No
     done: bool [T+1, B], true where an episode begins; it does not matter in row 0.
     """
     rows, oldest = len(stacks), len(frames) - len(stacks)  # position of the newest, which is k - 1
-    if not oldest:
-        stacks[...] = frames
-        return
     parts = stacks.reshape(*stacks.shape[:2], oldest + 1, *frames.shape[2:])  # a view
     for position in range(oldest + 1):
         parts[:, :, position] = frames[position : position + rows]
