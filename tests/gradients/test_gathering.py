@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import Failed, WorkerLost
-from torchbeast.gradients.gathering import Inbox, Mode, Task, Workers, gather
+from torchbeast.gradients.gathering import Gathering
 
 
 class Answering:
@@ -20,9 +22,12 @@ class Answering:
         self.names = [f"worker {index}" for index in range(count)]
         self.arrivals, self.asked, self.hurried = arrivals, [], []  # type: ignore[var-annotated]
         self.then: dict[int, Callable[[Any], None]] = {}
-        self.inbox = Inbox()
+        workers: list[Any] = [
+            SimpleNamespace(call=partial(self._called, index)) for index in range(count)
+        ]
+        self.gathering = Gathering(self.names, workers, lambda index, error: error)
 
-    def call(self, index: int, then: Any, method: str, arguments: tuple[Any, ...]) -> None:
+    def _called(self, index: int, then: Any, method: str) -> None:
         assert index not in self.then, "one task at a time"
         self.asked.append((index, method))
         self.then[index] = then
@@ -34,18 +39,26 @@ class Answering:
             index, answer = self.arrivals.pop(0)
             self.then.pop(index)(answer)
 
-    def gather(self, mode: Mode, fraction: float = 1.0) -> Any:
-        workers = Workers(self.names, self.call)
-        task: Callable[[int], Task] = lambda index: Task("work")  # noqa: E731
-        return gather(workers, task, mode, fraction, inbox=self.inbox, hurry=self.hurried.append)
+    def all(self, fraction: float = 1.0) -> Any:
+        return self.gathering.all(lambda index: ("work",), fraction, self.hurried.append)
+
+    def each(self) -> Any:
+        return self.gathering.each(lambda index: ("work",))
+
+    @property
+    def nobody_works_ahead(self) -> bool:
+        return self.gathering._answers.empty()
+
+
+def first(workers: Answering, mode: str) -> Any:
+    return workers.all() if mode == "synchronous" else next(workers.each(), None)
 
 
 def test_synchronous_answers_come_in_the_order_of_workers_and_leave_nothing() -> None:
     workers = Answering(3, [(2, "c"), (0, "a"), (1, "b"), (1, "e"), (0, "d"), (2, "f")])
-    answers = workers.gather("synchronous")
-    assert next(answers) == [(0, "a"), (1, "b"), (2, "c")]
-    assert len(workers.asked) == 3 and len(workers.inbox) == 0, "nobody works ahead"
-    assert next(answers) == [(0, "d"), (1, "e"), (2, "f")]
+    assert workers.all() == ["a", "b", "c"]
+    assert len(workers.asked) == 3 and workers.nobody_works_ahead
+    assert workers.all() == ["d", "e", "f"]
     assert workers.hurried == [], "the last one has answered"
 
 
@@ -54,28 +67,28 @@ def test_the_others_are_hurried_once_enough_have_answered(
     fraction: float, hurried: list[int]
 ) -> None:
     workers = Answering(4, [(2, "c"), (0, "a"), (3, "d"), (1, "b")])
-    assert len(next(workers.gather("synchronous", fraction))) == 4
+    assert len(workers.all(fraction)) == 4
     assert sorted(workers.hurried) == hurried
 
 
 def test_asynchronous_answers_come_as_they_arrive_and_only_their_worker_goes_on() -> None:
     workers = Answering(3, [(1, "b"), (1, "e"), (0, "a")])
-    answers = workers.gather("asynchronous")
-    assert next(answers) == [(1, "b")]
+    answers = workers.each()
+    assert next(answers) == (1, "b")
     assert [index for index, _ in workers.asked] == [0, 1, 2]
-    assert next(answers) == [(1, "e")]
+    assert next(answers) == (1, "e")
     assert [index for index, _ in workers.asked] == [0, 1, 2, 1]
-    assert next(answers) == [(0, "a")]
-    assert set(workers.then) == {1, 2} and len(workers.inbox) == 0
+    assert next(answers) == (0, "a")
+    assert set(workers.then) == {1, 2} and workers.nobody_works_ahead
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_closing_ends_the_wait_and_every_later_one(mode: Mode) -> None:
+def test_closing_ends_the_wait_and_every_later_one(mode: str) -> None:
     workers = Answering(2, [])
-    workers.inbox.close()
-    assert list(workers.gather(mode)) == []
+    workers.gathering.close()
+    assert first(workers, mode) is None
     workers.then.clear()
-    assert list(workers.gather(mode)) == []
+    assert first(workers, mode) is None
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
@@ -88,18 +101,18 @@ def test_closing_ends_the_wait_and_every_later_one(mode: Mode) -> None:
     ],
 )
 def test_a_failure_names_its_worker_and_nobody_is_waited_for(
-    mode: Mode, answer: Any, kind: type[Exception]
+    mode: str, answer: Any, kind: type[Exception]
 ) -> None:
     workers = Answering(3, [(1, answer)])
     with pytest.raises(kind, match=r"worker 1: (no such|process 3)"):
-        next(workers.gather(mode))
+        first(workers, mode)
 
 
 def test_the_cause_is_reported_and_not_what_followed_from_it() -> None:
     follows = Failed("another learner has ended", usage=False, is_consequence=True)
     workers = Answering(3, [(0, follows), (2, "c"), (1, WorkerLost("was killed"))])
     with pytest.raises(RunError, match="worker 1: was killed"):
-        next(workers.gather("synchronous"))
+        workers.all()
     workers = Answering(2, [(0, follows), (1, follows)])
     with pytest.raises(RunError, match="worker 0: another learner has ended"):
-        next(workers.gather("synchronous"))
+        workers.all()

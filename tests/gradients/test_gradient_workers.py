@@ -197,7 +197,7 @@ def test_after_a_synchronous_update_nothing_waits_anywhere() -> None:
         workers, fleet = run
         for batch, _ in learnt(workers, 2):
             assert batch.env_steps == T * (2 * B + 1)
-        assert len(workers._inbox) == 0
+        assert workers._gathering._answers.empty()
         assert [lane.qsize() for w in fleet.workers for lane in w.lanes.values()] == [0] * 4
         assert workers.status() == {"collected_steps": 14.0}
         assert workers.seconds() == {"environment": 2.0, "inference": 4.0, "queueing": 6.0}

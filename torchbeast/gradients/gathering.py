@@ -1,158 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers the answers of workers to a task.
 
-    synchronous     start all -------- wait for all -------------> [(0, a), (1, b), (2, c)]
-    asynchronous    start all -------- wait for the first -------> [(1, b)]     start 1 again
+    all()     start all -------- wait for all -------------> [a, b, c]
+    each()    start all -------- wait for the first -------> (1, b)     start 1 again
 
 A worker has one task at a time, so at most one answer per worker is queued.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import queue
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Failed, WorkerLost
+from torchbeast.fleets.fleet import Failed, Worker, WorkerLost
 
-Mode = Literal["synchronous", "asynchronous"]
-Then = Callable[[Any], None]
+Task = tuple[Any, ...]
+"""The name of a method for a worker to execute, and its arguments."""
 
 
-class Workers(NamedTuple):
-    """Workers by number.
+class Gathering:
+    """Lets workers execute tasks, and gathers their answers.
 
-    call: lets a worker execute a method, without waiting; `then` receives the answer.
-    explain: returns the error about a lost worker, with everything that is known about it.
+    Methods get `task`, which chooses the next task of a worker, by its number, just before it
+    starts. They raise RunError or UsageError, with the name of the worker, if a worker has failed.
+
+    Threads: one thread gathers; any thread may call `close`.
+
+    Attributes:
+        doing: the current task of each busy worker, and when it started. Other threads change it.
     """
 
-    names: list[str]
-    call: Callable[[int, Then, str, tuple[Any, ...]], None]
-    explain: Callable[[int, WorkerLost], WorkerLost] = lambda index, error: error
-
-
-class Task(NamedTuple):
-    """A method for a worker to execute, with its arguments."""
-
-    method: str
-    arguments: tuple[Any, ...] = ()
-
-
-class Inbox:
-    """Answers that have arrived. Any thread puts, one thread takes.
-
-    Closing: `close` ends the current wait and all later ones.
-    """
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        workers: Sequence[Worker],
+        explain: Callable[[int, WorkerLost], WorkerLost],
+    ) -> None:
+        """names: of the workers, of which there may be none yet. explain: returns the error about
+        a lost worker, with everything that is known about it.
+        """
+        self.doing: dict[int, tuple[str, float]] = {}
+        self._names, self._workers, self._explain = names, workers, explain
         self._answers: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
 
-    def __len__(self) -> int:
-        """Number of answers that have not been taken."""
-        return self._answers.qsize()
-
-    def put(self, index: int, answer: Any) -> None:
-        """Adds the answer of a worker."""
-        self._answers.put((index, answer))
-
-    def take(self) -> tuple[int, Any] | None:
-        """Returns the next answer; None once closed."""
-        answer = self._answers.get()
-        if answer is None:
-            self.close()  # for the next wait
-        return answer
-
     def close(self) -> None:
-        """Ends every wait."""
+        """Ends every wait, now and later."""
         self._answers.put(None)
 
+    def all(
+        self,
+        task: Callable[[int], Task],
+        fraction: float = 1.0,
+        hurry: Callable[[int], None] = lambda index: None,
+    ) -> list[Any] | None:
+        """Returns the answers of all workers, or None if closed. When this fraction of the workers
+        has answered, it calls `hurry` for the others.
+        """
+        everyone = range(len(self._names))
+        for index in everyone:
+            self._start(index, task)
+        found: dict[int, Any] = {}
+        while len(found) < len(everyone):
+            if (taken := self._take()) is None:
+                return None
+            index, answer = taken
+            found[index] = answer
+            if not (isinstance(answer, Failed) and answer.is_consequence):  # the cause follows
+                self._check(index, answer)
+            if len(found) == math.ceil(fraction * len(everyone)):
+                for other in set(everyone) - set(found):
+                    hurry(other)
+        for index, answer in found.items():
+            self._check(index, answer)
+        return [found[index] for index in everyone]
 
-def gather(
-    workers: Workers,
-    task: Callable[[int], Task],
-    mode: Mode,
-    fraction: float = 1.0,
-    *,
-    inbox: Inbox,
-    hurry: Callable[[int], None] = lambda index: None,
-) -> Iterator[list[tuple[int, Any]]]:
-    """Yields answers with the numbers of their workers, until the inbox is closed.
+    def each(self, task: Callable[[int], Task]) -> Iterator[tuple[int, Any]]:
+        """Yields answers as they arrive, with the numbers of their workers, until closed. When the
+        caller asks for the next one, the worker of the last one starts its next task.
+        """
+        for index in range(len(self._names)):
+            self._start(index, task)
+        while (taken := self._take()) is not None:
+            self._check(*taken)
+            yield taken
+            self._start(taken[0], task)
 
-    Synchronous: the answers of all workers, in the order of workers. When `fraction` of them have
-    answered, it calls `hurry` for the others. Asynchronous: the first answer that arrives. When the
-    caller asks for the next answers, the workers of the last ones start their next tasks.
+    def _start(self, index: int, task: Callable[[int], Task]) -> None:
+        method, *arguments = task(index)
+        self.doing[index] = method, time.monotonic()
+        self._workers[index].call(functools.partial(self._put, index), method, *arguments)
 
-    task: chooses the next task of a worker, just before it starts.
+    def _put(self, index: int, answer: Any) -> None:
+        self.doing.pop(index, None)
+        self._answers.put((index, answer))
 
-    Raises RunError or UsageError, with the name of the worker, if a worker has failed.
-    """
-    begin = _beginner(workers, task, inbox)
-    everyone = range(len(workers.names))
-    if mode == "synchronous":
-        least = math.ceil(fraction * len(everyone))
-        while (answers := _all(workers, begin, inbox, least, hurry)) is not None:
-            yield answers
-        return
-    for index in everyone:
-        begin(index)
-    while (answer := inbox.take()) is not None:
-        _raise_failure(workers, [answer])
-        yield [answer]
-        begin(answer[0])
+    def _take(self) -> tuple[int, Any] | None:
+        """Returns the next answer; None once closed."""
+        taken = self._answers.get()
+        if taken is None:
+            self.close()  # for the next wait
+        return taken
 
-
-def _beginner(workers: Workers, task: Callable[[int], Task], inbox: Inbox) -> Callable[[int], None]:
-    def begin(index: int) -> None:
-        method, arguments = task(index)
-        workers.call(index, lambda answer: inbox.put(index, answer), method, arguments)
-
-    return begin
-
-
-def _all(
-    workers: Workers,
-    begin: Callable[[int], None],
-    inbox: Inbox,
-    least: int,
-    hurry: Callable[[int], None],
-) -> list[tuple[int, Any]] | None:
-    """Returns the answers of all workers in their order; None if the inbox was closed."""
-    everyone = range(len(workers.names))
-    for index in everyone:
-        begin(index)
-    found: dict[int, Any] = {}
-    while len(found) < len(everyone):
-        answer = inbox.take()
-        if answer is None:
-            return None
-        found[answer[0]] = answer[1]
-        if not _is_consequence(answer[1]):
-            _raise_failure(workers, [answer])
-        if len(found) == least:
-            for index in set(everyone) - set(found):
-                hurry(index)
-    _raise_failure(workers, found.items())
-    return sorted(found.items())
-
-
-def _raise_failure(workers: Workers, answers: Iterable[tuple[int, Any]]) -> None:
-    """Raises the first failure among the answers, if there is any."""
-    for index, answer in answers:
+    def _check(self, index: int, answer: Any) -> None:
+        """Raises the failure of a worker."""
         if isinstance(answer, WorkerLost):
-            answer = workers.explain(index, answer)
-        if isinstance(answer, (Failed, BaseException)):
-            raise _error(workers.names[index], answer)
-
-
-def _is_consequence(answer: Any) -> bool:
-    """Returns whether a worker failed only because another one did, whose answer says why."""
-    return isinstance(answer, Failed) and answer.is_consequence
-
-
-def _error(name: str, answer: Failed | BaseException) -> Exception:
-    if not isinstance(answer, Failed):
-        return RunError(f"{name}: {answer}")
-    kind = UsageError if answer.usage else RunError
-    return kind(f"{name}: {answer.error}")
+            answer = self._explain(index, answer)
+        error = answer.exception() if isinstance(answer, Failed) else answer
+        if isinstance(error, Exception):
+            kind = UsageError if isinstance(error, UsageError) else RunError
+            raise kind(f"{self._names[index]}: {error}")

@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -35,12 +35,14 @@ from torchbeast.fleets.fleet import Fleet, Worker, WorkerLocation, WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.gradients.config import GradientConfig
-from torchbeast.gradients.gathering import Inbox, Task, Workers, gather
+from torchbeast.gradients.gathering import Gathering, Task
 from torchbeast.gradients.joint import JointBatch, JointLearner, Report, load, saved, total
 from torchbeast.gradients.worker import Make, Meeting, as_tensor
 
 WORKER = "torchbeast.gradients.worker:GradientWorker"
 """The class of the workers that a fleet has to make."""
+
+Answer = TypeVar("Answer")
 
 _ANSWER_S = 60.0  # for one worker, which may have to finish an update first
 _DOING = {"start": "starting", "collect": "collecting", "step": "collecting or learning"}
@@ -75,10 +77,9 @@ class GradientWorkers(JointLearner):
         self._supervisor: Supervisor | None = None
         self._workers: list[Worker] = []  # empty until they are started
         self._places: dict[int, Any] = {}  # of the workers that have reported theirs
-        self._inbox = Inbox()
+        self._gathering = Gathering(self._names, self._workers, self._explain)
         self._one_thread = threading.Lock()
         self._round = 0
-        self._doing: dict[int, tuple[str, float]] = {}  # a worker's task, and its start time
         self._latest: dict[int, Report] = {}  # by worker
         self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
 
@@ -104,7 +105,7 @@ class GradientWorkers(JointLearner):
 
     def close(self) -> None:
         """Ends all waits, here and in the workers. May be called again."""
-        self._inbox.close()
+        self._gathering.close()
         for worker in self._workers:
             worker.call(_ignore, "end")
 
@@ -126,7 +127,7 @@ class GradientWorkers(JointLearner):
     def hanging(self) -> str:
         """Describes workers that have been busy with one task for over WAIT_S."""
         now = time.monotonic()
-        doing = sorted(dict(self._doing).items())  # a copy: answers arrive in other threads
+        doing = sorted(dict(self._gathering.doing).items())  # a copy: other threads change it
         return "; ".join(
             f"{self._names[index]} {self._what_it_does(index, method)} for {now - since:.0f} s"
             for index, (method, since) in doing
@@ -149,16 +150,14 @@ class GradientWorkers(JointLearner):
         while True:
             self._round += 1
             fraction = self._config.fraction_workers
-            how: Any = {"inbox": self._inbox, "hurry": self._stop_early}
-            found = gather(self._everyone, self._collecting, "synchronous", fraction, **how)
-            if (answers := next(found, None)) is None:
+            reports = self._gathering.all(self._collecting, fraction, self._stop_early)
+            if reports is None:
                 return
-            self._latest.update(answers)
-            yield JointBatch([report for _, report in answers])
+            self._latest = dict(enumerate(reports))
+            yield JointBatch(reports)
 
     def _collecting(self, index: int) -> Task:
-        counters = self.counters.state_dict()
-        return Task("collect", (self._round, counters, self._newer_weights(index)))
+        return "collect", self._round, self.counters.state_dict(), self._newer_weights(index)
 
     def _stop_early(self, index: int) -> None:
         least = self._config.fraction_samples
@@ -177,44 +176,29 @@ class GradientWorkers(JointLearner):
     def _start_workers(self) -> list[Any] | None:
         """Starts the workers with the centre's state; returns None if the run ends before that."""
         count, meeting = self._config.num_workers, self._meeting()
-        self._workers = [self._fleet.worker(name) for name in self._names]
+        self._workers += [self._fleet.worker(name) for name in self._names]
         for index, worker in enumerate(self._workers):
             worker.call(functools.partial(self._places.__setitem__, index), "place")
         make, state = self._fleet.put(self._make), self._fleet.put(saved(self._step))
 
         def start(index: int) -> Task:
-            return Task("start", (make, index, count, meeting, state))
+            return "start", make, index, count, meeting, state
 
-        return next(gather(self._everyone, start, "synchronous", inbox=self._inbox), None)
+        return self._gathering.all(start)
 
     def _meeting(self) -> Meeting | None:
         """Returns where the workers meet as ranks, or None if they do not."""
         return None
 
-    @property
-    def _everyone(self) -> Workers:
-        return Workers(self._names, self._call, self._explain)
-
     def _asked(self, task: Callable[[int], Task]) -> list[Any]:
         """Returns the answers of all workers to one task; raises RunError if the run ends before
         that.
         """
-        answers = gather(self._everyone, task, "synchronous", inbox=self._inbox)
-        return [answer for _, answer in _needed(answers)]
+        return _needed(self._gathering.all(task))
 
     def _explain(self, index: int, error: WorkerLost) -> WorkerLost:
         place = self._places.get(index)
         return self._fleet.explain(error, place if isinstance(place, WorkerLocation) else None)
-
-    def _call(
-        self, index: int, then: Callable[[Any], None], method: str, arguments: tuple[Any, ...]
-    ) -> None:
-        def answered(answer: Any) -> None:
-            self._doing.pop(index, None)
-            then(answer)
-
-        self._doing[index] = method, time.monotonic()
-        self._workers[index].call(answered, method, *arguments)
 
 
 class Centralised(GradientWorkers):
@@ -243,7 +227,7 @@ class Centralised(GradientWorkers):
         """Yields the contributions of all workers, for one optimiser step after the other."""
 
         def task(index: int) -> Task:
-            return Task("contribute", (self.counters.state_dict(), self._newer_weights(index)))
+            return "contribute", self.counters.state_dict(), self._newer_weights(index)
 
         while any(answers := self._asked(task)):
             if not all(answers):
@@ -299,20 +283,20 @@ class Asynchronous(Centralised):
 
     def _rounds(self) -> Iterator[JointBatch]:
         """Yields a batch when a contribution has arrived. The update adds its report."""
-        tasks = gather(self._everyone, self._next_step, "asynchronous", inbox=self._inbox)
-        for first in tasks:
-            self._answers = itertools.chain([first], tasks)
+        answers = self._gathering.each(self._next_step)
+        for first in answers:
+            self._answers = itertools.chain([first], answers)
             yield JointBatch()
 
     def _next_step(self, index: int) -> Task:
         goes_on = index in self._learning
-        return Task("step", (self.counters.state_dict(), self._newer_weights(index), goes_on))
+        return "step", self.counters.state_dict(), self._newer_weights(index), goes_on
 
     def update(self, batch: JointBatch) -> Learnt:
         """Takes steps with gradients as they arrive, until a worker has finished its batch."""
         with self._step.restored_on_error():
             while True:
-                ((index, answer),) = _needed(self._answers)
+                index, answer = _needed(next(self._answers, None))
                 if self._is_last(index, *answer):
                     report, learnt = self._learning.pop(index)
                     batch.reports.append(report)
@@ -343,8 +327,8 @@ class Decentralised(GradientWorkers):
 
     def update(self, batch: JointBatch) -> Learnt:
         """Lets all workers update together with their batches."""
-        task = Task("update", (self._trained(),))
-        answers = self._asked(lambda index: task)
+        trained = self._trained()
+        answers = self._asked(lambda index: ("update", trained))
         for answer in answers:
             if isinstance(answer, str):
                 raise NonFiniteError(answer)
@@ -384,12 +368,11 @@ def gradient_workers(
     return kind(make, config, centre, fleet)
 
 
-def _needed(answers: Iterator[list[tuple[int, Any]]]) -> list[tuple[int, Any]]:
-    """Returns the next answers; raises RunError if the run ends before that."""
-    found = next(answers, None)
-    if found is None:
+def _needed(answer: Answer | None) -> Answer:
+    """Returns what was gathered; raises RunError if the run has ended before that."""
+    if answer is None:
         raise RunError("the run has ended")
-    return found
+    return answer
 
 
 def _dumped(make: Make) -> bytes:
