@@ -126,37 +126,36 @@ def connected(
     with prepared_environment(), last_words(who, how_to_go_on):
         ray = import_ray()
         _check_reachable(address, said_in, start)
-        with signal_handlers_kept():
-            undo = _initialise(ray, address, start, options)
-        try:
-            yield ray
-        finally:
-            end_with(ray.shutdown)
-            undo()
+        with _logged(ray):
+            _initialise(ray, address, start, options)
+            try:
+                yield ray
+            finally:
+                end_with(ray.shutdown)
 
 
-def _initialise(
-    ray: Any, address: str, start: str, options: Mapping[str, Any]
-) -> Callable[[], None]:
-    """Connects; returns a function that restores Ray's output and logging after the end."""
+@contextmanager
+def _logged(ray: Any) -> Iterator[None]:
+    """Logs what Ray prints: a page about every lost worker, which the program reports in a line."""
     worker, log = ray._private.worker, logging.getLogger("ray")
     prints, level = worker.print_to_stdstream, log.level
-
-    def undo() -> None:
+    worker.print_to_stdstream = _log_what_ray_prints
+    try:
+        yield
+    finally:
         worker.print_to_stdstream = prints
         log.setLevel(level)
 
+
+def _initialise(ray: Any, address: str, start: str, options: Mapping[str, Any]) -> None:
     try:
-        with _hang_up_kept_from_children():
+        with _signals_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
         if isinstance(error, ConnectionError) and address == "auto":
             raise RunError(f"there is no Ray cluster on this machine: {start}") from error
         where = "on this machine" if address == "local" else f"at {address}"
         raise RunError(f"Ray {where} cannot be used: {first_sentence(error)}") from error
-    # Ray prints a page about every lost worker; the program reports it in a line.
-    worker.print_to_stdstream = _log_what_ray_prints
-    return undo
 
 
 def runtime_env(folder: str | None) -> dict[str, Any]:
@@ -195,29 +194,22 @@ def last_words(who: str, how_to_go_on: str = RESUME) -> Iterator[None]:
 
 
 @contextmanager
-def signal_handlers_kept() -> Iterator[None]:
-    """Restores the program's signal handlers, which Ray replaces."""
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _hang_up_kept_from_children() -> Iterator[None]:
-    """Starts processes that SIGHUP does not end. Ray itself only does this for SIGINT.
+def _signals_kept() -> Iterator[None]:
+    """Restores the program's signal handlers, which Ray replaces, and starts processes that SIGHUP
+    does not end. Ray itself only does this for SIGINT.
 
     A terminal that goes away also sends SIGHUP to Ray's processes, which the program still needs.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def first_sentence(error: BaseException) -> str:
