@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-import torchbeast.envs.envpool
+import torchbeast.envs.spec
 from torchbeast import envs
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.env_pool import EnvPoolEnv
@@ -128,7 +128,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
         make=make,
     )
     monkeypatch.setitem(sys.modules, "envpool", package)
-    monkeypatch.setattr(torchbeast.envs.envpool, "find_spec", lambda name: package)
+    monkeypatch.setattr(torchbeast.envs.spec, "find_spec", lambda name: package)
 
 
 def test_an_ended_environment_is_reset_in_the_same_step_and_only_it(fake: None) -> None:
@@ -189,7 +189,7 @@ def test_options_of_ale_name_envpools_instead() -> None:
 
 
 def test_without_envpool_its_ids_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchbeast.envs.envpool, "find_spec", lambda name: None)
+    monkeypatch.setattr(torchbeast.envs.spec, "find_spec", lambda name: None)
     with pytest.raises(envs.EnvError, match=r"pip install 'torchbeast\[envpool\]'"):
         envs.make("envpool:CartPole-v1", 1)
 

@@ -14,7 +14,7 @@ from example_envs import Counting
 import torchbeast
 from torchbeast import envs
 from torchbeast.core.envs.vec_env import SyncVecEnv
-from torchbeast.envs import atari, gym
+from torchbeast.envs import atari, spec
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -83,10 +83,10 @@ def test_the_package_of_a_known_family_is_imported_without_being_named(
     options = envs.EnvOptions(observation_keys=("image",))
     assert envs.make(envs.EnvSpec("MiniGrid-Empty-5x5-v0", options=options), 1).num_envs == 1
     for env_id, package in (
-        ("MiniHack-River-v0", "minihack: pip install minihack"),
-        ("NetHackLore-v9", r"nle: pip install 'torchbeast\[nethack\]'"),
+        ("MiniHack-River-v0", "minihack, which is not installed: pip install minihack"),
+        ("NetHackLore-v9", r"nle, which is not installed: pip install 'torchbeast\[nethack\]'"),
     ):
-        monkeypatch.setattr(gym, "find_spec", lambda name: None)
+        monkeypatch.setattr(spec, "find_spec", lambda name: None)
         with pytest.raises(envs.EnvError, match=f"{env_id} needs {package}$"):
             envs.make(env_id, 1)
 
@@ -141,7 +141,7 @@ def test_other_gymnasium_ids_are_not_taken_for_atari(env_id: str) -> None:
 
 
 def test_without_ale_an_atari_id_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atari, "find_spec", lambda name: None)
+    monkeypatch.setattr(spec, "find_spec", lambda name: None)
     with pytest.raises(envs.EnvError, match="pip install ale-py"):
         envs.make("PongNoFrameskip-v4", 1)
 

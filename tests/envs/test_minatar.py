@@ -9,7 +9,7 @@ import pytest
 from torchbeast import envs
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
-from torchbeast.envs import minatar
+from torchbeast.envs import minatar, spec
 
 
 def test_a_game_is_found_by_its_id() -> None:
@@ -53,6 +53,6 @@ def test_a_wrong_name_is_refused_in_one_sentence(env_id: str, sentence: str) -> 
 
 
 def test_without_minatar_its_ids_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minatar, "find_spec", lambda name: None)
+    monkeypatch.setattr(spec, "find_spec", lambda name: None)
     with pytest.raises(envs.EnvError, match=r"pip install 'torchbeast\[minatar\]'"):
         envs.make("MinAtar/Breakout-v1", 1)

@@ -7,11 +7,11 @@
 | `Catch`, `Memory`, `Dials`, `BitFlip` | toy tasks that are learnt in seconds (`toy.py`) |
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/how-to/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
-| `envpool:CartPole-v1` | a task of EnvPool (`envpool.py`, docs/how-to/envpool.md) |
+| `envpool:CartPole-v1` | a task of EnvPool (`registered.py`, docs/how-to/envpool.md) |
 | `pettingzoo:mpe/simple_spread_v3` | several agents (docs/how-to/several-agents.md) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
 | | when it has a parameter num_envs, once with it, and returns a VecEnv |
-| anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
+| anything else | a Gymnasium id, `package:MyEnv-v0` included (`registered.py`) |
 
 An `EnvSpec` adds keyword arguments of the constructor to a name.
 """
@@ -26,7 +26,7 @@ from torchbeast.core.base.specs import check_takes
 from torchbeast.core.envs.selection import SelectedVecEnv, names
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts, check_gives_info, vec_env_of
 from torchbeast.envs.masks import masked_from_info
-from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec
+from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 _lazy, __getattr__, __dir__ = importing(__name__)
 __all__ = ["EnvError", "EnvOptions", "EnvSpec", "make", *_lazy]
-
-BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
 
 
 def make(
@@ -83,30 +81,28 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     name = spec.name
     if num_envs < 1:
         raise EnvError(f"{name}: at least one environment is needed, got num_envs={num_envs}")
-    from torchbeast.envs import atari, envpool, minatar, pettingzoo
+    from torchbeast.envs import atari, minatar, registered
 
-    ours = name in BUILT_IN or name.startswith((minatar.PREFIX, envpool.PREFIX, pettingzoo.PREFIX))
-    ours = ours or atari.is_atari(name)
+    prefixes = minatar.PREFIX, registered.ENV_POOL, registered.PETTING_ZOO
+    ours = name in BUILT_IN or name.startswith(prefixes) or atari.is_atari(name)
     if ours and spec.options.mask_actions:
         raise EnvError(f"{name} has no action masks: remove mask_actions")
     if atari.is_atari(name):
         return atari.make(spec, num_envs, num_threads)
-    if name.startswith(envpool.PREFIX):
-        return envpool.make(spec, num_envs, num_threads)
+    if name.startswith(registered.ENV_POOL):
+        return registered.make_of_env_pool(spec, num_envs, num_threads)
     if of_atari := spec.options.of_atari():
         flags = " and ".join(of_atari)
         raise EnvError(f"{flags} needs an Atari game, and {name} is not one: remove {flags}")
-    if name.startswith(pettingzoo.PREFIX):
-        return pettingzoo.make(spec, num_envs)
+    if name.startswith(registered.PETTING_ZOO):
+        return registered.make_of_petting_zoo(spec, num_envs)
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
     if spec.is_factory:
         return _make_by_factory(spec, num_envs)
     if name.startswith(minatar.PREFIX):
         return minatar.make(spec, num_envs)
-    from torchbeast.envs import gym
-
-    return gym.make(spec, num_envs, render)
+    return registered.make_of_gymnasium(spec, num_envs, render)
 
 
 def _self_play(spec: EnvSpec, num_envs: int) -> VecEnv:

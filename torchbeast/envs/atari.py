@@ -17,7 +17,7 @@ from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.envs.contract import env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
-from torchbeast.envs.spec import EnvError, EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec, need
 
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.
 MAX_FRAMES_PER_EPISODE = 108_000
@@ -140,8 +140,7 @@ def make(spec: EnvSpec, num_envs: int, num_threads: int) -> AtariEnv:
             f"{env_id} takes no keyword arguments, got {', '.join(spec.kwargs)}: Atari games are "
             "configured by sticky_actions, frame_skip and full_action_space"
         )
-    if find_spec("ale_py") is None:
-        raise EnvError(f"{env_id} needs ALE, which is not installed: pip install ale-py")
+    need("ale_py", env_id, "ale-py")
     sticky, skip = options.sticky_actions, options.frame_skip
     return AtariEnv(
         rom_name(env_id),

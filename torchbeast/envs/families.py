@@ -11,13 +11,12 @@ environments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import make
 from torchbeast.envs.atari import is_atari
-from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec
+from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec, need
 
 
 def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
@@ -94,21 +93,13 @@ def _atari(env_id: str, **options: Any) -> EnvSpec:
 
 
 def _mujoco(env_id: str, **kwargs: Any) -> EnvSpec:
-    _need("mujoco", env_id, "mujoco")
+    need("mujoco", env_id, "'torchbeast[mujoco]'")
     return EnvSpec(env_id, kwargs)
 
 
 def _pybullet(env_id: str, **kwargs: Any) -> EnvSpec:
-    _need(_PYBULLET, env_id, "pybullet")
+    need(_PYBULLET, env_id, "'torchbeast[pybullet]'")
     return EnvSpec(f"{_PYBULLET}:{env_id}", kwargs)
-
-
-def _need(package: str, env_id: str, extra: str) -> None:
-    """Raises EnvError unless the package is installed."""
-    if find_spec(package) is None:
-        raise EnvError(
-            f"{env_id} needs a package that is not installed: pip install 'torchbeast[{extra}]'"
-        )
 
 
 _PYBULLET = "pybullet_envs_gymnasium"

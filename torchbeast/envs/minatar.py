@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,7 @@ from torchbeast.core.base.specs import check_takes
 from torchbeast.core.envs.contract import env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
-from torchbeast.envs.spec import EnvError, EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec, need
 
 PREFIX = "MinAtar/"
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -102,10 +101,7 @@ def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
     by_name = {game.title().replace("_", ""): game for game in GAMES}
     if name not in by_name:
         raise EnvError(f"{env_id}: MinAtar has no game called {name}{did_you_mean(name, by_name)}")
-    if find_spec("minatar") is None:
-        raise EnvError(
-            f"{env_id} needs MinAtar, which is not installed: pip install 'torchbeast[minatar]'"
-        )
+    need("minatar", env_id, "'torchbeast[minatar]'")
     minimal = version == "1"
     return MinAtarEnv(
         by_name[name], num_envs, minimal_actions=minimal, env_id=env_id, kwargs=spec.kwargs

@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from torchbeast.core.base.checks import at_least, require, short_repr
@@ -100,10 +101,19 @@ class EnvOptions:
 
 
 DEFAULTS = EnvOptions()
+BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
 
 
 class EnvError(UsageError):
     """An environment that cannot be made."""
+
+
+def need(package: str, env_id: str, to_install: str) -> None:
+    """Raises EnvError unless the package of an environment is installed; to_install: for pip."""
+    if find_spec(package) is None:
+        raise EnvError(
+            f"{env_id} needs {package}, which is not installed: pip install {to_install}"
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments that other packages make by an id: Gymnasium's, EnvPool's and PettingZoo's.
+
+    CartPole-v1                        Gymnasium, the only place where it is imported
+    envpool:CartPole-v1                EnvPool steps its tasks together in C++ (Weng et al. 2022,
+                                       arXiv:2206.10558); docs/how-to/envpool.md
+    pettingzoo:mpe/simple_spread_v3    PettingZoo has several agents (Terry et al. 2021,
+                                       arXiv:2009.14471); docs/how-to/several-agents.md
+
+`core/envs/env_pool.py` adapts a pool, and `core/envs/agents.py` turns agents into environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import Any
+
+from torchbeast.core.base.checks import did_you_mean
+from torchbeast.core.base.specs import check_takes, import_module, values_in
+from torchbeast.core.envs.agents import AgentsEnv
+from torchbeast.core.envs.env_pool import EnvPoolEnv
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.envs.masks import masked_from_info
+from torchbeast.envs.spec import BUILT_IN, EnvError, EnvSpec, need
+from torchbeast.errors import UsageError
+
+ENV_POOL, PETTING_ZOO = "envpool:", "pettingzoo:"
+
+# Packages that Gymnasium does not import, by the prefixes of their ids.
+_PACKAGES = {
+    "BabyAI-": ("minigrid", "'torchbeast[minigrid]'"),
+    "MiniGrid-": ("minigrid", "'torchbeast[minigrid]'"),
+    "MiniHack-": ("minihack", "minihack"),
+    "NetHack": ("nle", "'torchbeast[nethack]'"),
+}
+
+
+def make_of_gymnasium(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
+    """Makes num_envs environments of a Gymnasium id, with the time limit registered for it.
+
+    spec: its kwargs go to gymnasium.make, which passes most of them to the constructor.
+    render: whether they render RGB arrays, for which some need another package. Raises EnvError
+    when there is no such id, or a package is missing.
+    """
+    env_id = spec.name
+    gymnasium: Any = import_module("gymnasium", env_id)
+    registered = _spec(gymnasium, env_id)
+    _check_kwargs(gymnasium, registered, spec)
+    mode = {"render_mode": "rgb_array"} if render else {}
+    kwargs = {"disable_env_checker": True, **spec.kwargs, **mode}
+
+    def make_one() -> Any:
+        return gymnasium.make(registered, **kwargs)
+
+    try:
+        make_each = masked_from_info(make_one) if spec.options.mask_actions else make_one
+        return SyncVecEnv([make_each] * num_envs, env_id, spec.options.observation_keys)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error
+
+
+def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
+    """Raises EnvError unless the environment's constructor or gymnasium.make takes them."""
+    if not spec.kwargs:
+        return
+    constructor = registered.entry_point
+    if isinstance(constructor, str):
+        constructor = gymnasium.envs.registration.load_env_creator(constructor)
+    given = {**registered.kwargs, **spec.kwargs}
+    check_takes(constructor, given, spec.name, also=("max_episode_steps",))  # gymnasium.make's own
+
+
+def _import_package_of(env_id: str) -> None:
+    """Imports the package that registers such ids; raises EnvError when it is not installed."""
+    for start, (package, to_install) in _PACKAGES.items():
+        if env_id.startswith(start):
+            need(package, env_id, to_install)
+            import_module(package, env_id)
+
+
+def _spec(gymnasium: Any, env_id: str) -> Any:
+    """Returns Gymnasium's spec of an id; `module:Id-v0` imports the module first."""
+    module_name, _, name = env_id.rpartition(":")
+    if module_name:
+        import_module(module_name, env_id)
+    elif name not in gymnasium.registry:
+        _import_package_of(name)
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        if factory := _factory_in(env_id):
+            raise EnvError(
+                f"unknown environment {env_id}; for a function of a module, give {factory}"
+            ) from error
+        if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
+            raise EnvError(f"{env_id}: {error}") from error
+        hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
+        where = "" if hint or module_name else "; give package:Id-v0 for another package"
+        if re.search(r"_v\d+$", env_id):
+            where = "; for an environment of PettingZoo, give pettingzoo:FAMILY/NAME"
+        raise EnvError(f"unknown environment {env_id}{hint}{where}") from error
+
+
+def _factory_in(env_id: str) -> str:
+    """Returns "my_module:make_env" for "my_module.make_env" if there is such a module, else ""."""
+    module, _, function = env_id.rpartition(".")
+    with contextlib.suppress(ImportError, ValueError):
+        if module and find_spec(module) is not None:
+            return f"{module}:{function}"
+    return ""
+
+
+_OURS = ("num_envs", "batch_size", "seed", "env_seed", "env_type", "gym_reset_return_info")
+
+
+def make_of_env_pool(spec: EnvSpec, num_envs: int, num_threads: int) -> EnvPoolEnv:
+    """Makes num_envs environments of an id like envpool:Pong-v5.
+
+    spec: its kwargs are options of the task, num_threads included. Raises EnvError if EnvPool does
+    not have the task, or does not take an option.
+    """
+    env_id, task = spec.name, spec.name.removeprefix(ENV_POOL)
+    if of_atari := spec.options.of_atari():
+        raise EnvError(
+            f"{env_id} does not take {' and '.join(of_atari)}: configure it by EnvPool's own "
+            "env_kwargs, such as repeat_action_probability and frame_skip"
+        )
+    need("envpool", env_id, "'torchbeast[envpool]'")
+    envpool: Any = import_module("envpool", env_id)
+    tasks = envpool.list_all_envs()
+    if task not in tasks and (short := task.rpartition("/")[2]) in tasks:
+        task = short  # procgen/CoinrunEasy-v0
+    if task not in tasks:
+        hint = did_you_mean(task, tasks)
+        raise EnvError(f"{env_id}: EnvPool does not know the task {task}{hint}")
+    try:
+        from_pixels = bool(spec.kwargs.get("from_pixels"))  # which has other options
+        config = envpool.make_spec(task, from_pixels=from_pixels).config._asdict()
+        _check_options(spec, config)
+        kwargs = {"num_threads": num_threads, **spec.kwargs}
+        # Frames are sent one by one, and the learner's process stacks them.
+        frame_stack = kwargs.get("stack_num", config.get("stack_num", 1))
+        single = {"stack_num": 1} if "stack_num" in config else {}
+        pool = envpool.make(task, env_type="gymnasium", num_envs=num_envs, **{**kwargs, **single})
+        return EnvPoolEnv(pool, env_id, frame_stack)
+    except UsageError:
+        raise
+    except Exception as error:  # wrong types of options, and missing libraries
+        reason = str(error).partition("\n")[0]
+        raise EnvError(
+            f"{env_id}: EnvPool cannot make it with the options {values_in(spec.kwargs)}: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+
+
+def _check_options(spec: EnvSpec, config: dict[str, Any]) -> None:
+    known = [name for name in (*config, "from_pixels") if name not in _OURS]
+    for key in spec.kwargs:
+        if key in _OURS:
+            raise EnvError(f"{spec.name}: TorchBeast sets {key}: remove it from env_kwargs")
+        if key not in known:
+            hint = did_you_mean(key, known) or "."
+            raise EnvError(f"{spec.name} has no option {key}{hint} It takes {', '.join(known)}")
+
+
+_MOVED = {"mpe": "mpe2"}  # families that have left PettingZoo
+
+
+def make_of_petting_zoo(spec: EnvSpec, num_envs: int) -> AgentsEnv:
+    """Makes games for num_envs agents of an id like pettingzoo:mpe/simple_spread_v3.
+
+    spec: its kwargs are arguments of the environment. Raises EnvError if it does not exist.
+    """
+    module = _module(spec.name)
+    made: Any = getattr(module, "parallel_env", None) or module.env
+    check_takes(made, spec.kwargs, spec.name)
+    make_game = functools.partial(made, **spec.kwargs)
+    return AgentsEnv(make_game(), make_game, num_envs, spec.name)
+
+
+def _module(env_id: str) -> Any:
+    """Imports the module of an environment of PettingZoo."""
+    family, slash, name = env_id.removeprefix(PETTING_ZOO).partition("/")
+    if not slash:
+        raise EnvError(
+            f"{env_id} names no environment: give the family too, as in "
+            f"{PETTING_ZOO}mpe/simple_spread_v3"
+        )
+    package = _MOVED.get(family, f"pettingzoo.{family}")
+    root = package.partition(".")[0]
+    need(root, env_id, "'torchbeast[pettingzoo]'")
+    if find_spec(package) is None:
+        families = [*_MOVED, *_names(root)]
+        raise EnvError(f"{env_id}: PettingZoo has no {family}{did_you_mean(family, families)}")
+    known = [each for each in _names(package) if each.rpartition("_v")[2].isdigit()]
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise EnvError(f"{env_id}: {family} has no {name}{hint or ': it has ' + ', '.join(known)}")
+    return import_module(f"{package}.{name}", env_id)
+
+
+def _names(package: str) -> list[str]:
+    """Returns the names of a package's modules."""
+    found = find_spec(package)
+    assert found is not None
+    return [each.name for each in iter_modules(found.submodule_search_locations)]
