@@ -94,4 +94,4 @@ def test_a_server_reports_the_environment_that_cannot_be_made() -> None:
     pytest.importorskip("libtorchbeast")
     with pytest.raises(RunError, match="^source_envs:CannotBeMade cannot be made: "):
         arguments = {"env": {"name": "source_envs:CannotBeMade"}, "envs_per_stream": 1}
-        env_process._make_server(arguments)
+        env_process._make_server(arguments, env_process.ServerActivity(), lambda report: None)

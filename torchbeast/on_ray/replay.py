@@ -196,26 +196,22 @@ def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClien
     to which this machine belongs.
     """
     name = checked_name(address.removeprefix(ON_RAY))
-    with _connected(None, f"the run with --replay_service {address}"):
+    with _connected(f"the run with --replay_service {address}"):
         with contextlib.closing(RayReplayClient(name, joining)) as client:
             yield client
 
 
 @contextmanager
-def serving_on_ray(
-    name: str, address: str | None = None, num_cpus: float = 1.0, node: str | None = None
-) -> Iterator[Served]:
+def serving_on_ray(name: str, num_cpus: float = 1.0, node: str | None = None) -> Iterator[Served]:
     """Starts a shared replay as a Ray actor, and ends it with the block, or with this process.
 
-    address: of the cluster. Default: this process's connection, or else $RAY_ADDRESS, or else the
-    cluster to which this machine belongs. num_cpus: that Ray reserves for it. node: ID of the node
-    for it; by default Ray chooses.
+    Uses this process's connection to Ray, or else connects as `joined_on_ray` does. num_cpus: that
+    Ray reserves for it. node: ID of the node for it; by default Ray chooses.
 
     Raises UsageError if the name is in use, and RunError without a cluster or room in it.
     """
     checked_name(name)
-    who = f"the program with the shared replay {ON_RAY}{name}"
-    with _connected(address, who, runtime_env=runtime_env(None)):
+    with _connected(f"the program with the shared replay {ON_RAY}{name}", runtime_env(None)):
         actor, served = _started(name, num_cpus, node)
         try:
             yield served
@@ -268,17 +264,16 @@ def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _Served
 
 
 @contextmanager
-def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
+def _connected(who: str, code: dict[str, Any] | None = None) -> Iterator[None]:
     """Connects to Ray for the block, unless this process is connected.
 
-    who: prefix of the message if Ray kills this process. options: of a new connection.
+    who: prefix of the message if Ray kills this process. code: to copy, see `runtime_env`.
     """
     if connected_ray() is not None:
         yield
         return
-    at = address or os.environ.get("RAY_ADDRESS") or "auto"
-    said_in = "$RAY_ADDRESS" if address is None else "the address"
-    with connected(at, said_in, _WITHOUT_CLUSTER, who, **options):
+    at = os.environ.get("RAY_ADDRESS") or "auto"
+    with connected(at, "$RAY_ADDRESS", _WITHOUT_CLUSTER, who, runtime_env=code):
         yield
 
 

@@ -31,7 +31,7 @@ MAX_SOCKET_PATH = 107  # bytes; the limit for the path of a Unix socket on Linux
 MAX_PORT = 65_535
 _UNIX = "unix:"
 _HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]", re.ASCII)
-_EVERY_NETWORK = {"0.0.0.0", "::"}  # for gRPC each means IPv4 and IPv6
+EVERY_NETWORK = {"0.0.0.0", "::"}  # for gRPC each means IPv4 and IPv6
 
 
 def server_addresses(basename: str, count: int) -> list[str]:
@@ -118,7 +118,7 @@ def check_free(address: str) -> None:
     If HOST means every network, both IPv4 and IPv6 must be free; gRPC itself accepts one of them.
     """
     host, port = host_and_port(address)
-    both = host.strip("[]") in _EVERY_NETWORK and socket.has_dualstack_ipv6()
+    both = host.strip("[]") in EVERY_NETWORK and socket.has_dualstack_ipv6()
     family, place = (socket.AF_INET6, ("::", port)) if both else resolved(host, port)[0]
     try:
         socket.create_server(place, family=family, dualstack_ipv6=both).close()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torchbeast.core.base.checks import typed
 from torchbeast.errors import RunError, UsageError, expanded
-from torchbeast.servers.addresses import host_and_port, resolved
+from torchbeast.servers.addresses import EVERY_NETWORK, host_and_port, resolved
 from torchbeast.servers.config import SecurityConfig
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 1000  # 22 characters of base64 are as strong as an AES key
 _KEYS = "python -m torchbeast.keys makes one"
-_EVERY_NETWORK = ("0.0.0.0", "[::]")
 
 _CONNECT_S = 3.0
 _PORT_OF_TLS = (
@@ -141,7 +140,7 @@ def flags_of_others(flag: str, listen: Sequence[str], own: SecurityConfig) -> st
 def _reached_at(listen: str) -> str:
     """Returns HOST:PORT for others, with this machine's name in place of 0.0.0.0."""
     host, port = host_and_port(listen)
-    return f"{socket.gethostname() if host in _EVERY_NETWORK else host}:{port}"
+    return f"{socket.gethostname() if host.strip('[]') in EVERY_NETWORK else host}:{port}"
 
 
 def silence_grpc() -> None:

@@ -116,7 +116,7 @@ def main(arguments: dict[str, Any]) -> int:
             serving[0].dial()
 
     follow_stdin(dial, lambda: _stop(serving, stopped, arguments))
-    activity = ServerActivity() if arguments["counts"] else None
+    activity = ServerActivity()
     try:
         serving.append(_make_server(arguments, activity, report))
         _report_and_watch(serving[0], arguments, activity, stopped, report)
@@ -150,11 +150,7 @@ def _remove_folder(arguments: dict[str, Any]) -> None:
             os.rmdir(arguments["folder"])
 
 
-def _make_server(
-    arguments: dict[str, Any],
-    activity: ServerActivity | None = None,
-    report: Report = lambda _: None,
-) -> Any:
+def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Report) -> Any:
     """Returns a server, or streams that join learners, with the first environment."""
     import libtorchbeast
     from torchbeast import envs
@@ -172,8 +168,7 @@ def _make_server(
         except IndexError:
             env = envs.make(spec, num_envs)
         keywords = spec.options.info_keywords
-        is_plain = not keywords and activity is None
-        return env if is_plain else ServedEnv(env, keywords, activity or ServerActivity())
+        return ServedEnv(env, keywords, activity) if keywords or arguments["counts"] else env
 
     description = _description(first[0], spec, arguments)
     files = arguments["security"]
@@ -196,12 +191,12 @@ def _make_server(
 def _report_and_watch(
     server: Any,
     arguments: dict[str, Any],
-    activity: ServerActivity | None,
+    activity: ServerActivity,
     stopped: threading.Event,
     report: Report,
 ) -> None:
     """Starts the threads that report, and that check whether the server still listens."""
-    if activity is not None:
+    if arguments["counts"]:
         _thread(lambda: _report_until(stopped, activity, report))
     if arguments["learners"]:
         report({"ready": True})

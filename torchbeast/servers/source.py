@@ -35,7 +35,6 @@ from torchbeast.collect.contract import (
     Away,
     LearnerInfo,
     Shortage,
-    Weights,
     describe_away,
     shortage_of,
 )
@@ -85,25 +84,22 @@ class PolySource:
         """
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
-        agent, extras, rollouts = learner.agent, learner.extras, learner.rollouts
-        device = self._device = learner.device
-        specs_of_extras(agent.model, extras)
-        self._actor = agent.model
-        self._extras, self._mode = extras, learner.mode
-        self._weights: Weights = learner.weights
+        actor, rollouts, spare = learner.agent.model, learner.rollouts, learner.spare_columns
+        specs_of_extras(actor, learner.extras)
+        self._learner = learner
         self._start_servers = start_servers
         self._door = door
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
-        self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
+        self._num_inference_threads = inference_threads(
+            pipeline.num_inference_threads, learner.device
+        )
         self._torch_threads = torch.get_num_threads()  # per inference thread
         columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
-        spare = self._spare_columns = learner.spare_columns
-        self._batch_size = rollouts.batch_size
         self._num_envs = fleet.num_envs  # 0: nobody has dialled in yet
         self._queue = learner_queue(rollouts, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
-        state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
+        state = actor.initial_state(1), actor.distribution.zero_action((1, 1))
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length,
             self._queue,
@@ -115,10 +111,10 @@ class PolySource:
             min_streams=pipeline.min_streams or 0,
             credentials=fleet.credentials,
         )
-        written, queued = self._num_envs, pipeline.queue_size(self._batch_size)
-        joined = (1 + learner.batches_at_once) * (self._batch_size + spare)
+        written, queued = self._num_envs, pipeline.queue_size(rollouts.batch_size)
+        joined = (1 + learner.batches_at_once) * (rollouts.batch_size + spare)
         keywords = fleet.env.options.info_keywords
-        spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
+        spec = RolloutSpec(learner.agent, learner.extras, rollouts.unroll_length, keywords)
         self.num_bytes = spec.num_bytes(written + queued + joined)  # waiting, or in batches
         self._env_bytes = spec.num_bytes()
 
@@ -127,7 +123,8 @@ class PolySource:
         supervisor.on_close(self.close)
         if self._start_servers is not None:
             self._servers = self._start_servers(supervisor)
-        replicas = [copy.deepcopy(self._actor) for _ in range(self._num_inference_threads)]
+        actor = self._learner.agent.model
+        replicas = [copy.deepcopy(actor) for _ in range(self._num_inference_threads)]
         use_cuda_graphs(replicas, self._num_envs)
         for i, replica in enumerate(replicas):
             supervisor.start_thread(f"inference-{i}", functools.partial(self._infer, replica))
@@ -144,10 +141,11 @@ class PolySource:
         and must not read them before. final_observation does not have columns; it holds the final
         observations of the first batch_size columns.
         """
-        columns = self._batch_size + self._spare_columns
+        spare = self._learner.spare_columns
+        columns = self._learner.rollouts.batch_size + spare
         for nest, info in self._queue.with_info():
-            rollout = _to_rollout(nest, info, self._spare_columns)
-            if not self._spare_columns:
+            rollout = _to_rollout(nest, info, spare)
+            if not spare:
                 rollout = rollout.without_resets()
             if rollout.batch_size < columns:
                 break  # closed during the collection of a batch
@@ -221,12 +219,13 @@ class PolySource:
     def _infer(self, replica: Actor) -> None:
         """Answers inference batches, each with one version of the weights."""
         torch.set_num_threads(self._torch_threads)
-        version = None
-        cuda_stream = CudaStream(self._device)
+        learner, version = self._learner, None
+        cuda_stream = CudaStream(learner.device)
         for batch in self._batcher:
             with cuda_stream:
-                version = self._weights.refresh(replica, version)
-                outputs = answer(replica, cuda_stream, batch.get_inputs(), self._extras, self._mode)
+                version = learner.weights.refresh(replica, version)
+                inputs = batch.get_inputs()
+                outputs = answer(replica, cuda_stream, inputs, learner.extras, learner.mode)
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torchbeast.errors import UsageError
@@ -54,7 +54,8 @@ def settings_of(values: Values, trials: int | None, search: Search) -> list[dict
         {key: value_at(drawn[key], share) for key, share in zip(drawn, point, strict=True)}
         for point in _points(trials, len(drawn), search)
     ]
-    return [{**each, **seed} for each in _distinct(settings) for seed in seeds]
+    distinct = {tuple(each.items()): each for each in settings}.values()  # of short lists
+    return [{**each, **seed} for each in distinct for seed in seeds]
 
 
 def _points(trials: int, dimensions: int, search: Search) -> list[list[float]]:
@@ -69,8 +70,7 @@ def _points(trials: int, dimensions: int, search: Search) -> list[list[float]]:
             dimensions, scramble=True, seed=0
         )
         points = engine.draw(trials, dtype=torch.float64)
-    found: list[list[float]] = points.tolist()
-    return found
+    return points.tolist()
 
 
 def value_at(values: Sequence[str], share: float) -> str:
@@ -132,8 +132,3 @@ def _range(values: Sequence[str]) -> tuple[float, float] | None:
     if not (math.isfinite(ends[0]) and ends[0] < ends[1] < math.inf):
         raise UsageError(f"the range {values[0]} must be LOW:HIGH, with a number below another")
     return ends
-
-
-def _distinct(settings: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Returns the settings without repetitions, which short lists of values lead to."""
-    return list({tuple(each.items()): each for each in settings}.values())
