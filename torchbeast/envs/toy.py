@@ -22,9 +22,10 @@ class _Toy(ABC):
     """Common base of the tasks: a random generator per environment, no lives."""
 
     frame_stack = 1
+    action_space: Discrete | MultiDiscrete
 
     def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
+        self.num_envs, self.env_id = num_envs, type(self).__name__
 
     def reset(self, seed: int) -> ArrayNest:
         self._seeds = np.array(environment_seeds(seed, self.num_envs))
@@ -40,6 +41,15 @@ class _Toy(ABC):
     def _draw(self, envs: np.ndarray, n: int) -> list[int]:
         """Draws a number in 0, ..., n - 1 for each environment index in `envs`."""
         return [int(self._generators[env].integers(n)) for env in envs]
+
+    def _chosen(self, action: ArrayNest) -> np.ndarray:
+        """Returns the actions, int64 [E, ...]; raises ValueError unless the task has them."""
+        return check_actions(action, self.action_space, self.num_envs)
+
+    def _after(self, reward: np.ndarray, ended: np.ndarray) -> VecStep:
+        """Begins the next episodes, and returns the results of a step."""
+        self._begin(np.flatnonzero(ended))
+        return VecStep.of_games(self._observation(), reward, ended)
 
     @abstractmethod
     def _begin(self, envs: np.ndarray) -> None:
@@ -64,8 +74,6 @@ class Catch(_Toy):
     lost one; else 0. The mean return is about -0.6 for random actions and 1 for the best policy.
     """
 
-    env_id = "Catch"
-
     def __init__(self, num_envs: int, rows: int = 10, columns: int = 5) -> None:
         super().__init__(num_envs)
         _check_at_least(2, rows=rows)
@@ -76,17 +84,13 @@ class Catch(_Toy):
         self._row, self._ball, self._paddle = np.zeros((3, num_envs), np.int64)
 
     def step(self, action: ArrayNest) -> VecStep:
-        self._paddle = np.clip(
-            self._paddle + check_actions(action, self.action_space, self.num_envs) - 1,
-            0,
-            self.columns - 1,
-        )
+        moved = self._paddle + self._chosen(action) - 1
+        self._paddle = np.clip(moved, 0, self.columns - 1)
         self._row += 1
         ended = self._row == self.rows - 1
         caught = np.where(self._paddle == self._ball, np.float32(1), np.float32(-1))
         reward = np.where(ended, caught, np.float32(0))
-        self._begin(np.flatnonzero(ended))
-        return VecStep.of_games(self._observation(), reward, ended)
+        return self._after(reward, ended)
 
     def _begin(self, envs: np.ndarray) -> None:
         """Starts episodes: the ball in a random column of row 0, the paddle in the middle."""
@@ -111,8 +115,6 @@ class Memory(_Toy):
     Reward: with the last action, 1 for the right answer and -1 for the wrong one; else 0.
     """
 
-    env_id = "Memory"
-
     def __init__(self, num_envs: int, episode_length: int = 8) -> None:
         super().__init__(num_envs)
         _check_at_least(2, episode_length=episode_length)
@@ -122,13 +124,12 @@ class Memory(_Toy):
         self._time, self._cue = np.zeros((2, num_envs), np.int64)
 
     def step(self, action: ArrayNest) -> VecStep:
-        answer = check_actions(action, self.action_space, self.num_envs)
+        answer = self._chosen(action)
         self._time += 1
         ended = self._time == self._episode_length
         right = np.where(answer == self._cue, np.float32(1), np.float32(-1))
         reward = np.where(ended, right, np.float32(0))
-        self._begin(np.flatnonzero(ended))
-        return VecStep.of_games(self._observation(), reward, ended)
+        return self._after(reward, ended)
 
     def _begin(self, envs: np.ndarray) -> None:
         self._time[envs] = 0
@@ -150,7 +151,6 @@ class Dials(_Toy):
     for a policy that sets one dial at random and the others right, and 1 for the best policy.
     """
 
-    env_id = "Dials"
     positions = (3, 4, 5)
     episode_length = 10
 
@@ -161,7 +161,7 @@ class Dials(_Toy):
         self._time = np.zeros(num_envs, np.int64)
 
     def step(self, action: ArrayNest) -> VecStep:
-        chosen = check_actions(action, self.action_space, self.num_envs)
+        chosen = self._chosen(action)
         right = (chosen == self._wanted).all(axis=1)
         reward = np.where(right, np.float32(1 / self.episode_length), np.float32(0))
         self._time = (self._time + 1) % self.episode_length
@@ -192,8 +192,6 @@ class BitFlip(_Toy):
     step that reaches the goal, which ends the episode, else -1. After `bits` steps it is truncated.
     """
 
-    env_id = "BitFlip"
-
     def __init__(self, num_envs: int, bits: int = 10) -> None:
         super().__init__(num_envs)
         _check_at_least(1, bits=bits)
@@ -207,7 +205,7 @@ class BitFlip(_Toy):
         self._steps = np.zeros(num_envs, np.int64)
 
     def step(self, action: ArrayNest) -> VecStep:
-        which = check_actions(action, self.action_space, self.num_envs)
+        which = self._chosen(action)
         every = np.arange(self.num_envs)
         self._bits[every, which] = 1 - self._bits[every, which]
         self._steps += 1
@@ -254,7 +252,6 @@ class Mock(_Toy):
     reward is 1, and every episode ends after episode_length steps.
     """
 
-    env_id = "Mock"
     _step: int  # of the episodes, which all began together
 
     def __init__(self, num_envs: int, episode_length: int = 200) -> None:
@@ -265,7 +262,7 @@ class Mock(_Toy):
         self._episode_length = episode_length
 
     def step(self, action: ArrayNest) -> VecStep:
-        check_actions(action, self.action_space, self.num_envs)
+        self._chosen(action)
         self._step = (self._step + 1) % self._episode_length
         reward = np.ones(self.num_envs, np.float32)
         ended = np.full(self.num_envs, self._step == 0)

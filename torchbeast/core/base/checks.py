@@ -35,9 +35,7 @@ def at_least(minimum: float, **values: float | None) -> None:
         minimum: The smallest value that is allowed.
         **values: The values by the names of the settings; None passes.
     """
-    for name, value in values.items():
-        holds = value is None or value >= minimum
-        require(holds, f"{name} must be at least {minimum}, got {value}")
+    _require_each(values, lambda value: value >= minimum, f"at least {minimum}")
 
 
 def above(limit: float, **values: float | None) -> None:
@@ -47,9 +45,7 @@ def above(limit: float, **values: float | None) -> None:
         limit: A number below every value.
         **values: The values by the names of the settings; None passes.
     """
-    for name, value in values.items():
-        holds = value is None or value > limit
-        require(holds, f"{name} must be greater than {limit}, got {value}")
+    _require_each(values, lambda value: value > limit, f"greater than {limit}")
 
 
 def between(low: float, high: float, **values: float | None) -> None:
@@ -60,9 +56,14 @@ def between(low: float, high: float, **values: float | None) -> None:
         high: The largest value that is allowed.
         **values: The values by the names of the settings; None passes.
     """
+    _require_each(values, lambda value: low <= value <= high, f"between {low} and {high}")
+
+
+def _require_each(
+    values: Mapping[str, float | None], holds: Callable[[float], bool], words: str
+) -> None:
     for name, value in values.items():
-        holds = value is None or low <= value <= high
-        require(holds, f"{name} must be between {low} and {high}, got {value}")
+        require(value is None or holds(value), f"{name} must be {words}, got {value}")
 
 
 def one_of(choices: Sequence[str], **values: str) -> None:

@@ -19,14 +19,20 @@ PettingZoo is imported only to convert its own environments.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, pack_as
-from torchbeast.core.envs.contract import MASK, FinalInfo, FiniteCheck, env_repr
+from torchbeast.core.envs.contract import (
+    MASK,
+    FinalInfo,
+    FiniteCheck,
+    check_rewards,
+    env_repr,
+    picture_of,
+)
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     Discrete,
@@ -138,7 +144,7 @@ class AgentsEnv:
                 if not before[column]:  # it joins
                     self._plays[column] = True
                     continue
-                reward[column] = self._finite(number, name, rewards[name])
+                reward[column] = rewards[name]
                 terminated[column] = bool(ends[name])
                 truncated[column] = bool(cuts[name]) and not ends[name]
                 if truncated[column]:
@@ -147,6 +153,7 @@ class AgentsEnv:
                     infos[column] = dict(told.get(name, {}))
                     self._plays[column] = False
                     self._fill(rows, column)
+            check_rewards(reward, self._where)
             if not game.agents:
                 self._begin(number, None, rows)
         last = [np.stack(leaf) for leaf in zip(*finals, strict=True)]
@@ -161,9 +168,7 @@ class AgentsEnv:
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of the first game, uint8 [H, W, 3], or None if it renders no array."""
-        picture = self._games[0].render()
-        is_picture = isinstance(picture, np.ndarray) and picture.ndim == 3
-        return picture if is_picture else None
+        return picture_of(self._games[0])
 
     def close(self) -> None:
         """Closes every game."""
@@ -210,14 +215,6 @@ class AgentsEnv:
         number, index = divmod(column, self.num_agents)
         step = self._steps[number]
         return f"agent {self._names[index]} of game {number} of {self.env_id}, step {step}"
-
-    def _finite(self, number: int, name: str, reward: Any) -> float:
-        if not math.isfinite(value := float(reward)):
-            raise ValueError(
-                f"{self._where(self._columns(number)[name])}: expected a finite reward, got "
-                f"{reward!r}"
-            )
-        return value
 
     def _split(self, action: ArrayNest) -> Callable[[int], Any]:
         """Returns a function that gives the action of a column."""

@@ -165,6 +165,19 @@ class FiniteCheck:
                 )
 
 
+def check_rewards(reward: np.ndarray, where: Callable[[int], str]) -> None:
+    """Raises ValueError unless rewards [E] are finite; where: see FiniteCheck."""
+    for index in np.flatnonzero(~np.isfinite(reward)).tolist():
+        raise ValueError(f"{where(index)}: expected a finite reward, got {reward[index]}")
+
+
+def picture_of(env: Any) -> np.ndarray | None:
+    """Returns what an environment renders, uint8 [H, W, 3], or None if it renders no array."""
+    draw = getattr(env, "render", None)
+    picture = draw() if callable(draw) else None
+    return picture if isinstance(picture, np.ndarray) and picture.ndim == 3 else None
+
+
 FinalInfo = Mapping[int, Mapping[str, Any]]
 """The info of the last step of each game that ended in one step, by the environment's index."""
 

@@ -26,6 +26,7 @@ from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
+    check_rewards,
     env_repr,
     is_env_pool,
     is_gym_vector,
@@ -97,7 +98,8 @@ class GymVectorEnv:
     def step(self, action: ArrayNest) -> VecStep:
         observation, reward, terminated, truncated, infos = self._env.step(self._actions(action))
         resets, self._late = self._late, np.zeros(self.num_envs, bool)
-        reward = self._finite(np.where(resets, 0.0, reward).astype(np.float32))
+        reward = np.where(resets, 0.0, reward).astype(np.float32)
+        check_rewards(reward, lambda index: f"environment {index} of {self.env_id}")
         terminated = np.asarray(terminated, bool) & ~resets
         truncated = np.asarray(truncated, bool) & ~(terminated | resets)
         ended = terminated | truncated
@@ -119,14 +121,6 @@ class GymVectorEnv:
         self._check(seen, range(self.num_envs))
         late = resets if resets.any() else None
         return VecStep(seen, reward, terminated | resets, truncated, ended, final, late)
-
-    def _finite(self, reward: np.ndarray) -> np.ndarray:
-        for index in np.flatnonzero(~np.isfinite(reward)):
-            raise ValueError(
-                f"environment {index} of {self.env_id}: expected a finite reward, got "
-                f"{reward[index]}"
-            )
-        return reward
 
     __repr__ = env_repr
 

@@ -25,15 +25,13 @@ def select(observation: Any, keys: Sequence[str]) -> Any:
     """
     if not keys or not isinstance(observation, dict):
         return observation
-    return _selected(observation, keys)
-
-
-def _selected(observation: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     selected = {}
     for name, value in observation.items():
+        start = f"{name}/"
+        below = [key.removeprefix(start) for key in keys if key.startswith(start)]
         if name in keys:
             selected[name] = value
-        elif isinstance(value, dict) and (inner := _selected(value, _below(name, keys))):
+        elif below and isinstance(value, dict) and (inner := select(value, below)):
             selected[name] = inner
     return selected
 
@@ -98,9 +96,3 @@ class SelectedVecEnv:
             observation=select(step.observation, self._keys),
             final_observation=select(step.final_observation, self._keys),
         )
-
-
-def _below(name: str, keys: Sequence[str]) -> list[str]:
-    """Returns the keys that select inside the entry `name`, relative to it."""
-    start = f"{name}/"
-    return [key.removeprefix(start) for key in keys if key.startswith(start)]

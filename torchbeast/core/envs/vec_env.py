@@ -37,6 +37,7 @@ from torchbeast.core.envs.contract import (
     env_repr,
     is_vector,
     number_in,
+    picture_of,
 )
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import check_keys, names, select
@@ -465,10 +466,7 @@ class SyncVecEnv:
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
-        draw = getattr(self._envs[0], "render", None)
-        picture = draw() if callable(draw) else None
-        is_picture = isinstance(picture, np.ndarray) and picture.ndim == 3
-        return picture if is_picture else None
+        return picture_of(self._envs[0])
 
     def close(self) -> None:
         """Closes every environment."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -112,7 +111,13 @@ class Transitions:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Transitions:
         """Returns transitions with function(tensor) in place of every tensor."""
-        return replace(self, **self._mapped(function))
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        mapped = {
+            name: map_leaves(function, nest)
+            for name, nest in named.items()
+            if name not in _OF_COLLECTING and nest is not None
+        }
+        return replace(self, **mapped)
 
     def split(self, max_columns: int) -> list[Transitions]:
         """Returns the same transitions in batches of nearly equal size, which share memory.
@@ -128,15 +133,7 @@ class Transitions:
         return [self._columns(start, end) for start, end in ranges]
 
     def _columns(self, start: int, end: int) -> Transitions:
-        part = replace(self, **self._mapped(lambda leaf: leaf[start:end]))
+        part = self.map(lambda leaf: leaf[start:end])
         if start == 0:
             return part
         return replace(part, env_steps=0, episodes=(), info={}, collected_by=None)
-
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: map_leaves(function, nest)
-            for name, nest in named.items()
-            if name not in _OF_COLLECTING and nest is not None
-        }

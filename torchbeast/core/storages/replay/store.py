@@ -195,10 +195,7 @@ class RolloutStore(ABC):
         """
         try:
             self._load(ReplayReader(file))
-        except (KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
-            self._clear(first_chunk=0)
-            raise ValueError(f"the saved replay is damaged: {error!r}") from None
-        except ValueError as error:
+        except (LookupError, TypeError, AttributeError, OverflowError, ValueError) as error:
             self._clear(first_chunk=0)
             raise ValueError(f"the saved replay cannot be used: {error}") from None
 
