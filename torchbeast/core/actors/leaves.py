@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.torsos import (
-    SHALLOW_MINIMUM,
+    ImageTorso,
     PreparedTorso,
     RunningNorm,
     Scale,
+    ShallowTorso,
     Torso,
     VectorTorso,
     channels_first,
@@ -265,14 +266,13 @@ _over_vectors = partial(VectorTorso, size=VECTOR_SIZE)  # the usual torso of num
 
 def torso_for(
     spec: ArraySpec,
-    over_images: Callable[[tuple[int, ...]], Torso] | None,
-    smallest: int = 1,
+    over_images: type[ImageTorso] | None,
     over_numbers: Callable[[tuple[int, ...]], Torso] = _over_vectors,
 ) -> Torso:
     """Returns a torso for a leaf.
 
-    over_images: makes the torso of images of at least `smallest` pixels a side; None: images are
-    treated as vectors of numbers. over_numbers: makes the torso of these.
+    over_images: makes the torso of images that are large enough for it; None: images are treated as
+    vectors of numbers. over_numbers: makes the torso of these.
     """
     match kind_of(spec):
         case Kind.ONE_HOT:
@@ -283,7 +283,7 @@ def torso_for(
             return MapTorso(spec)
         case Kind.STRINGS:
             return StringsTorso(spec)
-        case Kind.IMAGE if over_images is not None and is_image(spec.shape, smallest):
+        case Kind.IMAGE if over_images is not None and is_image(spec.shape, over_images.smallest):
             return _prepared(spec, over_images(spec.shape))
     return _prepared(spec, over_numbers(spec.shape))
 
@@ -301,7 +301,7 @@ def _has_names(spec: ArraySpec) -> bool:
 
 def _is_large(shape: tuple[int, ...]) -> bool:
     """Returns whether a leaf of this shape has the size of a picture."""
-    return is_image(shape, FLAT_IMAGE_MINIMUM if len(shape) == 2 else SHALLOW_MINIMUM)
+    return is_image(shape, FLAT_IMAGE_MINIMUM if len(shape) == 2 else ShallowTorso.smallest)
 
 
 def _has_gray_levels(spec: ArraySpec) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar
@@ -27,10 +27,9 @@ from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutpu
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
-    SHALLOW_MINIMUM,
-    SMALL_MINIMUM,
     DeepTorso,
     FixupTorso,
+    ImageTorso,
     NormedShallowTorso,
     ShallowTorso,
     SmallTorso,
@@ -130,8 +129,6 @@ def orthogonal_(layers: Iterable[nn.Conv2d | nn.Linear], gain: float = RELU_GAIN
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
 
-
-OverImages = Callable[[tuple[int, ...]], Torso] | None
 
 ONE_HOT_ACTIONS = 64  # features of an action that enter the core as they are
 ACTION_SIZE = 32  # features of an action that has more of them
@@ -246,8 +243,7 @@ class TorsoActorCritic(ActorCritic):
 class BuiltInNet(TorsoActorCritic):
     """Common base of the networks that have names. Each declares what differs."""
 
-    over_images: ClassVar[type[Torso] | None]  # makes the torsos of images
-    smallest: ClassVar[int] = 1  # pixels a side of these
+    over_images: ClassVar[type[ImageTorso] | None]  # makes the torsos of images
     width: ClassVar[int]  # of the joint layer, and of the core
     with_last_action: ClassVar[bool] = True
 
@@ -261,8 +257,7 @@ class BuiltInNet(TorsoActorCritic):
         norm: bool = False,
     ) -> None:
         """hidden: None for the network's own width. norm: see TorsoActorCritic."""
-        make = self.over_images
-        torsos = [torso_for(leaf, make, self.smallest) for leaf in flatten(observation_space)]
+        torsos = [torso_for(leaf, self.over_images) for leaf in flatten(observation_space)]
         width = self.width if hidden is None else hidden
         super().__init__(torsos, action_space, width, self.with_last_action, norm)
         if not use_lstm and core != "lstm":
@@ -279,7 +274,7 @@ class BuiltInNet(TorsoActorCritic):
 class DeepNet(BuiltInNet):
     """IMPALA's ResNet, with an optional LSTM of 256 units, one layer."""
 
-    over_images: ClassVar[type[Torso] | None] = DeepTorso
+    over_images: ClassVar[type[ImageTorso] | None] = DeepTorso
     width = 256
     with_last_action = False
 
@@ -298,7 +293,6 @@ class AtariNet(BuiltInNet):
     """
 
     over_images = ShallowTorso
-    smallest = SHALLOW_MINIMUM
     width = 512
     usual_lstm: ClassVar[bool] = True  # PyTorch's initialisation, see make_core
 
@@ -324,7 +318,6 @@ class SmallNet(BuiltInNet):
     """One convolution and a layer of 128, with an optional LSTM of 128 units, one layer."""
 
     over_images = SmallTorso
-    smallest = SMALL_MINIMUM
     width = VECTOR_SIZE
 
 

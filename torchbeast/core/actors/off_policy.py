@@ -34,8 +34,8 @@ from torch.nn import functional as F
 from torchbeast.core.actors.contract import Acted, ActionMask, Actor, Mode, ModelInputs
 from torchbeast.core.actors.distributions import Categorical, SquashedGaussian, distribution_for
 from torchbeast.core.actors.leaves import torso_for
-from torchbeast.core.actors.networks import BUILT_IN, OverImages, check_hidden
-from torchbeast.core.actors.torsos import FlatTorso
+from torchbeast.core.actors.networks import BUILT_IN, check_hidden
+from torchbeast.core.actors.torsos import FlatTorso, ImageTorso
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import SpecError
@@ -231,16 +231,15 @@ class QNetwork(OffPolicyActor):
 class Body(NamedTuple):
     """The shape of a network between the observation and its head."""
 
-    over_images: OverImages  # makes the torsos of images
-    smallest: int  # pixels a side of these
+    over_images: type[ImageTorso] | None  # makes the torsos of images
     hidden: int  # units in a layer
     layers: int  # after the torsos
     is_normed: bool = False  # whether these have LayerNorm before their ReLU (Ba et al. 2016)
 
 
 BODIES = {
-    **{name: Body(net.over_images, net.smallest, net.width, 1) for name, net in BUILT_IN.items()},
-    "mlp": Body(None, 1, hidden=256, layers=2),
+    **{name: Body(net.over_images, net.width, 1) for name, net in BUILT_IN.items()},
+    "mlp": Body(None, hidden=256, layers=2),
 }
 
 
@@ -254,8 +253,8 @@ class Features(nn.Module):
         """num_more: number of further inputs of the first layer."""
         super().__init__()
         check_hidden(body.hidden)
-        make = (body.over_images, body.smallest, FlatTorso)
-        self.torsos = nn.ModuleList(torso_for(leaf, *make) for leaf in flatten(space))
+        torsos = (torso_for(leaf, body.over_images, FlatTorso) for leaf in flatten(space))
+        self.torsos = nn.ModuleList(torsos)
         seen = sum(torso.num_features for torso in self.torsos)  # type: ignore[misc]
         sizes = [seen + num_more, *[body.hidden] * body.layers]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
@@ -293,10 +292,21 @@ class BuiltIn(OffPolicyActor):
     separable = True
     head = "policy"
 
-    def _build(self, space: ObservationSpace, body: Body, num_outputs: int) -> None:
-        self.features = Features(space, body)
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
+    ) -> None:
+        super().__init__()
+        num_outputs = self._set_distribution(action_space)
+        self.features = Features(observation_space, body)
         self.add_module(self.head, nn.Linear(body.hidden, num_outputs))
-        self._space, self._body = space, body
+        self._space, self._body = observation_space, body
+
+    @abstractmethod
+    def _set_distribution(self, actions: ActionSpace) -> int:
+        """Sets the distribution over the actions; returns the number of outputs of the head.
+
+        Raises SpecError for actions that the network does not support.
+        """
 
     def forward(self, observation: Nest[Tensor]) -> Tensor:
         features = self.features(observation, self.compute_dtype)
@@ -314,12 +324,9 @@ class QNet(BuiltIn, QNetwork):
 
     head = "q_values"
 
-    def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
-    ) -> None:
-        super().__init__()
-        self.distribution = distribution_for(action_space)
-        self._build(observation_space, body, self._actions.num_params)
+    def _set_distribution(self, actions: ActionSpace) -> int:
+        self.distribution = distribution_for(actions)
+        return self._actions.num_params
 
 
 class TwinCritics(Critics):
@@ -347,17 +354,14 @@ class TwinCritics(Critics):
 class SACNet(BuiltIn, StochasticActorCritic):
     """A policy with a squashed Gaussian over a Box, or a categorical over a Discrete."""
 
-    def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
-    ) -> None:
-        super().__init__()
-        if not isinstance(action_space, Box | Discrete):
+    def _set_distribution(self, actions: ActionSpace) -> int:
+        if not isinstance(actions, Box | Discrete):
             raise SpecError(
-                f"SAC needs a Box or Discrete action space, got {type(action_space).__name__}: use "
+                f"SAC needs a Box or Discrete action space, got {type(actions).__name__}: use "
                 "impala or ppo"
             )
-        self.distribution = distribution_for(action_space, over_box=SquashedGaussian)
-        self._build(observation_space, body, self.distribution.num_params)
+        self.distribution = distribution_for(actions, over_box=SquashedGaussian)
+        return self.distribution.num_params
 
     def make_critics(self) -> TwinCritics:
         if isinstance(self.distribution, SquashedGaussian):
@@ -368,16 +372,13 @@ class SACNet(BuiltIn, StochasticActorCritic):
 class TD3Net(BuiltIn, DeterministicActorCritic):
     """A deterministic policy over a Box."""
 
-    def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
-    ) -> None:
-        super().__init__()
-        if not isinstance(action_space, Box):
+    def _set_distribution(self, actions: ActionSpace) -> int:
+        if not isinstance(actions, Box):
             raise SpecError(
-                f"TD3 needs a Box action space, got {type(action_space).__name__}: use dqn or sac"
+                f"TD3 needs a Box action space, got {type(actions).__name__}: use dqn or sac"
             )
-        self.distribution = SquashedGaussian(action_space)
-        self._build(observation_space, body, self.distribution.num_features)
+        self.distribution = SquashedGaussian(actions)
+        return self.distribution.num_features
 
     def make_critics(self) -> TwinCritics:
         return TwinCritics(self._space, self._body, self.distribution.num_features, 1)

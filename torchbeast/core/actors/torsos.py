@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,12 +75,6 @@ def blocks_of(images: Tensor, size: int) -> Tensor:
     pixels = images.permute(0, 2, 3, 1).reshape(n, rows, size, columns, size, channels)
     blocks = pixels.transpose(2, 3).reshape(n, rows, columns, size * size * channels)
     return blocks.permute(0, 3, 1, 2)
-
-
-# Images smaller than this vanish under the strides of ShallowTorso.
-SHALLOW_MINIMUM = 36
-# Images smaller than this are smaller than SmallTorso's filter.
-SMALL_MINIMUM = 3
 
 
 class Torso(nn.Module):
@@ -221,16 +215,34 @@ class Scale(nn.Module):
         return frames.float() * self._factor
 
 
-class ShallowTorso(Torso):
-    """Three convolutions: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1, ReLU after each."""
+class ImageTorso(Torso):
+    """Base class of convolutional networks over images of one shape.
+
+    smallest: pixels a side of the smallest image that it takes.
+    """
+
+    smallest: ClassVar[int] = 1
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        channels = image_shape(shape)[0]
+        self._build(image_shape(shape)[0])
+        with torch.no_grad():
+            self.num_features = self.forward(torch.zeros(1, *shape)).shape[1]
+
+    def _build(self, channels: int) -> None:
+        """Adds the layers for images of so many channels."""
+        raise NotImplementedError
+
+
+class ShallowTorso(ImageTorso):
+    """Three convolutions: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1, ReLU after each."""
+
+    smallest = 36  # smaller images vanish under the strides
+
+    def _build(self, channels: int) -> None:
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=8, stride=4)
         self.conv2 = BlockConv2d(32, 64, kernel_size=4, stride=2)
         self.conv3 = nn.Conv2d(64, 64, kernel_size=3, stride=1)
-        self.num_features = _count_features(self, shape)
 
     def forward(self, frames: Tensor) -> Tensor:
         x = self._as_input(frames)
@@ -250,28 +262,26 @@ class NormedShallowTorso(ShallowTorso):
         return as_standard_images(frames)
 
 
-class SmallTorso(Torso):
+class SmallTorso(ImageTorso):
     """One convolution, 16 of 3x3 by 1: MinAtar's, for images too small for the other torsos."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(image_shape(shape)[0], 16, kernel_size=3)
-        self.num_features = _count_features(self, shape)
+    smallest = 3  # the size of the filter
+
+    def _build(self, channels: int) -> None:
+        self.conv = nn.Conv2d(channels, 16, kernel_size=3)
 
     def forward(self, frames: Tensor) -> Tensor:
         return F.relu_(self.conv(as_images(frames))).flatten(1)
 
 
-class DeepTorso(Torso):
+class DeepTorso(ImageTorso):
     """IMPALA's ResNet: sections of 16, 32 and 32 channels, each halving height and width."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        sizes = [image_shape(shape)[0], 16, 32, 32]
+    def _build(self, channels: int) -> None:
+        sizes = [channels, 16, 32, 32]
         self.feat_convs = nn.ModuleList(_downsample(*pair) for pair in pairwise(sizes))
         self.resnet1 = nn.ModuleList(_residual(size) for size in sizes[1:])
         self.resnet2 = nn.ModuleList(_residual(size) for size in sizes[1:])
-        self.num_features = _count_features(self, shape)
 
     def forward(self, frames: Tensor) -> Tensor:
         x = as_images(frames)
@@ -284,22 +294,20 @@ class DeepTorso(Torso):
         return F.relu_(x).flatten(1)
 
 
-class FixupTorso(Torso):
+class FixupTorso(ImageTorso):
     """DeepTorso with Fixup's residual blocks instead (Zhang et al. 2019, arXiv 1901.09321).
 
     They need no normalisation: each starts as the identity, with a first convolution that is scaled
     down by the root of the number of blocks, a second one of zeros, and scalars for biases.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        sizes = [image_shape(shape)[0], 16, 32, 32]
+    def _build(self, channels: int) -> None:
+        sizes = [channels, 16, 32, 32]
         num_blocks = 2 * (len(sizes) - 1)
         self.feat_convs = nn.ModuleList(_downsample(*pair) for pair in pairwise(sizes))
         self.blocks = nn.ModuleList(
             nn.Sequential(*(_FixupBlock(size, num_blocks) for _ in range(2))) for size in sizes[1:]
         )
-        self.num_features = _count_features(self, shape)
 
     def forward(self, frames: Tensor) -> Tensor:
         x = as_images(frames)
@@ -395,11 +403,6 @@ def _height_of(shape: tuple[int, ...]) -> int:
     """
     smaller = [min(pair) for pair in pairwise(shape)]
     return max(place for place, side in enumerate(smaller) if side == max(smaller))
-
-
-def _count_features(torso: Torso, shape: tuple[int, ...]) -> int:
-    with torch.no_grad():
-        return torso.forward(torch.zeros(1, *shape)).shape[1]
 
 
 def _downsample(channels: int, out_channels: int) -> nn.Sequential:

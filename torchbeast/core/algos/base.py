@@ -230,11 +230,10 @@ class Algorithm(ABC, Generic[BatchT]):
             PPO.create_factory(learning_rate=1e-3, num_epochs=10, grad_norm_clipping=0.5)
             ```
         """
-        of_step, of_algo = _settings(StepConfig()), _settings(cls.Config())
-        named = _by_flag(cls.__name__, hyperparameters, {**of_algo, **of_step})
-        step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
-        made = AlgoFactory(algo=cls, config=cls.Config(), step=step, given=frozenset(named))
-        return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
+        config, step = cls.Config(), StepConfig()
+        named = _by_flag(cls.__name__, hyperparameters, recorded(config) | recorded(step))
+        config, step = _replaced(config, named), _replaced(step, named)
+        return AlgoFactory(algo=cls, config=config, step=step, given=frozenset(named))
 
     @classmethod
     def check_actor(cls, actor: Actor, config: Any) -> None:
@@ -419,9 +418,6 @@ def _check_scalar(name: str, found: Any, how: str) -> None:
         raise ValueError(f"{name} must be a scalar, got shape {list(found.shape)}: {how}")
 
 
-Path = tuple[str, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class AlgoFactory:
     """Makes an algorithm for an actor; see Algorithm.create_factory.
@@ -449,9 +445,7 @@ class AlgoFactory:
 
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
         """Returns this factory with other values of these hyperparameters."""
-        settings, config = _settings(self.config), self.config
-        for name, value in hyperparameters.items():
-            config = _replaced(config, settings[name].path, value)
+        config = _replaced(self.config, hyperparameters)
         return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
 
 
@@ -459,8 +453,7 @@ def _hyperparameters(algo: type[Algorithm[Any]]) -> dict[str, tuple[Any, Any]]:
     """Returns the annotation and the default of every hyperparameter by its names."""
     settings = {**_settings(getattr(algo, "Config", StepConfig)()), **_settings(StepConfig())}
     others = {name: settings[flag] for name, flag in OTHER_NAMES.items() if flag in settings}
-    names = {**settings, **others, **settings}  # a setting's own name comes first
-    return {name: (setting.type, setting.value) for name, setting in names.items()}
+    return {**settings, **others, **settings}  # a setting's own name comes first
 
 
 def _by_flag(
@@ -479,38 +472,29 @@ def _by_flag(
 
 def recorded(config: Any) -> dict[str, Any]:
     """Returns the values of a Config by the names of flags, as the programs record them."""
-    return {name: setting.value for name, setting in _settings(config).items()}
+    return {name: value for name, (_, value) in _settings(config).items()}
 
 
-class _Setting(NamedTuple):
-    """A setting of a Config or of a Config within it."""
-
-    path: Path
-    type: Any  # its annotation
-    value: Any
-
-
-def _settings(config: Any) -> dict[str, _Setting]:
-    """Returns every setting by its name."""
-    found = list(_settings_in(config, ()))
-    by_name = {setting.path[-1]: setting for setting in found}
-    owner = type(config).__name__
-    require(len(by_name) == len(found), f"{owner} has several settings of one name: rename them")
-    return by_name
-
-
-def _settings_in(config: Any, place: Path) -> Iterator[_Setting]:
+def _settings(config: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the annotation and the value of every setting by its name, of Configs within too."""
+    found: dict[str, tuple[Any, Any]] = {}
     for field in dataclasses.fields(config):
-        path, value = (*place, field.name), getattr(config, field.name)
+        value = getattr(config, field.name)
+        is_config = dataclasses.is_dataclass(value)
+        more = _settings(value) if is_config else {field.name: (field.type, value)}
+        owner = type(config).__name__
+        require(not found.keys() & more, f"{owner} has several settings of one name: rename them")
+        found |= more
+    return found
+
+
+def _replaced(config: Any, values: Mapping[str, Any]) -> Any:
+    """Returns the Config with other values of its settings of these names; its checks run."""
+    changed = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _settings_in(value, path)
-        else:
-            yield _Setting(path, field.type, value)
-
-
-def _replaced(config: Any, path: Path, value: Any) -> Any:
-    """Returns the Config with another value in this place; its checks run."""
-    name, *rest = path
-    if rest:
-        value = _replaced(getattr(config, name), tuple(rest), value)
-    return dataclasses.replace(config, **{name: value})
+            changed[field.name] = _replaced(value, values)
+        elif field.name in values:
+            changed[field.name] = values[field.name]
+    return dataclasses.replace(config, **changed)
