@@ -58,7 +58,13 @@ class EnvLoop:
         self._episode_step = np.zeros(env.num_envs, np.int32)
         # float64, because a long sum of float32 stops growing
         self._episode_return = np.zeros(env.num_envs)
-        self.row = self._first_row(env.reset(seed))
+        observation, nothing = env.reset(seed), np.zeros(env.num_envs, bool)
+        if self._stacker is not None:
+            observation = self._stacker.reset(observation)
+        no_reward = np.zeros(env.num_envs, np.float32)
+        self.row = self._row(
+            VecStep(observation, no_reward, ~nothing, nothing, nothing, None), final_info={}
+        )
         with own_settings():
             self.acted = nothing_yet(actor, env.num_envs)
 
@@ -78,33 +84,16 @@ class EnvLoop:
         if self._stacker is not None:
             step = self._stacker.stacked(step)
         taken = self._count(step)
-        self.row = EnvRow(
-            step.observation,
-            step.reward,
-            step.terminated | step.truncated,
-            step.truncated,
-            step.episode_end,
-            self._episode_step.copy(),
-            self._episode_return.astype(np.float32),
-            step.final_observation,
-            final_info_of(self._env),
-        )
+        self.row = self._row(step, final_info_of(self._env))
         return taken
 
-    def _first_row(self, observation: ArrayNest) -> EnvRow:
-        count = self._env.num_envs
-        nothing = np.zeros(count, bool)
-        return EnvRow(
-            observation if self._stacker is None else self._stacker.reset(observation),
-            np.zeros(count, np.float32),
-            np.ones(count, bool),
-            nothing,
-            nothing,
-            self._episode_step.copy(),
-            self._episode_return.astype(np.float32),
-            None,
-            {},
-        )
+    def _row(self, step: VecStep, final_info: FinalInfo) -> EnvRow:
+        """Returns the row of a step; its observations have stacks."""
+        done = step.terminated | step.truncated
+        counts = self._episode_step.copy(), self._episode_return.astype(np.float32)
+        ends = step.truncated, step.episode_end
+        final = step.final_observation
+        return EnvRow(step.observation, step.reward, done, *ends, *counts, final, final_info)
 
     def _count(self, step: VecStep) -> int:
         """Counts this step in the running games; returns how many took one."""

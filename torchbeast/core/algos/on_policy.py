@@ -68,11 +68,11 @@ class ReturnNorm(RunningNorm):
         """
         goes_on = self._discounting * (1.0 - rollout.done.double())
         value, share = torch.zeros_like(goes_on[0]), torch.ones_like(goes_on[0])
+        is_step = torch.ones_like(goes_on[1:]).bool() if rollout.mask is None else rollout.mask
         values, shares = [], []
         for t in range(rollout.unroll_length):
-            is_step = None if rollout.mask is None else rollout.mask[t]
-            value = _where(is_step, rollout.reward[t + 1] + goes_on[t] * value, value)
-            share = _where(is_step, goes_on[t] * share, share)
+            value = torch.where(is_step[t], rollout.reward[t + 1] + goes_on[t] * value, value)
+            share = torch.where(is_step[t], goes_on[t] * share, share)
             values.append(value)
             shares.append(share)
         return torch.stack(values), torch.stack(shares)
@@ -97,10 +97,6 @@ class ReturnNorm(RunningNorm):
         while len(self._last) > _MOST_ENVIRONMENTS:
             del self._last[next(iter(self._last))]
         return torch.tensor(before, dtype=from_zero.dtype, device=from_zero.device)
-
-
-def _where(condition: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
-    return new if condition is None else torch.where(condition, new, old)
 
 
 class OnPolicy(Algorithm[Rollout]):

@@ -54,9 +54,23 @@ def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
         policy_logits, values, final_values, _ = unroll(self.actor, minibatch)
         ```
     """
-    if flatten(rollout.initial_agent_state):
-        return _unroll_in_segments(model, rollout)
-    return _unroll_at_once(model, rollout)
+    outputs = []
+    final_values = torch.zeros_like(rollout.reward[1:])
+    rows, columns = rollout.truncations()
+    state, final_state = rollout.initial_agent_state, None
+    for start, end in pairwise(_cuts(rollout, rows)):
+        output = model(inputs_of_rows(rollout, start, end), state)
+        outputs.append(output)
+        state = output.core_state
+        here = ((start < rows) & (rows <= end)).nonzero().flatten() if len(rows) else rows
+        if len(here):
+            finals = _final_values(model, rollout, here, state)
+            final_values[rows[here] - 1, columns[here]] = finals
+        if end == rollout.unroll_length and rollout.feeds_back:
+            final_state = map_leaves(Tensor.detach, state)
+    logits = torch.cat([output.policy_logits for output in outputs])
+    values = torch.cat([output.baseline for output in outputs])
+    return Unrolled(logits, values, final_values, final_state)
 
 
 def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -74,40 +88,14 @@ def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, T
     return output.policy_logits, output.baseline
 
 
-def _unroll_at_once(model: ActorCritic, rollout: Rollout) -> Unrolled:
-    output = model(inputs_of_rows(rollout, 0, len(rollout.reward)), ())
-    final_values = torch.zeros_like(rollout.reward[1:])
-    rows, columns = rollout.truncations()
-    if len(rows):
-        every = torch.arange(len(rows), device=rows.device)
-        final_values[rows - 1, columns] = _final_values(model, rollout, every, ())
-    return Unrolled(output.policy_logits, output.baseline, final_values)
-
-
-def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
-    logits, baselines = [], []
-    final_values = torch.zeros_like(rollout.reward[1:])
-    rows, columns = rollout.truncations()
-    state, final_state = rollout.initial_agent_state, None
-    for start, end in pairwise(_cuts(rollout, rows)):
-        output = model(inputs_of_rows(rollout, start, end), state)
-        logits.append(output.policy_logits)
-        baselines.append(output.baseline)
-        state = output.core_state
-        here = (rows == end).nonzero().flatten()
-        if len(here):
-            final_values[end - 1, columns[here]] = _final_values(model, rollout, here, state)
-        if end == rollout.unroll_length and rollout.feeds_back:
-            final_state = map_leaves(Tensor.detach, state)
-    return Unrolled(torch.cat(logits), torch.cat(baselines), final_values, final_state)
-
-
 def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
-    """Returns the first rows of the segments, and T + 1.
+    """Returns the first rows of the segments, and T + 1; one segment for a feed-forward model.
 
     truncated: [K] rows with truncations.
     """
     last = rollout.unroll_length
+    if not flatten(rollout.initial_agent_state):
+        return [0, last + 1]
     asked = [last] if rollout.feeds_back else []
     return sorted({0, *truncated.tolist(), *asked, last + 1})
 

@@ -131,10 +131,11 @@ class TorchRanks:
     def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """Returns the messages of all ranks, in their order."""
         own = json.dumps(message).encode()
-        lengths, texts = self._texts(own, _BLOCK)
-        if max(lengths) > _BLOCK:
-            _, texts = self._texts(own, max(lengths))
-        return [json.loads(text) for text in texts]
+        blocks = self._blocks(own, _BLOCK)
+        longest = max(int.from_bytes(block[:_LENGTH], "little") for block in blocks)
+        if longest > _BLOCK:
+            blocks = self._blocks(own, longest)
+        return [json.loads(block[_LENGTH:]) for block in blocks]
 
     def add(self, vector: Tensor) -> Tensor:
         """Returns the sum of the ranks' vectors [n], added in their order."""
@@ -192,18 +193,15 @@ class TorchRanks:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _texts(self, own: bytes, size: int) -> tuple[list[int], list[bytes]]:
-        """Returns the lengths of all messages, and at most `size` bytes of each."""
+    def _blocks(self, own: bytes, size: int) -> list[bytes]:
+        """Returns the length of every message with its first `size` bytes, or spaces behind it."""
         content = (len(own).to_bytes(_LENGTH, "little") + own)[: _LENGTH + size]
-        padded = bytearray(content.ljust(_LENGTH + size, b"\0"))
+        padded = bytearray(content.ljust(_LENGTH + size))
         block = torch.frombuffer(padded, dtype=torch.uint8)
         blocks = [torch.empty_like(block) for _ in range(self.size)]
         with self._others_needed():
             dist.all_gather(blocks, block)
-        found = [bytes(block.numpy()) for block in blocks]
-        lengths = [int.from_bytes(text[:_LENGTH], "little") for text in found]
-        texts = [text[_LENGTH : _LENGTH + n] for text, n in zip(found, lengths, strict=True)]
-        return lengths, texts
+        return [bytes(block.numpy()) for block in blocks]
 
     @contextmanager
     def _others_needed(self) -> Iterator[None]:
