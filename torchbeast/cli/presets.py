@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torchbeast.cli.resuming import given
@@ -20,243 +21,130 @@ class Preset(NamedTuple):
     """The settings of one task."""
 
     sentence: str
-    flags: Mapping[str, Any]
-    """By name on the command line. A program ignores flags that it does not have."""
+    words: str
+    """As on the command line. A program ignores flags that it does not have."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The values of the flags, by their names."""
+        each = pairwise([*shlex.split(self.words), "--"])
+        return {word[2:]: _value(next_one) for word, next_one in each if word.startswith("--")}
 
 
-_TOY = {"num_actors": 16, "unroll_length": 20, "batch_size": 8, "entropy_cost": 0.01}
-_CARTPOLE = {
-    "env": "CartPole-v1",
-    "num_actors": 16,
-    "unroll_length": 20,
-    "batch_size": 16,
-    "learning_rate": 0.002,
-}
-_ATARI = {
-    "env": "PongNoFrameskip-v4",
-    "num_actors": 32,
-    "unroll_length": 20,
-    "batch_size": 32,
-    "learning_rate": 0.0006,
-    "entropy_cost": 0.01,
-    "reward_clipping": "abs_one",
-}
+def _value(word: str) -> Any:
+    """Returns the value of a flag; word: the one after the flag."""
+    if word.startswith("--"):
+        return True
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+_TOY = "--num_actors 16 --unroll_length 20 --batch_size 8 --entropy_cost 0.01"
+_CARTPOLE = (
+    "--env CartPole-v1 --num_actors 16 --unroll_length 20 --batch_size 16 --learning_rate 0.002"
+)
+_ATARI = "--env PongNoFrameskip-v4 --num_actors 32 --unroll_length 20 --reward_clipping abs_one"
+_SMALL_NETWORK = """--model_kwargs '{"hidden": 64}'"""
+_WITH_NORM = """--model_kwargs '{"norm": true}'"""
 
 PRESETS: dict[str, Preset] = {
     "catch": Preset(
         "Catch a falling ball: learnt in seconds.",
-        {**_TOY, "env": "Catch", "learning_rate": 0.003, "total_steps": 50_000},
+        f"{_TOY} --env Catch --learning_rate 0.003 --total_steps 50000",
     ),
     "memory": Preset(
         "Remember a cue for eight steps, with an LSTM.",
-        {
-            **_TOY,
-            "env": "Memory",
-            "use_lstm": True,
-            # With 0.003 and 0.99 a third of the runs temporarily forgot what they had learnt.
-            "learning_rate": 0.001,
-            "discounting": 0.9,
-            "total_steps": 30_000,
-        },
+        # With rates of 0.003 and 0.99 a third of the runs temporarily forgot what they had learnt.
+        f"{_TOY} --env Memory --use_lstm --learning_rate 0.001 --discounting 0.9 "
+        "--total_steps 30000",
     ),
     "multidiscrete": Preset(
         "Set three dials together, with MultiDiscrete actions.",
-        {
-            **_TOY,
-            "env": "Dials",
-            "learning_rate": 0.003,
-            "reward_scale": 10.0,
-            "total_steps": 80_000,
-        },
+        f"{_TOY} --env Dials --learning_rate 0.003 --reward_scale 10.0 --total_steps 80000",
     ),
     "cartpole": Preset(
         "CartPole-v1: 500 steps upright.",
-        {
-            **_CARTPOLE,
-            # In units of the scaled rewards, whose advantages are near 0 once episodes are long:
-            # with 0.01 the bonus then made solved policies random again.
-            "entropy_cost": 0.001,
-            "reward_scale": 0.1,
-            "total_steps": 250_000,
-        },
+        # The entropy cost is in units of the scaled rewards, whose advantages are near 0 once
+        # episodes are long: with 0.01 the bonus then made solved policies random again.
+        f"{_CARTPOLE} --entropy_cost 0.001 --reward_scale 0.1 --total_steps 250000",
     ),
     "cartpole-ppo": Preset(
         "CartPole-v1 with PPO.",
-        {
-            "algo": "ppo",
-            "env": "CartPole-v1",
-            "num_actors": 8,
-            "unroll_length": 128,
-            "learning_rate": 0.001,
-            "grad_norm_clipping": 0.5,
-            "reward_scale": 0.1,
-            "use_clipped_value_loss": True,  # of rewards of this scale
-            "total_steps": 150_000,
-        },
+        "--algo ppo --env CartPole-v1 --num_actors 8 --unroll_length 128 --learning_rate 0.001 "
+        # The value loss is clipped for rewards of this scale.
+        "--grad_norm_clipping 0.5 --reward_scale 0.1 --use_clipped_value_loss "
+        "--total_steps 150000",
     ),
     "cartpole-lstm": Preset(
         "CartPole-v1 with an LSTM.",
-        {**_CARTPOLE, "use_lstm": True, "entropy_cost": 0.01, "total_steps": 600_000},
+        f"{_CARTPOLE} --use_lstm --entropy_cost 0.01 --total_steps 600000",
     ),
     "pendulum": Preset(
         "Pendulum-v1, continuous actions.",
-        {
-            "env": "Pendulum-v1",
-            "num_actors": 32,
-            "unroll_length": 20,
-            "batch_size": 32,
-            "learning_rate": 0.001,
-            "epsilon": 0.03,
-            "entropy_cost": 0.002,
-            "discounting": 0.95,
-            "reward_scale": 0.02,
-            "reward_clipping": "none",
-            "total_steps": 1_200_000,
-        },
+        "--env Pendulum-v1 --num_actors 32 --unroll_length 20 --batch_size 32 "
+        "--learning_rate 0.001 --epsilon 0.03 --entropy_cost 0.002 --discounting 0.95 "
+        "--reward_scale 0.02 --reward_clipping none --total_steps 1200000",
     ),
     "cartpole-dqn": Preset(
         "CartPole-v1 with double DQN.",
-        {
-            "algo": "dqn",
-            "env": "CartPole-v1",
-            "num_actors": 4,
-            "model_kwargs": {"hidden": 64},
-            "batch_size": 128,
-            "replay_ratio": 32.0,
-            "n_step": 3,
-            "learning_rate": 0.001,
-            # The loss is linear in errors above 1. Without a scale the error of every fall is near
-            # 100, so that falls, which are rare, count for little.
-            "reward_scale": 0.02,
-            "target_period": 50,
-            "exploration_steps": 10_000,
-            "epsilon_end": 0.04,
-            "total_steps": 50_000,
-        },
+        f"--algo dqn --env CartPole-v1 --num_actors 4 {_SMALL_NETWORK} --batch_size 128 "
+        # The loss is linear in errors above 1. Without a scale the error of every fall is near
+        # 100, so that falls, which are rare, count for little.
+        "--replay_ratio 32.0 --n_step 3 --learning_rate 0.001 --reward_scale 0.02 "
+        "--target_period 50 --exploration_steps 10000 --epsilon_end 0.04 --total_steps 50000",
     ),
     "pendulum-sac": Preset(
         "Pendulum-v1 with SAC.",
-        {
-            "algo": "sac",
-            "env": "Pendulum-v1",
-            "num_actors": 2,
-            "model_kwargs": {"hidden": 64},
-            "batch_size": 128,
-            "replay_ratio": 128.0,
-            "learning_rate": 0.002,
-            "learn_start": 1_000,
-            "total_steps": 15_000,
-        },
+        f"--algo sac --env Pendulum-v1 --num_actors 2 {_SMALL_NETWORK} --batch_size 128 "
+        "--replay_ratio 128.0 --learning_rate 0.002 --learn_start 1000 --total_steps 15000",
     ),
     "bitflip-hindsight": Preset(
         "Flip ten bits to match a goal, with DQN and hindsight, which it needs to learn.",
-        {
-            "algo": "dqn",
-            "env": "BitFlip",
-            "num_actors": 8,
-            "model_kwargs": {"hidden": 64},
-            "batch_size": 64,
-            "replay_ratio": 32.0,
-            "learning_rate": 0.002,
-            "discounting": 0.98,
-            "target_period": 50,
-            "exploration_steps": 5_000,
-            "hindsight_share": 0.8,
-            "total_steps": 30_000,
-        },
+        f"--algo dqn --env BitFlip --num_actors 8 {_SMALL_NETWORK} --batch_size 64 "
+        "--replay_ratio 32.0 --learning_rate 0.002 --discounting 0.98 --target_period 50 "
+        "--exploration_steps 5000 --hindsight_share 0.8 --total_steps 30000",
     ),
     "minatar-breakout-dqn": Preset(
         "MinAtar's Breakout with double DQN.",
-        {
-            "algo": "dqn",
-            "env": "MinAtar/Breakout-v1",
-            "num_actors": 8,
-            "n_step": 3,
-            "learning_rate": 0.0005,
-            "target_period": 1_000,
-            "learn_start": 5_000,
-            "exploration_steps": 100_000,
-            "epsilon_end": 0.02,
-            "total_steps": 1_000_000,
-        },
+        "--algo dqn --env MinAtar/Breakout-v1 --num_actors 8 --n_step 3 --learning_rate 0.0005 "
+        "--target_period 1000 --learn_start 5000 --exploration_steps 100000 --epsilon_end 0.02 "
+        "--total_steps 1000000",
     ),
     "halfcheetah-sac": Preset(
         "MuJoCo's HalfCheetah-v5 with SAC.",
-        {
-            "algo": "sac",
-            "env": "HalfCheetah-v5",
-            "num_actors": 2,
-            "learning_rate": 0.001,
-            "replay_ratio": 128.0,
-            "total_steps": 200_000,
-        },
+        "--algo sac --env HalfCheetah-v5 --num_actors 2 --learning_rate 0.001 "
+        "--replay_ratio 128.0 --total_steps 200000",
     ),
     "minatar-breakout": Preset(
         "MinAtar's Breakout.",
-        {
-            "env": "MinAtar/Breakout-v1",
-            "model_kwargs": {"norm": True},
-            "num_actors": 64,
-            "unroll_length": 20,
-            "batch_size": 32,
-            "learning_rate": 0.003,
-            "entropy_cost": 0.03,
-            "discounting": 0.97,
-            "total_steps": 1_000_000,
-        },
+        f"--env MinAtar/Breakout-v1 {_WITH_NORM} --num_actors 64 --unroll_length 20 "
+        "--batch_size 32 --learning_rate 0.003 --entropy_cost 0.03 --discounting 0.97 "
+        "--total_steps 1000000",
     ),
     "minatar-breakout-ppo": Preset(
         "MinAtar's Breakout with PPO.",
-        {
-            "algo": "ppo",
-            "env": "MinAtar/Breakout-v1",
-            "model_kwargs": {"norm": True},
-            "num_actors": 32,
-            "unroll_length": 64,
-            "batch_size": 32,
-            "learning_rate": 0.001,
-            "entropy_cost": 0.01,
-            "grad_norm_clipping": 0.5,
-            "total_steps": 1_000_000,
-        },
+        f"--algo ppo --env MinAtar/Breakout-v1 {_WITH_NORM} --num_actors 32 --unroll_length 64 "
+        "--batch_size 32 --learning_rate 0.001 --entropy_cost 0.01 --grad_norm_clipping 0.5 "
+        "--total_steps 1000000",
     ),
     "minatar-breakout-pqn": Preset(
         "MinAtar's Breakout with PQN.",
-        {
-            "algo": "pqn",
-            "env": "MinAtar/Breakout-v1",
-            "num_actors": 64,
-            "batch_size": 64,
-            "num_mini_batch": 16,
-            "exploration_steps": 100_000,
-            "total_steps": 1_000_000,
-        },
+        "--algo pqn --env MinAtar/Breakout-v1 --num_actors 64 --batch_size 64 "
+        "--num_mini_batch 16 --exploration_steps 100000 --total_steps 1000000",
     ),
     "pong": Preset(
         "Pong with the shallow-norm network: takes an hour on two cores, and wins most games.",
-        {
-            **_ATARI,
-            "model": "shallow-norm",
-            "batch_size": 8,
-            "learning_rate": 0.0004,
-            "warmup_steps": 20_000,
-            "epsilon": 0.00001,
-            "entropy_cost": 0.003,
-            "total_steps": 2_000_000,
-        },
+        f"{_ATARI} --model shallow-norm --batch_size 8 --learning_rate 0.0004 "
+        "--warmup_steps 20000 --epsilon 0.00001 --entropy_cost 0.003 --total_steps 2000000",
     ),
     "atari-paper": Preset(
         "Atari as in the IMPALA paper, 200 million frames; give the game with --env. Not run yet.",
-        {
-            **_ATARI,
-            "model": "deep",
-            # The paper's 0.01 is inside TensorFlow's root, so that small gradients are divided by
-            # 0.1.
-            "epsilon": 0.1,
-            # TensorFlow's average starts at 1 and needs about 500 updates to forget it.
-            "warmup_steps": 320_000,
-            "total_steps": 50_000_000,
-        },
+        f"{_ATARI} --model deep --batch_size 32 --learning_rate 0.0006 --entropy_cost 0.01 "
+        # The paper's epsilon of 0.01 is inside TensorFlow's root, so that small gradients are
+        # divided by 0.1. TensorFlow's average starts at 1 and needs about 500 updates to forget it.
+        "--epsilon 0.1 --warmup_steps 320000 --total_steps 50000000",
     ),
 }
 
@@ -282,14 +170,5 @@ def settings(args: Sequence[str]) -> Mapping[str, Any]:
 def listing() -> str:
     """Describes every preset with its settings."""
     return "\n".join(
-        f"{name}\n  {preset.sentence}\n  {_words(preset)}" for name, preset in PRESETS.items()
+        f"{name}\n  {preset.sentence}\n  {preset.words}" for name, preset in PRESETS.items()
     )
-
-
-def _words(preset: Preset) -> str:
-    """Returns the settings as words of a command line."""
-    words = []
-    for name, value in preset.flags.items():
-        text = shlex.quote(json.dumps(value)) if isinstance(value, Mapping) else str(value)
-        words.append(f"--{name}" if value is True else f"--{name} {text}")
-    return " ".join(words)
