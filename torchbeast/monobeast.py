@@ -72,7 +72,7 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
         processes=flags.processes.processes(),
         fixed_lag=flags.processes.fixed_lag,
     )
-    settings = run_settings(flags, spec.name, collection, flags.is_reproducible)
+    settings = run_settings(flags, spec.name, collection)
     described = DescribedEnv(env=spec, observation_space=spaces[0])
     weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
     run = LearnerRun(settings, described, opened)

@@ -45,7 +45,7 @@ def test_the_source_collects_one_rollout_at_a_time() -> None:
 
 def test_with_a_fixed_lag_of_0_all_environments_collect_between_updates() -> None:
     flags = parsed("--algo", "dqn", "--fixed_lag", "0", "--num_actors", "6")
-    config = learner_config(flags, "Catch", reproducible=True)
+    config = learner_config(flags, "Catch")
     assert config.synchronous_rollouts == config.online_rollouts.batch_size == 6
 
 

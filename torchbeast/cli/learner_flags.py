@@ -123,6 +123,11 @@ class LearnerFlags:
         """Rollouts to collect between updates on single steps; 0: collect during updates."""
         return 0
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the run gives the same results on all machines of one kind."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonoBeastFlags(LearnerFlags):
@@ -166,5 +171,4 @@ class MonoBeastFlags(LearnerFlags):
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the run gives the same results on all machines of one kind."""
         return self.processes.fixed_lag is not None

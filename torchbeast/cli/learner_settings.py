@@ -20,11 +20,9 @@ from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.learner_run import RunSettings
 
 
-def run_settings(
-    flags: LearnerFlags, env_id: str, collection: Collection, reproducible: bool = False
-) -> RunSettings:
+def run_settings(flags: LearnerFlags, env_id: str, collection: Collection) -> RunSettings:
     """Returns the settings of a run in this environment."""
-    learner = learner_config(flags, env_id, reproducible)
+    learner = learner_config(flags, env_id)
     return RunSettings(
         run=flags.run,
         checkpoints=flags.checkpoints,
@@ -37,7 +35,7 @@ def run_settings(
     )
 
 
-def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False) -> LearnerConfig:
+def learner_config(flags: LearnerFlags, env_id: str) -> LearnerConfig:
     """Returns the settings of a learner for this environment."""
     return LearnerConfig(
         actor=flags.model.spec,
@@ -50,7 +48,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
         transitions=flags.transitions,
         hardware=flags.hardware,
         synchronous_rollouts=flags.synchronous_rollouts,
-        reproducible=reproducible,
+        reproducible=flags.is_reproducible,
     ).in_environment(env_id)
 
 
