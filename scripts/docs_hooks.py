@@ -197,7 +197,7 @@ def groups(flags: type) -> Iterator[tuple[str, Any]]:
     """Yields the name and the dataclass of every group of flags that a program shows."""
     hints = typing.get_type_hints(flags, include_extras=True)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(flags)}
-    if not any(dataclasses.is_dataclass(_bare(hint)) for hint in fields.values()):
+    if not all(dataclasses.is_dataclass(_bare(hint)) for hint in fields.values()):
         yield "flags", flags
         return
     for name, hint in fields.items():

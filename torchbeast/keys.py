@@ -18,7 +18,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchbeast.cli.command_line import parse
@@ -43,8 +43,8 @@ _EARLIER = datetime.timedelta(hours=1)  # other machines' clocks may be slow
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeysConfig:
-    """The files to create."""
+class KeysFlags:
+    """Makes an authority, certificates and a token for machines that work together."""
 
     hosts: str = ""
     """Names or addresses of the machines that listen, without ports, separated by commas: the
@@ -60,34 +60,27 @@ class KeysConfig:
         between(1, DAYS_OF_AUTHORITY, days=self.days)
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeysFlags:
-    """Makes an authority, certificates and a token for machines that work together."""
-
-    keys: KeysConfig = field(default_factory=KeysConfig)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns 0 if the files were written, 2 for wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(parse(KeysFlags, PROGRAM, argv).keys))
+    return exit_code_of(PROGRAM, lambda: run(parse(KeysFlags, PROGRAM, argv)))
 
 
-def run(config: KeysConfig) -> int:
+def run(flags: KeysFlags) -> int:
     """Writes the files, and prints where to copy them."""
     _check_installed()
-    hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
+    hosts = [host.strip() for host in flags.hosts.split(",") if host.strip()]
     if not hosts:
         raise UsageError("give --hosts: the names of machines that listen, such as actors1.lab")
     names = [_name_of(host) for host in hosts]
     with refusing_paths("give another --folder"):
-        folder = expanded(config.folder)
+        folder = expanded(flags.folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(folder)
-        _write_pair(folder, "server", new_server(authority, names, config.days))
-        _write_pair(folder, "client", new_client(authority, config.days))
+        _write_pair(folder, "server", new_server(authority, names, flags.days))
+        _write_pair(folder, "client", new_client(authority, flags.days))
         if not (folder / "token").exists():
             _write(folder / "token", f"{secrets.token_urlsafe(32)}\n".encode())
-    print(_what_goes_where(folder, config.days))
+    print(_what_goes_where(folder, flags.days))
     return EXIT_DONE
 
 

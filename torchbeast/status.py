@@ -38,8 +38,8 @@ _Answer = dict[str, Any] | RunError
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusConfig:
-    """The servers to query."""
+class StatusFlags:
+    """Shows what environment servers serve, and how busy they are."""
 
     servers: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """HOST:PORT of the first server of each machine, as for --env_servers of polybeast_learner, or
@@ -49,6 +49,7 @@ class StatusConfig:
     dialled in to it."""
     timeout: float = 5.0
     """Seconds to wait for each server."""
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def __post_init__(self) -> None:
         above(0, timeout=self.timeout)
@@ -57,29 +58,20 @@ class StatusConfig:
             f"learner shows the hosts of a learner, but {' '.join(self.servers)} are servers: "
             "give one of the two",
         )
+        _ = self.protection  # checked
 
     @property
     def is_here(self) -> bool:
         """Whether the servers are reached by sockets on this machine."""
         return self.learner is None and all(named.startswith(_UNIX) for named in self.servers)
 
-
-@dataclass(frozen=True, kw_only=True)
-class StatusFlags:
-    """Shows what environment servers serve, and how busy they are."""
-
-    asked: StatusConfig = field(default_factory=StatusConfig)
-    security: SecurityConfig = field(default_factory=SecurityConfig)
-
-    def __post_init__(self) -> None:
-        if self.asked.is_here:
+    @property
+    def protection(self) -> SecurityConfig | None:
+        """Protection of connections to other machines; None: there are no such connections."""
+        if self.is_here:
             self.security.check_unused("HOST:PORT")
-        else:
-            self.security_of_others()
-
-    def security_of_others(self) -> SecurityConfig:
-        """Returns the protection of connections to other machines."""
-        flag = "HOST:PORT" if self.asked.learner is None else "--learner"
+            return None
+        flag = "HOST:PORT" if self.learner is None else "--learner"
         return self.security.connecting(flag, "the servers'")
 
 
@@ -93,12 +85,10 @@ def run(flags: StatusFlags) -> int:
     silence_grpc()
     from torchbeast.servers.discovery import Asking
 
-    asked = flags.asked
-    if asked.learner is not None:
-        return _show_hosts(asked.learner, Asking(asked.timeout, flags.security_of_others()))
-
-    asking = Asking(asked.timeout, None if asked.is_here else flags.security_of_others())
-    addresses = [a for name in _hosts(asked) for a in _addresses(name, asking)]
+    asking = Asking(flags.timeout, flags.protection)
+    if flags.learner is not None:
+        return _show_hosts(flags.learner, asking)
+    addresses = [a for name in _hosts(flags) for a in _addresses(name, asking)]
     before = {address: _answer(address, asking) for address in addresses}
     time.sleep(_INTERVAL_S)
     rows, errors = [], []
@@ -112,10 +102,10 @@ def run(flags: StatusFlags) -> int:
     return EXIT_FAILURE if errors else EXIT_DONE
 
 
-def _hosts(asked: StatusConfig) -> list[str]:
-    if asked.is_here:
-        return list(asked.servers) or [user_basename()]
-    return [address for named in asked.servers for address in hosts(named)]
+def _hosts(flags: StatusFlags) -> list[str]:
+    if flags.is_here:
+        return list(flags.servers) or [user_basename()]
+    return [address for named in flags.servers for address in hosts(named)]
 
 
 def _addresses(host: str, asking: Asking) -> list[str]:

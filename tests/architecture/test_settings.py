@@ -36,7 +36,7 @@ SENT = ("torchbeast.core.base.specs", "torchbeast.gradients.worker")
 ALIKE = [
     *(f"torchbeast.export.ExportFlags.{name}" for name in ("env", "env_kwargs", "precision")),
     "torchbeast.reporting.display.Progress.max_lag",
-    "torchbeast.status.StatusConfig.learner",
+    "torchbeast.status.StatusFlags.learner",
     "torchbeast.suite.SuiteFlags.name",
     "torchbeast.suite.SuiteFlags.preset",
 ]

@@ -186,7 +186,7 @@ def test_the_commands_of_kubernetes_are_ones() -> None:
 def test_the_commands_of_slurm_are_ones(tmp_path: Path) -> None:
     found = dict(map(parsed, of_slurm(tmp_path)))
     assert set(found) == {"keys", "polybeast_env", "polybeast_learner"}
-    assert found["keys"].keys.hosts == "node1"
+    assert found["keys"].hosts == "node1"
     assert found["polybeast_env"].servers.learner == "node1:50050"
     assert_all_are_learnt_from(found)
     assert found["polybeast_learner"].fleet.listen == "0.0.0.0:50050"
