@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from difflib import get_close_matches
 from itertools import dropwhile, takewhile
 from typing import Any, TypeVar
@@ -47,6 +47,7 @@ REGISTRY = ConstructorRegistry()
 """Tells tyro how to read and show these flags."""
 
 Flags = TypeVar("Flags")
+OfLearner = TypeVar("OfLearner", bound=LearnerFlags)
 
 _BOX = "╭╮╰╯│─ "
 _UNKNOWN = "Unrecognized options: "
@@ -114,12 +115,7 @@ def parse(
         flags_type, default = _read_first(flags_type, words)
         words = [_as_spelt(word, names(flags_type)) for word in words]
         with _sentences(flags_type, known):
-            parsed: Flags = tyro.cli(
-                flags_type,
-                args=words,
-                default=tyro.MISSING_NONPROP if default is None else default,
-                **_options(program),
-            )
+            parsed: Flags = _cli(flags_type, program, words, default=default)
     if isinstance(parsed, LearnerFlags):
         _check_replay(parsed, words)
         check_recorded(flatten(parsed.algorithm))
@@ -133,23 +129,24 @@ def parse_known(
     program.
     """
     with _as_far_as_it_is_read(), _sentences(flags_type):
-        return tyro.cli(
-            flags_type, args=_words(args), return_unknown_args=True, **_options(program)
-        )
+        return _cli(flags_type, program, _words(args), return_unknown_args=True)
 
 
 def _words(args: Sequence[str] | None) -> list[str]:
     return [by_its_name(word) for word in (sys.argv[1:] if args is None else args)]
 
 
-def _options(program: str) -> dict[str, Any]:
-    """Returns the options of tyro that all programs use."""
-    return {
-        "prog": f"python -m torchbeast.{program}",
-        "use_underscores": True,
-        "config": (tyro.conf.OmitArgPrefixes,),
-        "registry": REGISTRY,
-    }
+def _cli(flags_type: type[Flags], program: str, words: Sequence[str], **options: Any) -> Any:
+    """Calls tyro with the options that all programs use."""
+    return tyro.cli(
+        flags_type,
+        prog=f"python -m torchbeast.{program}",
+        args=words,
+        use_underscores=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=REGISTRY,
+        **options,
+    )
 
 
 @contextmanager
@@ -198,13 +195,13 @@ def _as_spelt(word: str, known: Collection[str]) -> str:
     return f"{british}{equals}{value}" if is_meant and flag[2:] not in known else word
 
 
-def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Flags | None]:
+def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Any]:
     """Returns the type of the flags, including the flags of the algorithm, and their defaults.
 
-    The defaults come from an earlier run and the preset; None: use the program's defaults.
+    The defaults come from an earlier run and the preset, or else are the program's.
     """
     if not issubclass(flags_type, LearnerFlags):
-        return flags_type, None
+        return flags_type, tyro.MISSING_NONPROP
     of_preset = _without_served(flags_type, presets.settings(words))  # it may print and exit
     # It may print where the settings of the run come from.
     with lossy_output(), refusing_paths("give another --savedir or --xpid"):
@@ -215,19 +212,19 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     usual = {} if resuming.is_test(words) else _without_served(flags_type, defaults_of(algo))
     values = {**usual, **resuming.usable(made, recorded, words), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
-    return made, _replaced(made(), values) if values else None
+    return made, _replaced(made(), values) if values else tyro.MISSING_NONPROP
 
 
-def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
+def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
     """Returns the program's flags, including the flags of the algorithm.
 
     Raises UsageError if the algorithm does not exist, or its settings cannot be flags.
     """
     config = _config(name)
-    if not issubclass(flags_type, LearnerFlags) or config is _default_config(flags_type):
+    if config is type(flags_type().algorithm):
         return flags_type
     _check_names(flags_type, name, config)
-    made: type[Flags] = dataclasses.make_dataclass(
+    made: type[OfLearner] = dataclasses.make_dataclass(
         flags_type.__name__,
         [("algorithm", config, dataclasses.field(default_factory=config))],
         bases=(flags_type,),
@@ -254,16 +251,10 @@ def _config(name: str) -> type:
     return config
 
 
-def _default_config(flags_type: type) -> Any:
-    """Returns the Config class of the default algorithm of these flags."""
-    return type(getattr(flags_type(), "algorithm", None))
-
-
 def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> None:
     """Raises UsageError if a setting has the name of another setting or of another flag."""
-    settings = Counter(setting for setting, _ in kinds(config))
-    flags = {flag for flag, _ in kinds(flags_type)}
-    flags -= {flag for flag, _ in kinds(_default_config(flags_type))}
+    settings = Counter(names(config))
+    flags = {*names(flags_type)} - {*names(type(flags_type().algorithm))}
     if taken := sorted(n for n, count in settings.items() if count > 1 or n in flags):
         raise UsageError(
             f"--algo {name} has settings whose names other settings or flags have too, "
@@ -345,8 +336,9 @@ def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
     said = _first_sentence(box)
     if said.startswith(_UNKNOWN):
         unknown, known = re.findall(r"--(\w+)", said), [*names(flags_type), *known]
-        theirs = _of_other_algorithms(unknown, known)
-        return " ".join([said, *theirs, *_did_you_mean(unknown, known)])
+        meant = [f"--{name}" for word in unknown for name in _meant(word, known)]
+        question = [f"Did you mean {' and '.join(meant)}?"] if meant else []
+        return " ".join([said, *_of_other_algorithms(unknown, known), *question])
     if not _OF_A_CHECK.match(said):
         return said
     return as_typed(_OF_A_CHECK.sub("", said), flags_type)
@@ -361,13 +353,6 @@ def as_typed(sentence: str, flags_type: type) -> str:
         where = r"(?<![-\w/.])" if "_" in name else "^"
         sentence = re.sub(rf"{where}{name}(?![-\w/])", f"--{name}", sentence)
     return sentence
-
-
-def _did_you_mean(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]:
-    """Yields a question with the flags that were probably meant, if there are any."""
-    meant = [name for word in unknown for name in _meant(word, known)]
-    if meant:
-        yield f"Did you mean {' and '.join(f'--{name}' for name in meant)}?"
 
 
 def _meant(word: str, known: Sequence[str]) -> list[str]:
@@ -425,10 +410,7 @@ def _json_object(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 
 def _read(words: Sequence[str]) -> dict[str, Any]:
     """Parses the value of the flag; raises ValueError unless it is a JSON object."""
-    try:
-        value = json.loads(words[0])
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise ValueError(f"must be a JSON object such as '{{\"size\": 8}}', got {words[0]}")
-    return value
+    with suppress(json.JSONDecodeError):
+        if isinstance(value := json.loads(words[0]), dict):
+            return value
+    raise ValueError(f"must be a JSON object such as '{{\"size\": 8}}', got {words[0]}")

@@ -174,8 +174,5 @@ def _is_of(kind: Any, value: Any) -> bool:
         return any(_is_of(argument, value) for argument in arguments)
     if origin is typing.Literal:
         return value in arguments
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or kind)
+    allowed = (int, float) if kind is float else origin or kind
+    return isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
