@@ -108,8 +108,8 @@ def test_a_link_to_a_run_does_not_count_it_twice(
 ) -> None:
     folder = runs(tmp_path / "a", [1.0, 2.0])
     (tmp_path / "a" / "latest").symlink_to(tmp_path / "a" / "Catch-1")
-    assert len(compare.read(folder).scores["Catch"]) == 2
-    assert len(compare.read(f"{folder}/Catch-*").scores["Catch"]) == 2
+    assert len(compare.read(folder).tasks["Catch"]) == 2
+    assert len(compare.read(f"{folder}/Catch-*").tasks["Catch"]) == 2
 
 
 def test_runs_of_different_lengths_are_pointed_out(

@@ -55,24 +55,25 @@ class CompareFlags:
     .json."""
 
 
-class Runs(NamedTuple):
-    """Runs that differ only in their environment and seed.
+class Run(NamedTuple):
+    """A run; step: its last one."""
 
-    Attributes:
-        name: Of the folder or pattern.
-        scores: [N] of the runs of each task, by the task.
-        folders: Of these runs.
-        steps: The last step of each run, by the task.
+    folder: Path
+    score: float
+    step: int
+
+
+class Runs(NamedTuple):
+    """Runs that differ only in their environment and seed, by the task; name: of the folder or
+    pattern.
     """
 
     name: str
-    scores: Mapping[str, np.ndarray]
-    folders: Mapping[str, Sequence[Path]]
-    steps: Mapping[str, Sequence[int]]
+    tasks: Mapping[str, Sequence[Run]]
 
-    def of(self, tasks: Sequence[str]) -> list[np.ndarray]:
-        """Returns the scores of these tasks."""
-        return [self.scores[task] for task in tasks]
+    def scores(self, task: str) -> np.ndarray:
+        """Returns the scores [N] of the runs of a task."""
+        return np.array([run.score for run in self.tasks[task]])
 
 
 class Comparison(NamedTuple):
@@ -100,16 +101,16 @@ def run(flags: CompareFlags) -> int:
         raise UsageError(f"expected one or two sets of runs, got {len(flags.runs)}")
     with refusing_paths("give folders that can be read"):
         sets = [read(each) for each in flags.runs]
-    tasks = [task for task in sets[0].scores if all(task in each.scores for each in sets)]
+    tasks = [task for task in sets[0].tasks if all(task in each.tasks for each in sets)]
     if not tasks:
         raise UsageError(
             f"{sets[0].name} and {sets[1].name} have no environment in common: "
-            f"{', '.join(sets[0].scores)} and {', '.join(sets[1].scores)}"
+            f"{', '.join(sets[0].tasks)} and {', '.join(sets[1].tasks)}"
         )
-    found = {task: compared([each.of([task]) for each in sets]) for task in tasks}
+    found = {task: compared([[each.scores(task)] for each in sets]) for task in tasks}
     together = None
     if len(sets) == 2:
-        together = compared([_on_one_scale(each.of(tasks), sets, tasks) for each in sets])
+        together = compared([_on_one_scale(each, sets, tasks) for each in sets])
     _print(sets, found, together)
     for path in flags.output:
         _write(path, sets, found, together)
@@ -125,10 +126,8 @@ def read(pattern: str) -> Runs:
     folders = _folders(pattern)
     if not folders:
         raise UsageError(f"no run is in {pattern}: give a folder that has runs, or is one")
-    by_task: dict[str, list[Path]] = {}
+    found: dict[str, list[Run]] = {}
     settings: dict[str, dict[str, Any]] = {}
-    scores: dict[str, list[float]] = {}
-    steps: dict[str, list[int]] = {}
     for folder in folders:
         progress = LogFollower(folder, EPISODES).read()
         if math.isnan(progress.mean_return):
@@ -138,13 +137,10 @@ def read(pattern: str) -> Runs:
         task = _task(of_run)
         of_run = {name: value for name, value in of_run.items() if name not in _OF_TASKS}
         _check_same(settings.setdefault(task, of_run), of_run, folder)
-        by_task.setdefault(task, []).append(folder)
-        scores.setdefault(task, []).append(progress.mean_return)
-        steps.setdefault(task, []).append(progress.step)
-    if not scores:
+        found.setdefault(task, []).append(Run(folder, progress.mean_return, progress.step))
+    if not found:
         raise UsageError(f"no episode has ended in {pattern} yet: wait until one has")
-    name = Path(pattern).name.rstrip("*,") or pattern
-    return Runs(name, {task: np.array(found) for task, found in scores.items()}, by_task, steps)
+    return Runs(Path(pattern).name.rstrip("*,") or pattern, found)
 
 
 def _folders(pattern: str) -> list[Path]:
@@ -184,15 +180,13 @@ def compared(sets: Sequence[Sequence[np.ndarray]]) -> Comparison:
     return Comparison(iqm, difference, estimate(better(*sets), better(*drawn)))
 
 
-def _on_one_scale(
-    scores: Sequence[np.ndarray], sets: Sequence[Runs], tasks: Sequence[str]
-) -> list[np.ndarray]:
+def _on_one_scale(runs: Runs, sets: Sequence[Runs], tasks: Sequence[str]) -> list[np.ndarray]:
     """Returns scores of each task as shares of the range of all runs of the task."""
     scaled = []
-    for task, of_task in zip(tasks, scores, strict=True):
-        every = np.concatenate([each.scores[task] for each in sets])
+    for task in tasks:
+        every = np.concatenate([each.scores(task) for each in sets])
         low, high = every.min(), every.max()
-        scaled.append((of_task - low) / (high - low if high > low else 1.0))
+        scaled.append((runs.scores(task) - low) / (high - low if high > low else 1.0))
     return scaled
 
 
@@ -231,26 +225,26 @@ def _print(
     print("Interquartile means of the scores, with 95 % intervals:")
     table = table_of("", ["", *columns])
     for task, of_task in found.items():
-        counts = " and ".join(str(len(each.scores[task])) for each in sets)
+        counts = " and ".join(str(len(each.tasks[task])) for each in sets)
         table.add_row(task, counts, *_cells(of_task))
     if together is not None:
         table.add_row("all, on a scale from 0 to 1", "", *_cells(together))
     console = Console()
     (console if console.is_terminal else Console(width=_WIDE)).print(table)
-    fewest = min(len(each.scores[task]) for each in sets for task in found)
+    fewest = min(len(each.tasks[task]) for each in sets for task in found)
     if together is not None and together.improvement is not None:
         print(verdict(together.improvement, fewest))
     elif fewest < _FEW:
         print(f"With fewer than {_FEW} runs of a task, intervals are too narrow.")
     for task in found:
-        ends = [step for each in sets for step in each.steps[task]]
+        ends = [run.step for each in sets for run in each.tasks[task]]
         if max(ends) > _SAME_LENGTH * min(ends):
             print(
                 f"Runs of {task} end between step {min(ends):,} and {max(ends):,}: wait until all "
                 "have ended, or compare runs of one length."
             )
     for letter, each in zip(names, sets, strict=True):
-        if missing := [task for task in each.scores if task not in found]:
+        if missing := [task for task in each.tasks if task not in found]:
             print(f"Only {letter} has {', '.join(missing)}.")
 
 
@@ -276,7 +270,7 @@ def _write(
         return
     contents = {
         "sets": {
-            each.name: {task: scores.tolist() for task, scores in each.scores.items()}
+            each.name: {task: [run.score for run in runs] for task, runs in each.tasks.items()}
             for each in sets
         },
         "tasks": {task: _as_json(of_task) for task, of_task in found.items()},
@@ -307,7 +301,7 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
                 _draw_curve(here, each, task, colour)
             here.set(title=task, xlabel="environment steps", ylabel="mean episode return")
         for each, colour in zip(sets, plot.COLOURS, strict=False) if len(sets) == 2 else ():
-            _draw_profile(axes[panels - 1], _on_one_scale(each.of(tasks), sets, tasks), colour)
+            _draw_profile(axes[panels - 1], _on_one_scale(each, sets, tasks), colour)
             axes[panels - 1].set(
                 title="performance profile", xlabel="score, as a share of the range of a task"
             )
@@ -320,7 +314,7 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
 
 
 def _draw_curve(axes: Any, runs: Runs, task: str, colour: str) -> None:
-    steps, curves = plot.on_one_grid(map(plot.curve, runs.folders[task]))
+    steps, curves = plot.on_one_grid(plot.curve(run.folder) for run in runs.tasks[task])
     each = [curves.T]  # [P, N]
     chosen = np.random.default_rng(0).integers(len(curves), size=(_RESAMPLES, len(curves)))
     drawn = estimates.iqm([curves.T[:, chosen].swapaxes(0, 1)])  # [resamples, P]
