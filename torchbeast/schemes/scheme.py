@@ -16,6 +16,8 @@ Whatever does not go together is refused when a scheme is made, with both parts 
 from __future__ import annotations
 
 import dataclasses
+import html
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -36,6 +38,7 @@ from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.base.checks import (
     above,
     at_least,
+    counted,
     did_you_mean,
     names_checked,
     one_of,
@@ -48,7 +51,6 @@ from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts, UsageError
 from torchbeast.gradients.config import Communication, GradientConfig, UpdateExecution
 from torchbeast.on_ray.config import RayConfig
-from torchbeast.schemes.describe import html_of, parts, text_of
 from torchbeast.servers.config import FleetConfig
 
 Inference = Literal["worker", "central"]
@@ -321,30 +323,37 @@ class Scheme:
         return self.grad_worker_resources.get("num_cpus", 1.0)
 
     @property
-    def col_cpus(self) -> float:
-        """CPUs that Ray reserves for a worker that collects."""
-        return self.col_worker_resources.get("num_cpus", 1.0)
-
-    @property
     def ray(self) -> RayConfig:
         """The actors of Ray."""
         return RayConfig(
             num_actors=self.num_envs,
             num_workers=self.col_remote_workers,
             num_buffers=self.num_envs if self.is_synchronous else None,
-            actor_cpus=self.col_cpus,
+            actor_cpus=self.col_worker_resources.get("num_cpus", 1.0),
         )
 
     def __repr__(self) -> str:
-        told = "; ".join(f"{part.title}: {', '.join(part.lines)}" for part in parts(self))
+        told = "; ".join(f"{name}: {', '.join(lines)}" for name, lines in _parts(self).items())
         return f"<Scheme of {told}>"
 
     def _repr_html_(self) -> str:
-        return html_of(self)
+        """Returns the parts as boxes in a row, for a notebook, and what passes between them."""
+        boxes = [
+            _BOX.format(html.escape(name), "<br>".join(map(html.escape, lines)))
+            for name, lines in _parts(self).items()
+        ]
+        row = _ARROW.format("&#8644;").join(boxes)
+        forward, back = map(html.escape, _ways(self))
+        ways = f"<div>&#8594; {forward} for each update<br>&#8592; {back}</div>"
+        return f'<div style="display:flex; flex-wrap:wrap; margin-bottom:0.5em">{row}</div>{ways}'
 
     def describe(self) -> str:
         """Returns the parts of the scheme, and what passes between them, as lines of text."""
-        return text_of(self)
+        forward, back = _ways(self)
+        ways = {"forward": [f"{forward} for each update"], "back": [back]}
+        return "\n".join(
+            "\n  ".join([name, *lines]) for name, lines in {**_parts(self), **ways}.items()
+        )
 
     def _check_values(self) -> None:
         for name, (kind, how) in _FACTORIES.items():
@@ -457,3 +466,98 @@ def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
     """Returns the Config with the flags that it has."""
     names = {field.name for field in dataclasses.fields(config)} & set(flags)  # type: ignore[arg-type]
     return config(**{name: flags[name] for name in names})
+
+
+# --- descriptions
+
+_BOX = '<div style="border:1px solid; border-radius:6px; padding:0.5em 1em"><b>{}</b><br>{}</div>'
+_ARROW = '<div style="align-self:center; padding:0 0.5em">{}</div>'
+
+
+def _parts(scheme: Scheme) -> dict[str, list[str]]:
+    """Returns lines about each part, in the order in which data passes them."""
+    return {
+        "collection": _collection(scheme),
+        "storage": _storage(scheme),
+        "learner": _learner(scheme),
+    }
+
+
+def _ways(scheme: Scheme) -> tuple[str, str]:
+    """Returns what goes forward, to the learner, and what goes back."""
+    rollouts = scheme.rollouts
+    forward = f"{rollouts.batch_size} rollouts of {rollouts.unroll_length} steps"
+    if scheme.learns_from_transitions:
+        forward = f"{rollouts.batch_size} replayed steps"
+    if scheme.col_remote_workers == 0:
+        return forward, "the newest weights, at every batch"
+    if scheme.is_synchronous:
+        return forward, "the newest weights, at every batch: all workers wait for them"
+    if scheme.inference == "central":
+        return forward, "actions, of the newest weights: nobody waits for an update"
+    return forward, "the newest weights, at every step: nobody waits"
+
+
+def _collection(scheme: Scheme) -> list[str]:
+    size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
+    envs = counted(size, "environment")
+    if not workers:
+        stops = _stragglers(scheme)
+        return [f"{_learners(scheme)}: {envs}", f"synchronous{stops}"]
+    each = f"{_workers(workers, scheme.col_backend)} with {envs} each"
+    whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
+    central = [f"actions {_learners(scheme)}"] if scheme.inference == "central" else []
+    return [each, *whose, *central, scheme.col_communication]
+
+
+def _stragglers(scheme: Scheme) -> str:
+    """Says when the others of the gradient workers stop."""
+    gradients = scheme.gradients
+    if gradients is None or not gradients.has_stragglers:
+        return ""
+    return f", until {gradients.fraction_workers:.0%} are ready"
+
+
+def _learners(scheme: Scheme) -> str:
+    return "in each gradient worker" if scheme.grad_remote_workers else "in the learner's process"
+
+
+def _storage(scheme: Scheme) -> list[str]:
+    lines = [type(scheme.storage_factory).__name__, _learners(scheme)]
+    if scheme.replay.is_used:
+        lines.append(f"replay of {scheme.replay.replay_size:,} steps")
+    if scheme.learns_from_transitions:
+        lines.append(_sampling(scheme))
+    return lines
+
+
+def _sampling(scheme: Scheme) -> str:
+    how, ratio = scheme.transitions, scheme.replay.replay_ratio
+    often = "as often as possible" if math.isinf(ratio) else f"{ratio:g} for each new one"
+    by_priority = ", by priority" if how.priority_exponent else ""
+    goals = f", {how.hindsight_share:g} with other goals" if how.hindsight_share else ""
+    return f"{often}{by_priority}{goals}"
+
+
+def _learner(scheme: Scheme) -> list[str]:
+    network = scheme.actor_factory.spec
+    memory = ", recurrent" if network.use_lstm else ""
+    return [
+        f"{scheme.algo_factory.algo.__name__}, network {network.name}{memory}",
+        _gradients(scheme),
+        f"update {scheme.update_execution}",
+    ]
+
+
+def _gradients(scheme: Scheme) -> str:
+    workers = scheme.grad_remote_workers
+    if not workers:
+        return "gradients in this process"
+    where = _workers(workers, scheme.grad_backend)
+    return f"gradients in {where}, {scheme.grad_communication}"
+
+
+def _workers(count: int, backend: str) -> str:
+    return (
+        counted(count, "Ray actor") if backend == "ray" else f"{count} process{'es' * (count > 1)}"
+    )
