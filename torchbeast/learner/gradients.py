@@ -12,7 +12,6 @@ import dataclasses
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 
 import torch
 
@@ -25,7 +24,7 @@ from torchbeast.gradients.worker import Made
 from torchbeast.gradients.workers import WORKER
 from torchbeast.learner.parts import make_source, making_agent, making_weights
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
-from torchbeast.on_ray.fleet import RayFleet, User, gradient_actors
+from torchbeast.on_ray.fleet import Actors, RayFleet, User, gradient_actors
 from torchbeast.run.assemble import LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig
 from torchbeast.schemes.scheme import Scheme
@@ -38,62 +37,57 @@ _USER = User(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerParts:
-    """A function that makes the parts of a gradient worker, in its process."""
+def make_worker(
+    scheme: Scheme,
+    config: LearnerConfig,
+    seed: int,
+    index: int,
+    ranks: Ranks | None,
+    stops_early: Callable[[float], bool],
+) -> Made:
+    """Makes the parts of a gradient worker, in its process.
 
-    scheme: Scheme
-    config: LearnerConfig
-    seed: int  # of the environments and actions of all workers
-
-    def __call__(
-        self, index: int, ranks: Ranks | None, stops_early: Callable[[float], bool]
-    ) -> Made:
-        seed = seed_of(self.seed, "gradient worker", index)
-        scheme, ending = self.scheme, ExitStack()
-        torch.manual_seed(seed_of(seed, "actions"))
-        config = dataclasses.replace(self.config, hardware=self._hardware)
-        made = assemble(config, making_agent(scheme), making_weights(scheme), ranks=ranks)
-        keep_freed_memory(made.compute.device.type)
-        learner = made.learner(self.config.rollouts, seed, spare_columns=0, batches_at_once=1)
-        return Made(
-            source=make_source(scheme, learner, self.config, ending, stops_early),
-            optimiser_step=made.optimiser_step,
-            publish=made.weights.publish,
-            end=ending.close,
-            device=made.compute.device,
-        )
-
-    @property
-    def _hardware(self) -> HardwareConfig:
-        gradients = self.scheme.gradients
-        assert gradients is not None  # else there are no such workers
-        return HardwareConfig(
-            num_learner_threads=1,
-            torch_threads=gradients.cores,
-            disable_cuda=not gradients.gpus,
-        )
-
-
-def collecting_fleet(scheme: Scheme, spec: EnvSpec) -> RayFleet:
-    """Returns the fleet of the actors that collect; spec: of their environments."""
-    fleet = RayFleet(scheme.ray, _name(), spec.is_factory, _USER)
-    return _with_room(fleet, scheme)
+    config: of the run's learner. seed: of the environments and actions of all workers.
+    """
+    gradients = scheme.gradients
+    assert gradients is not None  # else there are no such workers
+    hardware = HardwareConfig(
+        num_learner_threads=1, torch_threads=gradients.cores, disable_cuda=not gradients.gpus
+    )
+    own, ending = seed_of(seed, "gradient worker", index), ExitStack()
+    torch.manual_seed(seed_of(own, "actions"))
+    own_config = dataclasses.replace(config, hardware=hardware)
+    made = assemble(own_config, making_agent(scheme), making_weights(scheme), ranks=ranks)
+    keep_freed_memory(made.compute.device.type)
+    learner = made.learner(config.rollouts, own, spare_columns=0, batches_at_once=1)
+    return Made(
+        source=make_source(scheme, learner, config, ending, stops_early),
+        optimiser_step=made.optimiser_step,
+        publish=made.weights.publish,
+        end=ending.close,
+        device=made.compute.device,
+    )
 
 
 def gradient_fleet(
     scheme: Scheme, gradients: GradientConfig, spec: EnvSpec
 ) -> AbstractContextManager[Fleet]:
-    """Returns the fleet of the gradient workers."""
+    """Returns the fleet of the gradient workers; spec: of their environments."""
     if scheme.grad_backend == "processes":
         return LocalFleet(WORKER, environment_of_share(gradients.cores))
     actors = gradient_actors(scheme.grad_cpus, gradients.gpus)
-    fleet = RayFleet(RayConfig(), _name(), spec.is_factory, _USER, actors)
-    return _with_room(fleet, scheme)
+    return ray_fleet(scheme, spec, RayConfig(), actors)
 
 
-def _with_room(fleet: RayFleet, scheme: Scheme) -> RayFleet:
-    """Returns the fleet; raises UsageError, and ends it, if the workers find no room."""
+def ray_fleet(
+    scheme: Scheme, spec: EnvSpec, config: RayConfig, actors: Actors | None = None
+) -> RayFleet:
+    """Returns a fleet of Ray actors, by default of those that collect.
+
+    Raises UsageError if the workers of the scheme find no room.
+    """
+    name = f"learner-{secrets.token_hex(4)}"  # no two fleets on a cluster have the same
+    fleet = RayFleet(config, name, spec.is_factory, _USER, actors)
     try:
         check_room(fleet.room(), _groups(scheme))
     except BaseException:
@@ -113,10 +107,3 @@ def _groups(scheme: Scheme) -> list[WorkerGroup]:
         count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
         groups.append(WorkerGroup("workers that collect", count, scheme.ray.actor_cpus))
     return groups
-
-
-def _name() -> str:
-    """Returns the beginning of the names of a fleet's actors, of which no two on a cluster are the
-    same.
-    """
-    return f"learner-{secrets.token_hex(4)}"

@@ -445,15 +445,12 @@ class Learner:
             )
         else:
             from torchbeast.gradients.workers import gradient_workers
-            from torchbeast.learner.gradients import WorkerParts, gradient_fleet
+            from torchbeast.learner.gradients import gradient_fleet, make_worker
 
-            parts = WorkerParts(
-                scheme=scheme,
-                config=settings.learner,
-                seed=self._run.environment_seed(self._progress),
-            )
+            seed = self._run.environment_seed(self._progress)
+            make = functools.partial(make_worker, scheme, settings.learner, seed)
             fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
-            joint: Any = gradient_workers(parts, scheme.gradients, self._made.optimiser_step, fleet)
+            joint: Any = gradient_workers(make, scheme.gradients, self._made.optimiser_step, fleet)
             self._source = ending.enter_context(closing(joint))
             self._made = dataclasses.replace(self._made, optimiser_step=joint)
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.

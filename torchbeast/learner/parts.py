@@ -160,9 +160,9 @@ def make_source(
         return served
     if scheme.col_backend == "ray":
         from torchbeast.collect.source import FleetSource
-        from torchbeast.learner.gradients import collecting_fleet
+        from torchbeast.learner.gradients import ray_fleet
 
-        fleet = ending.enter_context(collecting_fleet(scheme, env))
+        fleet = ending.enter_context(ray_fleet(scheme, env, scheme.ray))
         workers, lag = scheme.col_remote_workers, scheme.processes.fixed_lag
         return FleetSource(learner, env, acting, fleet, scheme.ray, workers, lag, on_demand)
     if scheme.col_remote_workers:
