@@ -28,6 +28,7 @@ from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.checks import counted
 from torchbeast.core.envs.spaces import Discrete
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import launched
@@ -225,7 +226,7 @@ def train(
     """
     say(_sentence(fleet))
     own, pipeline = fleet, flags.pipeline
-    env = _with_self_play(fleet, flags.environment.selfplay).env
+    env = _with_self_play(fleet.env, flags.environment.selfplay)
     if door is None:
         pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is printed
         own = fleet if replica is None else fleet.share(replica.rank, replica.size)
@@ -257,16 +258,14 @@ def train(
     )
 
 
-def _with_self_play(fleet: ServerFleet, pool: str | None) -> ServerFleet:
-    """Returns the fleet with the folder of self-play that this program's flags name.
+def _with_self_play(env: EnvSpec, pool: str | None) -> EnvSpec:
+    """Returns the environment with the folder of self-play that this program's flags name.
 
     Raises UsageError if the servers do not play against the versions that are written there.
     """
-    options = fleet.env.options
-    if pool and "elo" not in options.info_keywords:
+    if pool and "elo" not in env.options.info_keywords:
         raise UsageError("the servers do not have selfplay: give --selfplay to polybeast_env too")
-    env = dataclasses.replace(fleet.env, options=dataclasses.replace(options, selfplay=pool))
-    return dataclasses.replace(fleet, env=env)
+    return dataclasses.replace(env, options=dataclasses.replace(env.options, selfplay=pool))
 
 
 def _sentence(fleet: ServerFleet) -> str:
