@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from torchbeast.cli import command_line
-from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.collect.contract import LearnerInfo
@@ -48,7 +47,7 @@ def run(flags: MonoBeastFlags) -> int:
     num_actors = flags.processes.environments()  # recorded, so that a resumed run keeps it
     processes = dataclasses.replace(flags.processes, num_actors=num_actors)
     flags = dataclasses.replace(flags, processes=processes)
-    with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:
+    with session(flags.run.folder, command_line.flatten(flags)) as opened, ExitStack() as ending:
         workers = counted(processes.processes(), "worker")
         say(f"{counted(num_actors, 'environment')} in {workers}.")
         train(flags, opened, ending)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 
 from torchbeast.cli import command_line
-from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import Supervisor, end_program
@@ -42,7 +41,7 @@ def run(flags: PolyBeastFlags) -> int:
         flags, fleet=dataclasses.replace(flags.fleet, num_actors=num_actors)
     )
     with (
-        session(flags.run.folder, flatten(flags)) as opened,
+        session(flags.run.folder, command_line.flatten(flags)) as opened,
         environment_servers(flags, opened.supervisor) as servers,
     ):
         from torchbeast import polybeast_learner  # imports torch, while the servers start

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from torchbeast.cli import command_line
-from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.collect.contract import LearnerInfo
@@ -47,7 +46,7 @@ def run(flags: RayBeastFlags) -> int:
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:
+    with session(flags.run.folder, command_line.flatten(flags)) as opened, ExitStack() as ending:
         train(flags, opened, ending)
     return EXIT_DONE
 

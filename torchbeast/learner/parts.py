@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from torchbeast.collect.contract import LearnerInfo, Source
-from torchbeast.collect.weights import PublishedWeights
+from torchbeast.collect.weights import PublishedWeights, SharedWeights, ring_size
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import recorded
 from torchbeast.core.algos.registry import name_of
@@ -133,8 +133,6 @@ def making_agent(scheme: Scheme) -> MakeAgent:
 def making_weights(scheme: Scheme) -> MakeWeights:
     """Returns a function that publishes the first weights."""
     if scheme.col_remote_workers and scheme.inference == "worker":
-        from torchbeast.collect.weights import SharedWeights, ring_size
-
         return functools.partial(SharedWeights, size=ring_size(scheme.processes.fixed_lag))
     return PublishedWeights
 

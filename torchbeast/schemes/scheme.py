@@ -502,20 +502,14 @@ def _collection(scheme: Scheme) -> list[str]:
     size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
     envs = counted(size, "environment")
     if not workers:
-        stops = _stragglers(scheme)
+        stops, gradients = "", scheme.gradients
+        if gradients is not None and gradients.has_stragglers:  # when the others stop
+            stops = f", until {gradients.fraction_workers:.0%} are ready"
         return [f"{_learners(scheme)}: {envs}", f"synchronous{stops}"]
     each = f"{_workers(workers, scheme.col_backend)} with {envs} each"
     whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
     central = [f"actions {_learners(scheme)}"] if scheme.inference == "central" else []
     return [each, *whose, *central, scheme.col_communication]
-
-
-def _stragglers(scheme: Scheme) -> str:
-    """Says when the others of the gradient workers stop."""
-    gradients = scheme.gradients
-    if gradients is None or not gradients.has_stragglers:
-        return ""
-    return f", until {gradients.fraction_workers:.0%} are ready"
 
 
 def _learners(scheme: Scheme) -> str:
