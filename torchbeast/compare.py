@@ -300,12 +300,8 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
             for each, colour in zip(sets, plot.COLOURS, strict=False):
                 _draw_curve(here, each, task, colour)
             here.set(title=task, xlabel="environment steps", ylabel="mean episode return")
-        for each, colour in zip(sets, plot.COLOURS, strict=False) if len(sets) == 2 else ():
-            _draw_profile(axes[panels - 1], _on_one_scale(each, sets, tasks), colour)
-            axes[panels - 1].set(
-                title="performance profile", xlabel="score, as a share of the range of a task"
-            )
-            axes[panels - 1].set_ylabel("share of runs above it")
+        if len(sets) == 2:
+            _draw_profiles(axes[len(tasks)], sets, tasks)
         for here in axes[:panels]:
             here.grid(alpha=0.3)
         for here in axes[panels:]:
@@ -323,12 +319,16 @@ def _draw_curve(axes: Any, runs: Runs, task: str, colour: str) -> None:
     axes.xaxis.set_major_formatter(plot.thousands())
 
 
-def _draw_profile(axes: Any, scores: Sequence[np.ndarray], colour: str) -> None:
+def _draw_profiles(axes: Any, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
     thresholds = np.linspace(0, 1, 101)
-    drawn = estimates.resampled(scores, np.random.default_rng(0), _RESAMPLES)
-    axes.plot(thresholds, estimates.profile(scores, thresholds), color=colour)
-    band = estimates.interval(estimates.profile(drawn, thresholds))
-    axes.fill_between(thresholds, *band, color=colour, alpha=0.25, linewidth=0)
+    for each, colour in zip(sets, plot.COLOURS, strict=False):
+        scores = _on_one_scale(each, sets, tasks)
+        drawn = estimates.resampled(scores, np.random.default_rng(0), _RESAMPLES)
+        axes.plot(thresholds, estimates.profile(scores, thresholds), color=colour)
+        band = estimates.interval(estimates.profile(drawn, thresholds))
+        axes.fill_between(thresholds, *band, color=colour, alpha=0.25, linewidth=0)
+    axes.set(title="performance profile", xlabel="score, as a share of the range of a task")
+    axes.set_ylabel("share of runs above it")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,7 @@ from torchbeast.schemes.scheme import Scheme
 from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.servers.config import PipelineConfig
 from torchbeast.servers.discovery import ServerFleet
-from torchbeast.servers.env_servers import (
-    EnvServers,
-    ServerPlan,
-    plans_for_local_servers,
-)
+from torchbeast.servers.env_servers import EnvServers, ServerPlan, plans_for_local_servers
 from torchbeast.servers.source import PolySource
 
 _LOOK_S = 1.0  # between two looks whether the run has ended
