@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from torchbeast.core.base.checks import above, at_least, between, one_of
+from torchbeast.core.base.checks import above, at_least, between
 from torchbeast.errors import IncompatibleParts
 
 Communication = Literal["synchronous", "asynchronous"]
@@ -46,8 +46,6 @@ class GradientConfig:
     """GPUs per worker, which computes on the one that it sees. Below 1, workers share a GPU."""
 
     def __post_init__(self) -> None:
-        one_of(get_args(Communication), communication=self.communication)
-        one_of(get_args(UpdateExecution), update_execution=self.update_execution)
         at_least(1, num_workers=self.num_workers, cores=self.cores)
         at_least(0, max_gradient_lag=self.max_gradient_lag, gpus=self.gpus)
         above(0, fraction_workers=self.fraction_workers)

@@ -143,11 +143,9 @@ class ServedEnvConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServersConfig:
+class ServersConfig(FleetConfig):
     """Environment servers for a learner in another terminal or on another machine."""
 
-    num_servers: int | None = None
-    """Server processes. Default: one per core."""
     num_actors: int | None = None
     """Total number of environments. Default: one per server if you give --num_servers, else the
     default of polybeast."""
@@ -162,17 +160,8 @@ class ServersConfig:
     growing pauses, until the learner's run has ended."""
 
     def __post_init__(self) -> None:
-        at_least(1, num_servers=self.num_servers)
+        super().__post_init__()
         _one_way(pipes_basename=self.pipes_basename, listen=self.listen, learner=self.learner)
-        require(
-            self.num_actors is None or self.num_actors >= self.servers(),
-            f"num_actors {self.num_actors} leaves servers without an environment: "
-            f"give at least as many as num_servers {self.servers()}",
-        )
-
-    def servers(self) -> int:
-        """Returns the number of server processes."""
-        return self.num_servers or min(self.num_actors or available_cores(), available_cores())
 
     def learners(self) -> list[str]:
         """Returns HOST:PORT of each learner to dial in to; raises UsageError for other text."""

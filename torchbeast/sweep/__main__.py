@@ -6,6 +6,7 @@ python -m torchbeast.sweep --set learning_rate=0.0003,0.0006 entropy_cost=0.003,
 
 from __future__ import annotations
 
+import functools
 import secrets
 import shlex
 import sys
@@ -96,9 +97,7 @@ def _train(
             if replay is not None and replay.failure is not None:
                 supervisor.fail("the shared replay", replay.failure)
 
-        def run() -> None:
-            runner.run(rows, supervisor, show)
-
+        run = functools.partial(runner.run, rows, supervisor, show)
         if population is None:
             run()
         else:

@@ -267,27 +267,24 @@ def _draw(turns: Sequence[Turn], values: Values, output: Path) -> None:
     with plot.figure_for([output], (8, 2.4 * (1 + len(values)))) as figure:
         panels = figure.subplots(1 + len(values), sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, ["mean return", *values], strict=True):
-            points = {
-                id(turn): (
-                    turn.step,
-                    position(values[name], turn.settings[name])
-                    if name in values
-                    else turn.mean_return,
-                )
-                for turn in turns
-            }
             for turn in turns:
                 parent = found.get((turn.round - 1, turn.parent), turn)
                 style = "-" if parent.member == turn.member else ":"
-                ends = zip(points[id(parent)], points[id(turn)], strict=True)
-                axes.plot(*ends, style, color="#999999", linewidth=0.8)
-            axes.plot(
-                *zip(*(points[id(turn)] for turn in best), strict=True), ".-", color=plot.COLOURS[0]
-            )
-            axes.set(
-                ylabel=name, yscale="log" if is_logarithmic(values.get(name, [""])) else "linear"
-            )
+                line = _line([parent, turn], name, values)
+                axes.plot(*line, style, color="#999999", linewidth=0.8)
+            axes.plot(*_line(best, name, values), ".-", color=plot.COLOURS[0])
+            scale = "log" if is_logarithmic(values.get(name, [""])) else "linear"
+            axes.set(ylabel=name, yscale=scale)
             axes.grid(alpha=0.3)
         axes.set_xlabel("environment steps")
         axes.xaxis.set_major_formatter(plot.thousands())
         figure.suptitle("Blue: the best member and its ancestors. Dotted: continues from another.")
+
+
+def _line(turns: Sequence[Turn], name: str, values: Values) -> tuple[list[int], list[float]]:
+    """Returns the steps of turns, and their values of a setting, or else their mean returns."""
+    heights = [
+        position(values[name], turn.settings[name]) if name in values else turn.mean_return
+        for turn in turns
+    ]
+    return [turn.step for turn in turns], heights
