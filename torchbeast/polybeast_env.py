@@ -109,35 +109,28 @@ def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) 
 
 def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     """Returns the metrics of all servers; docs/how-to/operations.md lists them."""
-    activity, streams = servers.activity(), (float(plan.num_streams) for plan in plans)
-
-    def total(name: str) -> dict[str, float]:
-        return {address: float(said.get(name, 0)) for address, said in activity.items()}
-
+    activity = servers.activity()
+    steps, opened = (
+        {address: float(said.get(name, 0)) for address, said in activity.items()}
+        for name in ("steps", "open_streams")
+    )
+    streams = dict(zip(servers.addresses, (float(plan.num_streams) for plan in plans), strict=True))
     return [
         Metric(
-            name="served_env_steps",
-            help="Environment steps of a server, since its process started.",
-            values=total("steps"),
-            label="server",
-            kind="counter",
+            "served_env_steps",
+            "Environment steps of a server, since its process started.",
+            steps,
+            "server",
+            "counter",
         ),
         Metric(
-            name="open_streams",
-            help="Streams of a server whose environments exist now.",
-            values=total("open_streams"),
-            label="server",
+            "open_streams", "Streams of a server whose environments exist now.", opened, "server"
         ),
+        Metric("served_streams", "Streams that a learner opens to a server.", streams, "server"),
         Metric(
-            name="served_streams",
-            help="Streams that a learner opens to a server.",
-            values=dict(zip(servers.addresses, streams, strict=True)),
-            label="server",
-        ),
-        Metric(
-            name="replaced_servers",
-            help="Processes that took the place of one that died, since the program started.",
-            values=float(servers.replaced),
+            "replaced_servers",
+            "Processes that took the place of one that died, since the program started.",
+            float(servers.replaced),
             kind="counter",
         ),
     ]
