@@ -177,11 +177,12 @@ def fleet_of(
     for address, description in others:
         check_same(first_address, first, address, description)
     streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
+    actions = first["action_space"]
     try:
         return ServerFleet(
             env=_env(first),
             observation_space=_observation_space(first),
-            action_space=_action_space(first),
+            action_space=None if actions is None else space_from_json(actions),
             frame_stack=first["frame_stack"],
             stream_addresses=[address for address, _ in streams],
             envs_per_stream=[description["num_envs"] for _, description in streams],
@@ -257,11 +258,6 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
                 f"the servers at {address} and {other} must serve the same, "
                 f"but their {key} is {ours.get(key)!r} and {theirs.get(key)!r}"
             )
-
-
-def _action_space(description: dict[str, Any]) -> ActionSpace | None:
-    said = description["action_space"]
-    return None if said is None else space_from_json(said)
 
 
 def _observation_space(description: dict[str, Any]) -> Any:

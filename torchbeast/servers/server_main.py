@@ -63,10 +63,12 @@ class ServerActivity:
         with self._lock:
             self._counts[what] += count
 
-    def report(self) -> dict[str, int]:
-        """Returns the counts as a report to the parent."""
-        with self._lock:
-            return dict(self._counts)
+    def report_until(self, stopped: threading.Event, report: Report) -> None:
+        """Reports the counts to the parent, about once a second."""
+        while not stopped.wait(_REPORT_EVERY_S):
+            with self._lock:
+                counts = dict(self._counts)
+            report(counts)
 
 
 class ServedEnv:
@@ -197,7 +199,7 @@ def _report_and_watch(
 ) -> None:
     """Starts the threads that report, and that check whether the server still listens."""
     if arguments["counts"]:
-        _thread(lambda: _report_until(stopped, activity, report))
+        _thread(lambda: activity.report_until(stopped, report))
     if arguments["learners"]:
         report({"ready": True})
     else:
@@ -224,11 +226,6 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
         "options": options | ({"env_kwargs": spec.kwargs} if spec.kwargs else {}),
         "info_keywords": list(spec.options.info_keywords),
     }
-
-
-def _report_until(stopped: threading.Event, activity: ServerActivity, report: Report) -> None:
-    while not stopped.wait(_REPORT_EVERY_S):
-        report(activity.report())
 
 
 def _watch(server: Any, address: str, stopped: threading.Event, report: Report) -> None:
