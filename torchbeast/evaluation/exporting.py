@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from torchbeast.core.actors.contract import ModelInputs
+from torchbeast.core.actors.contract import ModelInputs, zeros_of
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import map_leaves, map_leaves2, pack_as, sorted_keys
@@ -134,18 +134,15 @@ class ExportedPolicy(nn.Module):
         return named("", self._zeros(num_envs))
 
     def _zeros(self, num_envs: int) -> dict[str, Any]:
-        def zeros(spec: Any) -> Tensor:
-            return torch.zeros((num_envs, *spec.shape), dtype=getattr(torch, spec.dtype))
-
         stacked = self._agent.observation_space
         action = self.model.distribution.zero_action((num_envs,))
         return {
-            "observation": map_leaves(zeros, self._agent.sent_space),
+            "observation": zeros_of(self._agent.sent_space, num_envs),
             "reward": torch.zeros(num_envs),
             "done": torch.ones(num_envs, dtype=torch.bool),
             "state": {
                 "core": map_leaves(_swapped, self.model.initial_state(num_envs)),
-                "frames": map_leaves(zeros, stacked) if self._is_stacked else (),
+                "frames": zeros_of(stacked, num_envs) if self._is_stacked else (),
                 "last_action": map_leaves(torch.zeros_like, action),
             },
         }

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.distributions import ActionDistribution, Categorical, MultiCategorical
 from torchbeast.core.base.computing import own_torch_settings
-from torchbeast.core.base.nest import Nest
+from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.base.specs import ActorSpec, RewardClipping
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
@@ -334,6 +334,15 @@ class ActorCritic(Actor):
             "policy_logits": ArraySpec((num_params,), "float32"),
             "baseline": ArraySpec((), "float32"),
         }
+
+
+def zeros_of(specs: Any, *leading: int) -> Any:
+    """Returns a nest of specs with zeros [*leading, *shape] of its dtype in place of each."""
+
+    def zeros(spec: ArraySpec) -> Tensor:
+        return torch.zeros((*leading, *spec.shape), dtype=getattr(torch, spec.dtype))
+
+    return map_leaves(zeros, specs)
 
 
 def specs_of_extras(actor: Actor, names: Sequence[str]) -> dict[str, ArraySpec]:

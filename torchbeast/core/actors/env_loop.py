@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
+from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs, zeros_of
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.envs.contract import FinalInfo, final_info_of, give_options
@@ -118,10 +118,7 @@ def inputs_of(
 
 def nothing_yet(actor: Actor, num_envs: int) -> Acted:
     """Returns an action of zeros and the initial state, from which the first action is chosen."""
-    extras = {
-        name: torch.zeros((1, num_envs, *spec.shape), dtype=getattr(torch, spec.dtype))
-        for name, spec in actor.extra_specs.items()
-    }
+    extras = zeros_of(actor.extra_specs, 1, num_envs)
     action = actor.distribution.zero_action((1, num_envs))
     return Acted(action, extras, actor.initial_state(num_envs))
 

@@ -16,13 +16,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, has_mask, mask_for
+from torchbeast.core.actors.contract import (
+    Actor,
+    ActorCritic,
+    ModelInputs,
+    has_mask,
+    mask_for,
+    zeros_of,
+)
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of, readings
 from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.base.checks import did_you_mean, names_checked, require
 from torchbeast.core.base.computing import own_settings
-from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
+from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.frame_stack import stacked_space
@@ -116,7 +123,7 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
         _check_state(name, state, output.core_state)
     acted = model.act(_zero_inputs(observation_space, actions, 1), state, "greedy")
     _check(name, "action", acted.action, actions.zero_action((1, 3)))
-    expected = _zeros(model.extra_specs, 1)
+    expected = zeros_of(model.extra_specs, 1, 3)
     if sorted(acted.extras) != sorted(expected):
         raise SpecError(
             f"model {name} returns the extras {sorted(acted.extras)}, "
@@ -163,18 +170,11 @@ def _zero_inputs(
 ) -> ModelInputs:
     """Returns inputs of zeros, [rows, 3, ...]."""
     return ModelInputs(
-        observation=_zeros(observation_space, rows),
+        observation=zeros_of(observation_space, rows, 3),
         reward=torch.zeros(rows, 3),
         done=torch.zeros(rows, 3, dtype=torch.bool),
         last_action=actions.zero_action((rows, 3)),
     )
-
-
-def _zeros(specs: Any, rows: int) -> Any:
-    def zeros(spec: ArraySpec) -> Tensor:
-        return torch.zeros((rows, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
-
-    return map_leaves(zeros, specs)
 
 
 def _check(name: str, what: str, found: Any, wanted: Any) -> None:
@@ -423,9 +423,10 @@ class OnPolicyActorCritic:
             OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp", {"hidden": 64})
             ```
         """
+        network = _named(feature_extractor_network, obs_space)
         return ActorFactory(
             owner=cls.__name__,
-            spec=_spec(obs_space, feature_extractor_network, feature_extractor_kwargs, recurrent),
+            spec=ActorSpec.of(network, feature_extractor_kwargs, use_lstm=recurrent),
             observation_space=obs_space,
             action_space=action_space,
             kind=ActorCritic,
@@ -486,14 +487,8 @@ class OffPolicyActorCritic:
         return dataclasses.replace(of_policy, owner=cls.__name__, kind=kind, family="sac")
 
 
-def _spec(
-    space: ObservationSpace,
-    network: ModelFactory | str,
-    kwargs: Mapping[str, Any],
-    recurrent: bool,
-) -> ActorSpec:
-    """Returns the spec of a network; a built-in one has its name."""
-    built_in = [name for name, made in ACTOR_CRITICS.items() if made is network]
-    source = built_in[0] if built_in else network
-    source = default_model(space, for_images="shallow") if source == "auto" else source
-    return ActorSpec.of(source, kwargs, use_lstm=recurrent)
+def _named(network: ModelFactory | str, space: ObservationSpace) -> ModelFactory | str:
+    """Returns the name of a built-in network, also in place of "auto", or the network itself."""
+    if network == "auto":
+        return default_model(space, for_images="shallow")
+    return next((name for name, made in ACTOR_CRITICS.items() if made is network), network)
