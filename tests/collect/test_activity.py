@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchbeast.collect.activity import Activity
+from torchbeast.collect.worker import Activity
 from torchbeast.reporting.diagnosis import Reading, RecentShares
 from torchbeast.run.training import LearnerClock
 

@@ -17,7 +17,7 @@ from compliance.source import Setup
 from fleet_running import source_of
 
 from torchbeast.collect import source
-from torchbeast.collect.activity import ActivityReport, PlayedRollout, Started
+from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.fleet import Failed, WorkerLocation, WorkerLost

@@ -15,7 +15,6 @@ from compliance.source import Setup
 from source_envs import Numbered
 from torch import nn
 
-from torchbeast.collect.activity import PlayedRollout, Started
 from torchbeast.collect.rollout_buffers import SharedRollouts
 from torchbeast.collect.weights import (
     SentWeights,
@@ -24,7 +23,7 @@ from torchbeast.collect.weights import (
     packed,
     unpacked,
 )
-from torchbeast.collect.worker import RolloutWorker
+from torchbeast.collect.worker import PlayedRollout, RolloutWorker, Started
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.storages.rollout import RolloutSpec

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbeast.collect.activity import Activity
 from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, LearnerInfo
 from torchbeast.collect.rollout_buffers import (
     BatchBuffer,
@@ -30,7 +29,7 @@ from torchbeast.collect.rollout_buffers import (
     slot_bytes,
     slot_fields,
 )
-from torchbeast.collect.worker import Player
+from torchbeast.collect.worker import Activity, Player
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.computing import dtype_for, one_thread

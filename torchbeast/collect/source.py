@@ -39,7 +39,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from torchbeast.collect.activity import ActivityReport, PlayedRollout, Started
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, LearnerInfo
 from torchbeast.collect.rollout_buffers import (
@@ -50,6 +49,7 @@ from torchbeast.collect.rollout_buffers import (
     slot_bytes,
 )
 from torchbeast.collect.weights import SharedWeights, address_of
+from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec

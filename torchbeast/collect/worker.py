@@ -20,13 +20,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from torchbeast.collect.activity import Activity, ActivityReport, PlayedRollout, Started
 from torchbeast.collect.contract import Weights
 from torchbeast.collect.rollout_buffers import SharedRollouts, SlotWriter
 from torchbeast.collect.weights import Packed, SentWeights, opened
@@ -39,9 +39,61 @@ from torchbeast.core.envs.contract import give_options
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.fleets.fleet import Failed, WorkerLocation
+from torchbeast.fleets.fleet import WorkerLocation, returning_failures
 from torchbeast.fleets.system import keep_freed_memory
 from torchbeast.seeds import seed_of
+
+STAGES = ("environment", "inference", "queueing", "starting")
+
+
+class ActivityReport(NamedTuple):
+    """A worker's current stage, and the time that it has spent in each stage since it started."""
+
+    stage: str
+    seconds_in_stage: float
+    seconds: dict[str, float]  # by stage
+    steps: int  # of all its environments
+
+
+class Started(NamedTuple):
+    """A worker has made its environments and its network."""
+
+    activity: ActivityReport
+    reads_weights: bool  # from the learner's memory, so the learner need not send them
+
+
+class PlayedRollout(NamedTuple):
+    """One rollout."""
+
+    arrays: Any  # None: the arrays are in a slot that the worker shares with the source
+    activity: ActivityReport
+
+
+class Activity:
+    """Counts the time spent in each stage. The thread that plays writes it, any thread may read."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Starts in the stage "starting"."""
+        self._now = now
+        self._present = "starting", now()
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._steps = 0
+
+    def enter(self, stage: str) -> None:
+        """Records a change to this stage."""
+        (before, since), now = self._present, self._now()
+        self._seconds[before] += now - since
+        self._present = stage, now
+
+    def count(self, steps: int) -> None:
+        """Adds to the number of steps."""
+        self._steps += steps
+
+    def report(self) -> ActivityReport:
+        """Returns the current stage, its seconds so far, and the totals of the completed stages."""
+        stage, since = self._present
+        return ActivityReport(stage, self._now() - since, dict(self._seconds), self._steps)
+
 
 Sent = tuple[int, Any]
 """A version and its weights, as the fleet sends them; see `RolloutWorker.fetched`."""
@@ -82,7 +134,8 @@ class RolloutWorker:
         found: Packed = weights
         return found
 
-    def start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started | Failed:
+    @returning_failures
+    def start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started:
         """Makes environments and network.
 
         arguments: the arguments of `acting`, and mode; first_env, the number of the first
@@ -91,12 +144,6 @@ class RolloutWorker:
             the number of these rollouts.
         sent: the first weights; None: the worker can read them itself.
         """
-        try:
-            return self._start(arguments, sent)
-        except Exception as error:
-            return Failed.by(error)
-
-    def _start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started:
         made = self._closing.enter_context(acting(arguments))
         actor = made.rollouts.agent.model
         address = arguments["ring"]
@@ -116,23 +163,16 @@ class RolloutWorker:
         self._activity.enter("queueing")
         return Started(self.activity(), ring is not None)
 
+    @returning_failures
     def play(
         self, slot: int, rollout: int, wanted: int | None, sent: Sent | None
-    ) -> PlayedRollout | Failed | None:
+    ) -> PlayedRollout | None:
         """Plays one rollout. Returns None if `end` was called.
 
         slot: number of the slot for the rollout. If slots are not shared, the next call overwrites
             the returned arrays. rollout: its number. wanted: version of the weights to act with;
             None: the newest version at every step. sent: these weights; None: the worker has them.
         """
-        try:
-            return self._play(slot, rollout, wanted, sent)
-        except Exception as error:
-            return Failed.by(error)
-
-    def _play(
-        self, slot: int, rollout: int, wanted: int | None, sent: Sent | None
-    ) -> PlayedRollout | None:
         if sent is not None:
             self.load(sent)
         arguments, slots = self._arguments, self._rollouts.slots
@@ -140,28 +180,22 @@ class RolloutWorker:
         assert self._loop is not None
         writer = SlotWriter(arrays, self._loop.acted.state, arguments["first_env"], rollout)
         length = arguments["unroll_length"]
-        if self._player.play(writer, length, wanted, self._goes_on) < length:
+        if self._player.play(writer, length, wanted, lambda t: not self._ended.is_set()) < length:
             return None
         is_shared = arguments["slots"] is not None
         return PlayedRollout(None if is_shared else writer.written(), self.activity())
-
-    def _goes_on(self, t: int) -> bool:
-        return not self._ended.is_set()
 
     def load(self, sent: Sent) -> None:
         """Receives newer weights, which `play` uses from the next step on."""
         version, weights = sent
         self._sent.receive(version, self.fetched(weights))
 
-    def set_options(self, options: Mapping[str, Any]) -> Failed | None:
+    @returning_failures
+    def set_options(self, options: Mapping[str, Any]) -> None:
         """Gives the environments options for their next resets."""
         self._options = options
-        try:
-            if self._loop is not None:
-                self._loop.set_options(options)
-        except Exception as error:
-            return Failed.by(error)
-        return None
+        if self._loop is not None:
+            self._loop.set_options(options)
 
     def activity(self) -> ActivityReport:
         """Returns the current stage and the totals since the start."""

@@ -15,6 +15,7 @@ another reason, all of its open calls are answered with that reason.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -23,11 +24,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import failure
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LAST_ANSWERS_S = 2.0  # processes that the worker left behind may keep the socket open
 
@@ -67,6 +71,19 @@ class Failed(NamedTuple):
     def exception(self) -> Exception:
         """Returns the exception to raise in the calling process."""
         return UsageError(self.error) if self.usage else RunError(self.error)
+
+
+def returning_failures(method: Callable[P, T]) -> Callable[P, T | Failed]:
+    """Makes a worker's method return a Failed instead of raising an exception."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | Failed:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            return Failed.by(error)
+
+    return call
 
 
 class Worker(Protocol):

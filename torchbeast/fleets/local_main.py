@@ -31,7 +31,7 @@ from torchbeast.fleets.child_main import (
     follow_stdin,
     take_stdout,
 )
-from torchbeast.fleets.fleet import Failed
+from torchbeast.fleets.fleet import returning_failures
 from torchbeast.fleets.system import available_cores
 
 _MAIN_LANE = ""
@@ -88,16 +88,11 @@ class Answering:
     def _answer(self, lane: str) -> None:
         while (request := self._lanes[lane].get()) is not None:
             number, method, arguments = request
-            answer = pickle.dumps((number, self._result(method, arguments)), protocol=5)
+            result = returning_failures(getattr(self._worker, method))(*arguments)
+            answer = pickle.dumps((number, result), protocol=5)
             with self._sending, contextlib.suppress(OSError):  # the parent is gone
                 self._connection.send_bytes(answer)
-            del request, arguments, answer
-
-    def _result(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        try:
-            return getattr(self._worker, method)(*arguments)
-        except Exception as error:
-            return Failed.by(error)
+            del request, arguments, result, answer
 
 
 if __name__ == "__main__":
