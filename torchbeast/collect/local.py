@@ -30,7 +30,6 @@ from torchbeast.collect.rollout_buffers import (
     slot_fields,
 )
 from torchbeast.collect.worker import Activity, Player
-from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.computing import dtype_for, one_thread
 from torchbeast.core.base.nest import map_leaves
@@ -75,24 +74,31 @@ class LocalSource:
         actor's features on the CPU. make_env: makes the given number of environments. stops_early:
         returns whether the given share of a batch suffices.
         """
-        self._rollouts, self._num_envs, self._stops = learner.rollouts, num_envs, stops_early
+        self._learner, self._make_env, self._num_envs = learner, make_env, num_envs
+        self._stops = stops_early
         length, size = learner.rollouts.unroll_length, learner.rollouts.batch_size
         spec = RolloutSpec(learner.agent, learner.extras, length, info_keywords)
         pin = learner.device.type == "cuda"
-        batches = [
-            BatchBuffer(spec, size, pin, learner.spare_columns)
-            for _ in range(learner.batches_at_once)
-        ]
         self._free: queue.SimpleQueue[BatchBuffer | None] = queue.SimpleQueue()
-        for batch in batches:
+        self.num_bytes = slot_bytes(spec, num_envs)
+        for _ in range(learner.batches_at_once):
+            batch = BatchBuffer(spec, size, pin, learner.spare_columns)
+            self.num_bytes += batch.num_bytes
             self._free.put(batch)
         self._closed = threading.Event()
-        actor = copy.deepcopy(learner.agent.model).to("cpu")
-        actor.compute_dtype = dtype_for(precision, torch.device("cpu"), actor.feature_weights())
-        slot = slot_fields(spec, num_envs)
-        self._player = _RolloutPlayer(actor, learner, make_env, num_envs, slot)
-        held = slot_bytes(spec, num_envs)
-        self.num_bytes = sum(batch.num_bytes for batch in batches) + held
+        self._actor = copy.deepcopy(learner.agent.model).to("cpu")
+        features = self._actor.feature_weights()
+        self._actor.compute_dtype = dtype_for(precision, torch.device("cpu"), features)
+        self._activity = Activity()
+        self._slot: RolloutArrays = map_leaves(
+            lambda spec: np.empty(spec.shape, spec.dtype), slot_fields(spec, num_envs)
+        )
+        self._length = 0  # steps of the rollout that is in the slot
+        self._taken = num_envs  # columns of the slot that batches have taken
+        self._env: VecEnv | None = None
+        self._incarnation = 0
+        self._next_rollout = 0
+        self._options: Mapping[str, Any] | None = None
         self._lock = threading.Lock()  # held while a thread plays
         self._supervisor: Supervisor | None = None
 
@@ -124,25 +130,27 @@ class LocalSource:
     def end(self) -> None:
         """Closes the environments."""
         with self._lock:
-            self._player.forget()
+            self._forget()
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Gives the environments options, now or when they are made."""
-        self._player.set_options(options)
+        self._options = options
+        if self._env is not None:
+            give_options(self._env, options)
 
     def status(self) -> dict[str, int]:
         """Returns counts by the names of log columns. Rollouts never wait for the learner here."""
-        steps = self._player.activity.report().steps
+        steps = self._activity.report().steps
         return {"learner_queue_size": 0, "live_actors": 1, "collected_steps": steps}
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds since the start by stage; queueing: while nobody asks for a batch."""
-        seconds = self._player.activity.report().seconds
+        seconds = self._activity.report().seconds
         return {stage: seconds[stage] for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
         """Describes a step of the environments that has taken over WAIT_S."""
-        stage, seconds, *_ = self._player.activity.report()
+        stage, seconds, *_ = self._activity.report()
         if stage != "environment" or seconds < WAIT_S:
             return ""
         return f"the environments have been in one step for {seconds:.0f} s"
@@ -167,29 +175,59 @@ class LocalSource:
                 self._supervisor.fail("environments", RunError(what_it_raised(error)))
                 return None
             except BaseException:
-                self._player.forget()
+                self._forget()
                 raise
 
     def _played(self, batch: BatchBuffer) -> list[int] | None:
         lengths: list[int] = []
         while batch.missing:
-            first, count = self._player.columns(
-                batch.missing, functools.partial(self._goes_on, lengths)
-            )
+            if self._taken == self._num_envs:
+                self._play(functools.partial(self._goes_on, lengths))
             if self._closed.is_set():
                 return None
-            batch.add(self._player.slot, first, count)
-            lengths += [self._player.length] * count
+            count = min(batch.missing, self._num_envs - self._taken)
+            batch.add(self._slot, self._taken, count)
+            self._taken += count
+            lengths += [self._length] * count
         return lengths
 
     def _goes_on(self, lengths: list[int], t: int) -> bool:
         """Returns whether to continue after t steps; lengths: of the columns that the batch has."""
         if self._stops is None or self._closed.is_set():
             return not self._closed.is_set()
-        batch_size, length = self._rollouts.batch_size, self._rollouts.unroll_length
+        rollouts = self._learner.rollouts
+        batch_size, length = rollouts.batch_size, rollouts.unroll_length
         missing = min(batch_size - len(lengths), self._num_envs)
         collected = sum(lengths) + missing * t
         return collected == 0 or not self._stops(collected / (batch_size * length))
+
+    def _forget(self) -> None:
+        """Closes the environments; the next rollout starts new episodes in new environments."""
+        env, self._env = self._env, None
+        self._incarnation += 1
+        self._next_rollout += 1  # marks a gap
+        self._taken = self._num_envs
+        if env is not None:
+            env.close()
+
+    def _play(self, goes_on: Callable[[int], bool]) -> None:
+        if self._env is None:
+            self._open()
+        writer = SlotWriter(self._slot, self._loop.acted.state, 0, self._next_rollout)
+        length = self._learner.rollouts.unroll_length
+        self._length = self._player.play(writer, length, None, goes_on)
+        self._next_rollout += 1
+        self._taken = 0
+
+    def _open(self) -> None:
+        learner = self._learner
+        self._env = self._make_env(self._num_envs)
+        if self._options is not None:
+            give_options(self._env, self._options)
+        seed = seed_of(seed_of(learner.seed, "actor", 0, self._incarnation), "environments")
+        self._loop = EnvLoop(self._env, self._actor, seed)
+        weights, mode = learner.weights, learner.mode
+        self._player = Player(self._loop, self._actor, weights, self._activity, mode)
 
 
 def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
@@ -202,70 +240,3 @@ def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
     rows = torch.arange(rollout.unroll_length + 1, device="cpu")
     valid = rows[:, None] <= torch.tensor(lengths, device="cpu")
     return rollout.keeping(valid)
-
-
-class _RolloutPlayer:
-    """Plays rollouts of E environments into one slot, whose columns batches take in order."""
-
-    def __init__(
-        self,
-        actor: Actor,
-        learner: LearnerInfo[Any],
-        make_env: Callable[[int], VecEnv],
-        num_envs: int,
-        slot: dict[str, Any],
-    ) -> None:
-        self.activity = Activity()
-        self._actor, self._learner, self._make_env = actor, learner, make_env
-        self.length = 0  # steps of the rollout that is in the slot
-        self.slot: RolloutArrays = map_leaves(lambda spec: np.empty(spec.shape, spec.dtype), slot)
-        self._num_envs = num_envs
-        self._env: VecEnv | None = None
-        self._incarnation = 0
-        self._next_rollout = 0
-        self._taken = num_envs  # columns of the slot that batches have taken
-        self._options: Mapping[str, Any] | None = None
-
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """Gives the environments options, now or when they are made."""
-        self._options = options
-        if self._env is not None:
-            give_options(self._env, options)
-
-    def columns(self, wanted: int, goes_on: Callable[[int], bool]) -> tuple[int, int]:
-        """Returns the slot's next column and the number of columns to take from there, at most
-        `wanted`. Plays a rollout when no columns are left; goes_on: see Player.play.
-        """
-        if self._taken == self._num_envs:
-            self._play(goes_on)
-        first, count = self._taken, min(wanted, self._num_envs - self._taken)
-        self._taken += count
-        return first, count
-
-    def forget(self) -> None:
-        """Closes the environments; the next rollout starts new episodes in new environments."""
-        env, self._env = self._env, None
-        self._incarnation += 1
-        self._next_rollout += 1  # marks a gap
-        self._taken = self._num_envs
-        if env is not None:
-            env.close()
-
-    def _play(self, goes_on: Callable[[int], bool]) -> None:
-        if self._env is None:
-            self._open()
-        writer = SlotWriter(self.slot, self._loop.acted.state, 0, self._next_rollout)
-        length = self._learner.rollouts.unroll_length
-        self.length = self._player.play(writer, length, None, goes_on)
-        self._next_rollout += 1
-        self._taken = 0
-
-    def _open(self) -> None:
-        learner = self._learner
-        self._env = self._make_env(self._num_envs)
-        if self._options is not None:
-            give_options(self._env, self._options)
-        seed = seed_of(seed_of(learner.seed, "actor", 0, self._incarnation), "environments")
-        self._loop = EnvLoop(self._env, self._actor, seed)
-        weights, mode = learner.weights, learner.mode
-        self._player = Player(self._loop, self._actor, weights, self.activity, mode)
