@@ -26,6 +26,7 @@ from torchbeast.collect.rollout_buffers import (
     BatchBuffer,
     RolloutArrays,
     SlotWriter,
+    batch_buffers,
     slot_bytes,
     slot_fields,
 )
@@ -76,13 +77,11 @@ class LocalSource:
         """
         self._learner, self._make_env, self._num_envs = learner, make_env, num_envs
         self._stops = stops_early
-        length, size = learner.rollouts.unroll_length, learner.rollouts.batch_size
+        length = learner.rollouts.unroll_length
         spec = RolloutSpec(learner.agent, learner.extras, length, info_keywords)
-        pin = learner.device.type == "cuda"
         self._free: queue.SimpleQueue[BatchBuffer | None] = queue.SimpleQueue()
         self.num_bytes = slot_bytes(spec, num_envs)
-        for _ in range(learner.batches_at_once):
-            batch = BatchBuffer(spec, size, pin, learner.spare_columns)
+        for batch in batch_buffers(learner, spec, learner.batches_at_once):
             self.num_bytes += batch.num_bytes
             self._free.put(batch)
         self._closed = threading.Event()

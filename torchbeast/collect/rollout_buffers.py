@@ -17,7 +17,6 @@ are stacks. The operating system allocates its pages only when they are written.
 
 from __future__ import annotations
 
-import functools
 import queue
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -25,10 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.core.actors.contract import Acted
 from torchbeast.core.actors.env_loop import EnvRow
-from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.base.nest import Nest, flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import write_numbers
 from torchbeast.core.envs.frame_stack import frame_spec, rebuild_rows, store_row
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
@@ -38,7 +38,10 @@ RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
 
 
 class SharedRollouts:
-    """`num_slots` rollouts of `num_envs` environments each, in one shared file."""
+    """`num_slots` rollouts of `num_envs` environments each, in one shared file.
+
+    descriptor: of the file, by which another process opens the same rollouts.
+    """
 
     def __init__(
         self,
@@ -48,18 +51,13 @@ class SharedRollouts:
         descriptor: int | None = None,
     ) -> None:
         """Creates the file, or opens the file of `descriptor`, made with the same arguments."""
-        self.num_envs = num_envs
         specs = slot_fields(spec, num_envs)
         stride = slot_size(specs)
         self._file = SharedFile(num_slots * stride, descriptor)
+        self.descriptor = self._file.descriptor
         self.slots: list[RolloutArrays] = [
             arrays_at(specs, self._file.bytes, slot * stride) for slot in range(num_slots)
         ]
-
-    @property
-    def descriptor(self) -> int:
-        """The file descriptor by which another process opens the same rollouts."""
-        return self._file.descriptor
 
 
 def slot_fields(spec: RolloutSpec, num_envs: int) -> dict[str, Any]:
@@ -102,14 +100,19 @@ class SlotWriter:
         self._finals = 0
         slot["env_index"][...] = first_env + np.arange(slot["env_index"].shape[1])
         slot["rollout_index"][...] = index
-        _write(slot["initial_agent_state"], ..., _arrays(state))
+        _write(slot["initial_agent_state"], ..., map_leaves(torch.Tensor.numpy, state))
 
     def write(self, t: int, row: EnvRow, acted: Acted, version: int) -> None:
         """Writes row t and the action that led to it; row 0 repeats the previous rollout's last."""
         slot = self._slot
         for name in _ENV_FIELDS:
             slot[name][t] = getattr(row, name)
-        self._write_observation(t, row.observation)
+        stacks = zip(flatten(slot["observation"]), flatten(row.observation), strict=True)
+        for frames, stack in stacks:
+            if len(frames) == self._num_rows:  # no stacks
+                frames[t] = stack
+            else:
+                store_row(frames, t, stack, num_frames=1 + len(frames) - self._num_rows)
         _write(slot["action"], t, map_leaves(lambda leaf: leaf[0].numpy(), acted.action))
         for name, array in slot["extras"].items():
             array[t] = acted.extras[name][0].numpy()
@@ -117,8 +120,10 @@ class SlotWriter:
         for name, array in slot["info"].items():
             write_numbers(array[t], row.final_info, name)
         is_new = t > 0  # the final observations of row 0 are in the previous rollout
-        if is_new and row.final_observation is not None:
-            self._write_finals(row.final_observation, int(row.truncated.sum()))
+        if is_new and row.final_observation is not None:  # ordered by row, then column
+            start, self._finals = self._finals, self._finals + int(row.truncated.sum())
+            finals = slice(start, self._finals)
+            _write(slot["final_observation"], finals, row.final_observation)
 
     def repeat(self, t: int) -> None:
         """Fills the rows after t with row t, because the rollout was cut short there. No episode
@@ -126,39 +131,28 @@ class SlotWriter:
         """
         slot = self._slot
         for name in (*_ENV_FIELDS, "policy_version", "action", "extras", "info"):
-            map_leaves(functools.partial(_repeat, t), slot[name])
+            for array in flatten(slot[name]):
+                array[t + 1 :] = array[t]
         for name in ("reward", "done", "truncated", "episode_end"):
             slot[name][t + 1 :] = 0
-        map_leaves(
-            lambda frames: _repeat(t + len(frames) - self._num_rows, frames), slot["observation"]
-        )
+        for frames in flatten(slot["observation"]):
+            newest = t + len(frames) - self._num_rows
+            frames[newest + 1 :] = frames[newest]
 
     def written(self) -> RolloutArrays:
         """Returns the slot without its unused room for final observations."""
         used = map_leaves(lambda array: array[: self._finals], self._slot["final_observation"])
         return {**self._slot, "final_observation": used}
 
-    def _write_observation(self, t: int, observation: Any) -> None:
-        def write(frames: np.ndarray, stacks: np.ndarray) -> None:
-            if len(frames) == self._num_rows:  # no stacks
-                frames[t] = stacks
-            else:
-                store_row(frames, t, stacks, num_frames=1 + len(frames) - self._num_rows)
-
-        map_leaves2(write, self._slot["observation"], observation)
-
-    def _write_finals(self, final_observation: Any, count: int) -> None:
-        """Appends final observations, ordered by row, then column."""
-        rows = slice(self._finals, self._finals + count)
-        _write(self._slot["final_observation"], rows, final_observation)
-        self._finals += count
-
 
 _ENV_FIELDS = ("reward", "done", "truncated", "episode_end", "episode_step", "episode_return")
 
 
 class BatchBuffer:
-    """A reusable buffer for one batch, filled column by column, with spare columns behind it."""
+    """A reusable buffer for one batch, filled column by column, with spare columns behind it.
+
+    num_bytes: of the buffer.
+    """
 
     def __init__(
         self, spec: RolloutSpec, batch_size: int, pin: bool, spare_columns: int = 0
@@ -170,7 +164,8 @@ class BatchBuffer:
         """
         fields = spec.fields(batch_size + spare_columns)
         self._tensors = map_leaves(lambda leaf: _empty(leaf, pin), fields)
-        self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
+        self._arrays: RolloutArrays = map_leaves(torch.Tensor.numpy, self._tensors)
+        self.num_bytes = sum(leaf.nbytes for leaf in flatten(self._tensors))
         self._size, self._spare = batch_size, spare_columns
         self._filled = 0
         self._finals: list[tuple[int, int, list[np.ndarray]]] = []  # column, row, leaves
@@ -179,11 +174,6 @@ class BatchBuffer:
     def missing(self) -> int:
         """Number of columns not yet filled."""
         return self._size - self._filled
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the buffer."""
-        return sum(leaf.nbytes for leaf in flatten(self._tensors))
 
     def clear(self) -> None:
         """Empties the buffer."""
@@ -220,39 +210,28 @@ class BatchBuffer:
 
     def _final_observation(self) -> Nest[torch.Tensor]:
         """Returns leaves [K, ...] in the order of Rollout.truncations(): by column, then row."""
-        if not self._finals:
-            return _no_rows(self._tensors["observation"])
-        ordered = [leaves for _, _, leaves in sorted(self._finals, key=lambda final: final[:2])]
-        stacked = [torch.from_numpy(np.stack(leaf)) for leaf in zip(*ordered, strict=True)]
-        packed: Nest[torch.Tensor] = pack_as(self._tensors["observation"], stacked)
-        return packed
-
-
-def _no_rows(observation: Nest[torch.Tensor]) -> Nest[torch.Tensor]:
-    empty: Nest[torch.Tensor] = map_leaves(
-        lambda leaf: leaf.new_empty((0, *leaf.shape[2:])), observation
-    )
-    return empty
+        observation: Nest[torch.Tensor] = self._tensors["observation"]
+        stacked = [leaf.new_empty((0, *leaf.shape[2:])) for leaf in flatten(observation)]
+        if self._finals:
+            ordered = [leaves for _, _, leaves in sorted(self._finals, key=lambda final: final[:2])]
+            stacked = [torch.from_numpy(np.stack(leaf)) for leaf in zip(*ordered, strict=True)]
+        return pack_as(observation, stacked)
 
 
 def _write(arrays: Any, index: Any, values: Any) -> None:
-    def write(array: np.ndarray, value: np.ndarray) -> None:
+    for array, value in zip(flatten(arrays), flatten(values), strict=True):
         array[index] = value
-
-    map_leaves2(write, arrays, values)
-
-
-def _repeat(t: int, array: np.ndarray) -> None:
-    array[t + 1 :] = array[t]
-
-
-def _arrays(tensors: Nest[torch.Tensor]) -> Any:
-    return map_leaves(lambda leaf: leaf.numpy(), tensors)
 
 
 def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     return torch.empty(spec.shape, dtype=dtype, device="cpu", pin_memory=pin)
+
+
+def batch_buffers(learner: LearnerInfo[Any], spec: RolloutSpec, count: int) -> list[BatchBuffer]:
+    """Makes `count` buffers for the batches of a learner."""
+    size, pin = learner.rollouts.batch_size, learner.device.type == "cuda"
+    return [BatchBuffer(spec, size, pin, learner.spare_columns) for _ in range(count)]
 
 
 class Written(NamedTuple):

@@ -42,10 +42,10 @@ from typing import Any
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, LearnerInfo
 from torchbeast.collect.rollout_buffers import (
-    BatchBuffer,
     Collector,
     SharedRollouts,
     Written,
+    batch_buffers,
     slot_bytes,
 )
 from torchbeast.collect.weights import SharedWeights, address_of
@@ -93,6 +93,8 @@ class FleetSource:
     ends, the supervisor closes the source, which wakes every waiting thread, and the fleet ends the
     workers. Several threads may iterate `batches`, each with its own iterator. A batch shares
     memory with the source and is valid until its iterator advances or ends.
+
+    num_bytes: of batches, weights, and slots (without their final observations).
     """
 
     yields = Rollout
@@ -135,40 +137,26 @@ class FleetSource:
         self._options: Mapping[str, Any] | None = None  # for the resets of environments
         self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
         self._places = Places(_log)
-        spec = self._rollout_spec()
-        self._collector = Collector(self._made_batches(spec, actors))
+        length, keywords = learner.rollouts.unroll_length, env.options.info_keywords
+        spec = RolloutSpec(learner.agent, learner.extras, length, keywords)
+        in_use = 1 + learner.batches_at_once  # one is in preparation
+        num_batches = in_use + actors.batches_ahead(self._batch_size)
+        self._collector = Collector(batch_buffers(learner, spec, num_batches))
         self.num_slots = actors.slots_per_process()
-        self._slot_bytes = self.num_slots * slot_bytes(spec, num_envs)
+        slots = self.num_slots * slot_bytes(spec, num_envs)
+        self.num_bytes = self._collector.num_bytes + slots + self._weights.num_bytes
         counts = split_evenly(num_envs, num_workers)
         first_envs = [0, *itertools.accumulate(counts)]
         self._actors = [
-            _Actor(index, self._slots(spec, count), count, first_envs[index], self)
+            _Actor(
+                index,
+                SharedRollouts(spec, count, self.num_slots) if fleet.shares_memory else None,
+                count,
+                first_envs[index],
+                self,
+            )
             for index, count in enumerate(counts)
         ]
-
-    def _rollout_spec(self) -> RolloutSpec:
-        learner, keywords = self._learner, self._env.options.info_keywords
-        return RolloutSpec(learner.agent, learner.extras, learner.rollouts.unroll_length, keywords)
-
-    def _made_batches(
-        self, spec: RolloutSpec, actors: BufferedActorsConfig
-    ) -> Iterator[BatchBuffer]:
-        """Yields buffers: one in preparation, the ones in use, and the ones to fill ahead."""
-        learner = self._learner
-        pin = learner.device.type == "cuda"
-        for _ in range(1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)):
-            yield BatchBuffer(spec, self._batch_size, pin, learner.spare_columns)
-
-    def _slots(self, spec: RolloutSpec, num_envs: int) -> SharedRollouts | None:
-        """Returns the shared memory of a worker's slots; None: the worker returns arrays."""
-        if not self._fleet.shares_memory:
-            return None
-        return SharedRollouts(spec, num_envs, self.num_slots)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of batches, weights, and slots (without their final observations)."""
-        return self._collector.num_bytes + self._slot_bytes + self._weights.num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Requests workers from the fleet, and starts the threads that collect from them."""
@@ -191,18 +179,14 @@ class FleetSource:
         """Yields batches, and collects each one when the caller asks for it."""
         with contextlib.closing(batches):  # type: ignore[type-var]
             while True:
-                self._ask()
+                if not self._is_asked:  # else an earlier request has not been used
+                    self._is_asked = True
+                    self._do(functools.partial(self._begin_batch, self._weights.version))
                 batch = next(batches, None)
                 if batch is None:
                     return
                 self._is_asked = False
                 yield batch
-
-    def _ask(self) -> None:
-        """Lets every worker play a rollout, unless an earlier request has not been used."""
-        if not self._is_asked:
-            self._is_asked = True
-            self._do(functools.partial(self._begin_batch, self._weights.version))
 
     def close(self) -> None:
         """Wakes every waiting thread, and stops granting slots. May be called again."""

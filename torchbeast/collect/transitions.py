@@ -295,20 +295,9 @@ class _Collected:
 
 def transitions_of(sample: Sample) -> Transitions:
     """Returns a sample as tensors that share its memory."""
-    is_joined = sample.later_rewards.shape[1] > 0
-    return Transitions(
-        observation=_tensors(sample.observation),
-        action=_tensors(sample.action),
-        reward=torch.from_numpy(sample.reward),
-        terminated=torch.from_numpy(sample.terminated),
-        next_observation=_tensors(sample.next_observation),
-        later_rewards=torch.from_numpy(sample.later_rewards) if is_joined else None,
-        num_joined=torch.from_numpy(sample.num_joined) if is_joined else None,
-        extras=_tensors(sample.extras),
-        policy_version=torch.from_numpy(sample.policy_version),
-        env_steps=0,
-    )
-
-
-def _tensors(nest: Any) -> Any:
-    return map_leaves(torch.from_numpy, nest)
+    fields: dict[str, Any] = map_leaves(torch.from_numpy, sample._asdict())
+    for name in ("names", "probabilities"):
+        del fields[name]
+    if not sample.later_rewards.shape[1]:
+        fields.update(later_rewards=None, num_joined=None)
+    return Transitions(**fields, env_steps=0)

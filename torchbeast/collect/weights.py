@@ -68,7 +68,11 @@ class _Layout:
 
 
 class SharedWeights:
-    """A ring of the newest versions of a model's weights. One process publishes, others read."""
+    """A ring of the newest versions of a model's weights. One process publishes, others read.
+
+    descriptor: of the file, by which another process opens the same ring. num_bytes: of all places
+    of the ring.
+    """
 
     def __init__(
         self, model: nn.Module, version: int = 0, size: int = 4, descriptor: int | None = None
@@ -82,7 +86,9 @@ class SharedWeights:
         self.size = size
         layout = _Layout(model)
         self._stride = layout.num_bytes
-        self._file = SharedFile(_HEADER + size * max(self._stride, 1), descriptor)
+        self.num_bytes = size * self._stride
+        self._file = SharedFile(_HEADER + max(self.num_bytes, 1), descriptor)
+        self.descriptor = self._file.descriptor
         self._versions = np.frombuffer(self._file.bytes, np.int64, count=size + 1)
         self._places = [
             layout.views(self._file.bytes, _HEADER + place * self._stride) for place in range(size)
@@ -93,19 +99,9 @@ class SharedWeights:
             self.publish(model, version)
 
     @property
-    def descriptor(self) -> int:
-        """The file descriptor by which another process opens the same ring."""
-        return self._file.descriptor
-
-    @property
     def version(self) -> int:
         """The newest published version."""
         return int(self._versions[0])
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all places of the ring."""
-        return self.size * self._stride
 
     @property
     def newest(self) -> tuple[int, Packed]:
@@ -148,9 +144,7 @@ class SharedWeights:
         """
         while True:
             version = self.version if wanted is None else wanted
-            if version == held:
-                return version
-            if self._load(replica, version):
+            if version == held or self._load(replica, version):
                 return version
             if wanted is not None:
                 raise LookupError(
