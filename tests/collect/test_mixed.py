@@ -599,7 +599,7 @@ def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
         wait_for(lambda: run.source.status()["learner_queue_size"] == ready)
         saving = Background(run.replay.save_replay, file)
         assert file.is_written_to.wait(SOON)
-        size, inserted = run.replay.size, run.happened("inserted")
+        size, inserted = run.replay.facts().size, run.happened("inserted")
         learning = Background(learn, run, 4)
         wait_for(lambda: ("learnt", 21) in run.events)
         with pytest.raises(AssertionError, match="did not end"):

@@ -111,8 +111,7 @@ def test_a_single_agent_reads_what_its_own_replay_would_give(
             for replay in (own, shared):
                 replay.insert(batch, slice(0, B))
             assert own.facts() == shared.facts()
-            assert (own.size, own.episodes) == (shared.size, shared.episodes)
-            if own.episodes:
+            if own.facts().episodes:
                 (mine, expected), (other, found) = (fill(r, first_walk) for r in (own, shared))
                 assert expected.begins == found.begins
                 for one, another in zip(flatten(mine), flatten(other), strict=True):
@@ -154,7 +153,7 @@ def test_who_joins_again_begins_anew_and_keeps_what_it_inserted(path: Path) -> N
         for _ in range(20):  # rollouts that have the numbers of those that were inserted
             play(again, 0)
         with agent_of(path, how("a")) as second:
-            assert second.size == 20 * B * T
+            assert second.facts().size == 20 * B * T
             assert all(fill(second, first_walk=0)[1].begins)
             second.insert(play(again, 0), slice(0, B))
         check(*fill(other), envs)
@@ -171,7 +170,7 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
         read, inserted = 3 * S, 15 * B
         assert a.facts().samples_per_insert == read / inserted
         assert a.facts().fill == (inserted + 2 * B) / (2000 // T), "each track has a row 0"
-        assert a.size == inserted * T and a.episodes > 0
+        assert a.facts().size == inserted * T and a.facts().episodes > 0
 
 
 # --- who may join
@@ -282,7 +281,7 @@ def honest(path: Path) -> Iterator[None]:
         yield
         insert(agent, envs, 0, count=2)
         check(*fill(agent), envs)
-        assert agent.size == 22 * B * T, "only its own steps are stored"
+        assert agent.facts().size == 22 * B * T, "only its own steps are stored"
 
 
 @contextlib.contextmanager

@@ -39,7 +39,6 @@ from torchbeast.collect.contract import Source
 from torchbeast.collect.replay import Replay, ReplayClosed, WithReplay
 from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.batch import Feedback
-from torchbeast.core.storages.replay.store import Facts
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
@@ -82,7 +81,7 @@ class MixedSource(WithReplay):
         in_flight: number of batches in flight, one more than the number of learner threads.
         initial_state: of the actor, for one column; () without memory.
         """
-        super().__init__(online, Facts(fill=0.0, samples_per_insert=0.0))
+        super().__init__(online, replay.facts)
         self._replay = replay
         self._batch_size = batch_size
         self._spare_columns = spare_columns
@@ -166,8 +165,8 @@ class MixedSource(WithReplay):
 
     def _insert(self, rollout: Rollout) -> None:
         self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
-        self._facts = self._replay.facts()
-        is_too_small = self._facts.fill == 1.0 and not self._replay.episodes
+        facts = self._replay.facts()
+        is_too_small = facts.fill == 1.0 and not facts.episodes
         if is_too_small and not self._is_too_small:
             _log.warning(
                 "the replay is full but does not hold a complete episode, so nothing can be "
@@ -177,7 +176,7 @@ class MixedSource(WithReplay):
 
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without its spare columns."""
-        self._is_reached = self._is_reached or self._replay.size >= self._learn_start
+        self._is_reached = self._is_reached or self._replay.facts().size >= self._learn_start
         if not self._is_reached:
             return rollout.columns(0, self._batch_size).without_resets()
         spare = slice(self._batch_size, self._batch_size + self._spare_columns)

@@ -9,7 +9,7 @@ replay write windows into the spare columns of other batches. `OwnReplay` belong
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -42,16 +42,10 @@ class Replay(Protocol):
     Calls raise ReplayClosed once it is closed.
     """
 
-    @property
-    def size(self) -> int:
-        """The number of stored transitions; of a shared replay, when it was last used."""
-
-    @property
-    def episodes(self) -> int:
-        """The number of episodes that can be sampled; of a shared replay, when it was last used."""
-
     def facts(self) -> Facts:
-        """Returns metrics for the logs."""
+        """Returns metrics; of a shared replay over all agents, when it was last used. Any thread
+        may call it.
+        """
 
     def start(self, supervisor: Supervisor) -> None:
         """From now on, reports a failure of the replay to the supervisor even between calls."""
@@ -75,12 +69,10 @@ class Replay(Protocol):
 
 
 class WithReplay:
-    """The base class of sources that put a replay behind another source.
+    """The base class of sources that put a replay behind another source."""
 
-    _facts: metrics of the replay when it was last used.
-    """
-
-    def __init__(self, online: Source, facts: Facts) -> None:
+    def __init__(self, online: Source, facts: Callable[[], Facts]) -> None:
+        """facts: returns metrics of the replay."""
         self._online = online
         self._facts = facts
 
@@ -95,7 +87,7 @@ class WithReplay:
 
     def status(self) -> Mapping[str, float]:
         """Returns the metrics of the online source and of the replay."""
-        facts = self._facts
+        facts = self._facts()
         return {
             **self._online.status(),
             "replay_fill": round(facts.fill, 4),
@@ -121,16 +113,6 @@ class OwnReplay:
     def __init__(self, replay: RolloutReplay) -> None:
         self._replay = replay
         self._lock = threading.Lock()
-
-    @property
-    def size(self) -> int:
-        """The number of stored transitions."""
-        return self._replay.size
-
-    @property
-    def episodes(self) -> int:
-        """The number of episodes that can be sampled."""
-        return self._replay.episodes
 
     @property
     def inserted(self) -> int:

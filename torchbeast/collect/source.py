@@ -179,14 +179,18 @@ class FleetSource:
         """Yields batches, and collects each one when the caller asks for it."""
         with contextlib.closing(batches):  # type: ignore[type-var]
             while True:
-                if not self._is_asked:  # else an earlier request has not been used
-                    self._is_asked = True
-                    self._do(functools.partial(self._begin_batch, self._weights.version))
+                self._ask()
                 batch = next(batches, None)
                 if batch is None:
                     return
                 self._is_asked = False
                 yield batch
+
+    def _ask(self) -> None:
+        """Lets every worker play a rollout, unless an earlier request has not been used."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._do(functools.partial(self._begin_batch, self._weights.version))
 
     def close(self) -> None:
         """Wakes every waiting thread, and stops granting slots. May be called again."""

@@ -94,7 +94,7 @@ class TransitionSource(WithReplay):
 
     def __init__(self, online: Source, replay: TransitionReplay, schedule: Schedule) -> None:
         """Makes a source; nothing is collected before `start`."""
-        super().__init__(online, replay.facts())
+        super().__init__(online, replay.facts)
         self._replay = replay
         self._schedule = schedule
         self._lock = threading.Lock()  # held by the thread that uses the replay
@@ -172,7 +172,6 @@ class TransitionSource(WithReplay):
         """Stores a rollout. Afterwards its memory belongs to the online source again."""
         with self._lock:
             self._replay.insert(arrays_of(rollout), slice(0, rollout.batch_size), AGENT)
-            self._facts = self._replay.facts()
             self._collected.add(rollout)
             self._total += rollout.env_steps
 
@@ -196,7 +195,6 @@ class TransitionSource(WithReplay):
         with own_settings():
             with self._lock:
                 sample = self._replay.sample(schedule.batch_size)
-                self._facts = self._replay.facts()
                 total, collected, self._collected = self._total, self._collected, _Collected()
             batch = collected.counted_in(transitions_of(sample))
             if schedule.beta is None:

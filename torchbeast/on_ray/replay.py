@@ -32,6 +32,7 @@ import numpy as np
 from torchbeast.collect.replay import Arrays, Filled, ReplayClosed, has_ended
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.core.storages.replay.store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import free_memory
@@ -46,7 +47,7 @@ from torchbeast.on_ray.connection import (
     runtime_env,
 )
 from torchbeast.shared_replay.client import SharingAgent
-from torchbeast.shared_replay.replay import JoinRequest, ReplayFigures, SharedReplay, Ticket
+from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, Ticket
 from torchbeast.shared_replay.service import Served
 
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray
@@ -80,7 +81,7 @@ class TorchBeastReplay:
         """Never returns; the call ends with the actor."""
         await asyncio.Event().wait()
 
-    async def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayFigures]:
+    async def join(self, joining: JoinRequest) -> tuple[Ticket, Facts]:
         """Adds an agent; see SharedReplay.join."""
 
         def forget() -> None:
@@ -89,24 +90,24 @@ class TorchBeastReplay:
         size = num_bytes(joining.batch(joining.spare_columns))
         ticket = self._replay.join(joining, size, forget)
         self._filled[ticket] = _batch(joining, joining.spare_columns)
-        return ticket, self._replay.figures()
+        return ticket, self._replay.facts()
 
     async def leave(self, ticket: Ticket) -> None:
         """Drops an agent's walks and its batch, unless it was replaced."""
         self._replay.leave(ticket)
 
-    async def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayFigures:
+    async def insert(self, ticket: Ticket, arrays: Arrays) -> Facts:
         """Stores all columns of a batch; see SharedReplay.insert."""
         return self._replay.insert(ticket, arrays)
 
     async def fill(
         self, ticket: Ticket, first_walk: int | None
-    ) -> tuple[Filled | None, Arrays, ReplayFigures]:
+    ) -> tuple[Filled | None, Arrays, Facts]:
         """Returns the result of SharedReplay.fill, with the windows [T+1, S, ...] in the middle."""
         self._replay.check_present(ticket)
         batch = self._filled[ticket]
-        filled, figures = self._replay.fill(ticket, batch, first_walk)
-        return filled, {} if filled is None else batch, figures
+        filled, facts = self._replay.fill(ticket, batch, first_walk)
+        return filled, {} if filled is None else batch, facts
 
 
 class RayReplayClient(SharingAgent):
@@ -133,7 +134,7 @@ class RayReplayClient(SharingAgent):
             ) from error
         self._ticket: Ticket
         try:
-            self._ticket, self._figures = self._ask("join", joining)
+            self._ticket, self._facts = self._ask("join", joining)
         except ValueError as error:
             raise UsageError(f"--replay_service {self._address}: {error}") from error
 
@@ -146,15 +147,15 @@ class RayReplayClient(SharingAgent):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
 
-    def _insert(self, finals: list[np.ndarray]) -> ReplayFigures:
+    def _insert(self, finals: list[np.ndarray]) -> Facts:
         batch = {**self._inserted, "final_observation": tuple(finals)}
         return self._ask("insert", self._ticket, batch)
 
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
-        filled, batch, figures = self._ask("fill", self._ticket, first_walk)
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
+        filled, batch, facts = self._ask("fill", self._ticket, first_walk)
         if filled is not None:  # arrays from the object store are read-only
             filled = Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
-        return filled, batch, figures
+        return filled, batch, facts
 
     def _ask(self, method: str, *arguments: Any, timeout: float = _ANSWER_S) -> Any:
         """Calls a method of the actor and returns its result, unless it is closed meanwhile."""

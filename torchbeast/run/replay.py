@@ -257,7 +257,7 @@ def joined_replay(
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
             f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "
-            f"episode). It has {replay.size:,}.",
+            f"episode). It has {replay.facts().size:,}.",
             flush=True,
         )
         yield replay

@@ -23,7 +23,7 @@ from torchbeast.core.base.nest import map_leaves2
 from torchbeast.core.storages.replay.store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.shared_replay.replay import JoinRequest, ReplayFigures
+from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import Region, key_path, shut
 
 _ANSWER_S = 120  # longest wait for an answer, because the service may be busy with others
@@ -38,42 +38,32 @@ class SharingAgent(ABC):
 
     _joining: JoinRequest
     _inserted: Arrays
-    _figures: ReplayFigures
-
-    @property
-    def size(self) -> int:
-        """The number of stored transitions, when the replay was last used."""
-        return self._figures.size
-
-    @property
-    def episodes(self) -> int:
-        """The number of episodes that could be sampled, when the replay was last used."""
-        return self._figures.episodes
+    _facts: Facts
 
     def facts(self) -> Facts:
         """Returns metrics of the replay, over all agents, when it was last used."""
-        return Facts(self._figures.fill, self._figures.samples_per_insert)
+        return self._facts
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""
         for name, nest in self._inserted.items():
             map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
-        self._figures = self._insert(finals_of(arrays, columns))
+        self._facts = self._insert(finals_of(arrays, columns))
 
     def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
         """Writes windows into columns; see Replay."""
-        filled, batch, self._figures = self._fill(first_walk)
+        filled, batch, self._facts = self._fill(first_walk)
         if filled is not None:
             for name, nest in batch.items():
                 map_leaves2(lambda to, leaf: np.copyto(to[:, columns], leaf), arrays[name], nest)
         return filled
 
     @abstractmethod
-    def _insert(self, finals: list[np.ndarray]) -> ReplayFigures:
+    def _insert(self, finals: list[np.ndarray]) -> Facts:
         """Sends `_inserted` and its final observations."""
 
     @abstractmethod
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
         """Returns windows [T+1, S, ...] and the result of SharedReplay.fill."""
 
 
@@ -92,7 +82,7 @@ class SharedReplayClient(SharingAgent):
         self._closed = threading.Event()
         try:
             self._connection = Client(address, "AF_UNIX", authkey=_key(address))
-            self._figures = self._join()
+            self._facts = self._join()
         except (ValueError, AuthenticationError) as error:
             raise UsageError(f"--replay_service {address}: {error}") from error
         except (OSError, EOFError) as error:
@@ -109,9 +99,9 @@ class SharedReplayClient(SharingAgent):
         self._closed.set()
         shut(self._connection)
 
-    def _join(self) -> ReplayFigures:
+    def _join(self) -> Facts:
         self._connection.send(self._joining)
-        answer: ReplayFigures | ValueError = self._connection.recv()
+        answer: Facts | ValueError = self._connection.recv()
         if isinstance(answer, ValueError):
             raise answer
         descriptor = recv_handle(self._connection)
@@ -122,12 +112,12 @@ class SharedReplayClient(SharingAgent):
         self._inserted = self._region.inserted
         return answer
 
-    def _insert(self, finals: list[np.ndarray]) -> ReplayFigures:
+    def _insert(self, finals: list[np.ndarray]) -> Facts:
         return self._ask("insert", finals)
 
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, ReplayFigures]:
-        filled, figures = self._ask("fill", first_walk)
-        return filled, self._region.filled, figures
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
+        filled, facts = self._ask("fill", first_walk)
+        return filled, self._region.filled, facts
 
     def _ask(self, method: str, argument: Any) -> Any:
         """Sends a request and returns its answer, unless it is closed meanwhile."""

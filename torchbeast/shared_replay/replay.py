@@ -22,7 +22,7 @@ from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
-from torchbeast.core.storages.replay.store import bytes_per_transition, described, row_specs
+from torchbeast.core.storages.replay.store import Facts, bytes_per_transition, described, row_specs
 from torchbeast.errors import RunError
 from torchbeast.fleets.system import check_memory, in_bytes
 
@@ -86,15 +86,6 @@ def _without(lines: set[str], others: set[str]) -> str:
 _AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"
 
 
-class ReplayFigures(NamedTuple):
-    """Metrics that agents receive with every answer."""
-
-    fill: float  # share of the memory in use
-    samples_per_insert: float  # steps read per step inserted, by all agents since the beginning
-    size: int  # stored transitions
-    episodes: int  # number that can be sampled
-
-
 class Ticket(NamedTuple):
     """Identifies one session of an agent, which passes it with every call."""
 
@@ -117,7 +108,6 @@ class SharedReplay:
         self._free_memory = free_memory
         self._lock = threading.RLock()
         self._replay: RolloutReplay | None = None
-        self._bytes_per_transition = 0
         self._first: JoinRequest | None = None
         self._numbers: dict[str, int] = {}  # of agents, by name
         self._joined = itertools.count()
@@ -158,7 +148,7 @@ class SharedReplay:
         if ticket not in self._present:
             raise RunError(_AGAIN)
 
-    def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayFigures:
+    def insert(self, ticket: Ticket, arrays: Arrays) -> Facts:
         """Stores all columns of a batch.
 
         arrays: the fields of JoinRequest.batch, and final_observation. They must not change during
@@ -169,22 +159,22 @@ class SharedReplay:
         with self._lock:
             self.check_present(ticket)
             self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), ticket.agent)
-            return self.figures()
+            return self.facts()
 
     def fill(
         self, ticket: Ticket, arrays: Arrays, first_walk: int | None
-    ) -> tuple[Filled | None, ReplayFigures]:
+    ) -> tuple[Filled | None, Facts]:
         """Writes a window into every column; see Replay.fill."""
         with self._lock:
             self.check_present(ticket)
             columns = slice(0, arrays["reward"].shape[1])
             filled = read_windows(self._used, ticket.agent, arrays, columns, first_walk)
-            return filled, self.figures()
+            return filled, self.facts()
 
-    def figures(self) -> ReplayFigures:
+    def facts(self) -> Facts:
         """Returns metrics for logs and for the agents."""
         with self._lock:
-            return ReplayFigures(*self._used.facts(), self._used.size, self._used.episodes)
+            return self._used.facts()
 
     def _forget(self, ticket: Ticket) -> None:
         self._present.pop(ticket)()
@@ -212,7 +202,7 @@ class SharedReplay:
         """Returns the bytes that the replay has reserved, but not yet written to."""
         if (replay := self._replay) is None:
             return 0
-        return int((1 - replay.facts().fill) * replay.capacity * self._bytes_per_transition)
+        return int((1 - replay.facts().fill) * replay.capacity * replay.bytes_per_transition)
 
     def _made_for(self, joining: JoinRequest) -> RolloutReplay:
         fields = joining.batch(1)
@@ -220,7 +210,6 @@ class SharedReplay:
         columns = joining.columns + joining.spare_columns
         region = columns * num_bytes(fields)
         check_memory(joining.capacity, each, region, self._free_memory())
-        self._bytes_per_transition = each
         try:
             return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
         except MemoryError as error:

@@ -11,11 +11,11 @@
 
 Requests and answers are pickled. Before anything is unpickled, agent and service prove to each
 other that they have the key, a file next to the socket that only the user can read. Then the agent
-sends its JoinRequest, and the service answers with ReplayFigures and the descriptor of the agent's
+sends its JoinRequest, and the service answers with Facts and the descriptor of the agent's
 region. After that the agent sends one request at a time:
 
-    ("insert", final observations)   the columns are in the region --> ReplayFigures
-    ("fill", first_walk)   --> (Filled | None, ReplayFigures), the columns are in the region
+    ("insert", final observations)   the columns are in the region --> Facts
+    ("fill", first_walk)   --> (Filled | None, Facts), the columns are in the region
 
 If the answer is an exception, the agent raises it. The replay survives agents that die. When the
 replay or its parent dies, the agents end with a checkpoint. The process ends when its standard
@@ -142,7 +142,7 @@ class Service:
             return
         _log.info("agent %s joins", joining.name)
         try:
-            connection.send(self.replay.figures())
+            connection.send(self.replay.facts())
             send_handle(connection, region.descriptor, None)
             with contextlib.suppress(EOFError, ConnectionError):
                 while True:

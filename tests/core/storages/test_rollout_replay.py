@@ -389,7 +389,7 @@ def test_facts_tell_fill_and_samples_per_insert() -> None:
     T = 4
     envs, rollouts = one_life(T, [5] * 8)
     replay = RolloutReplay(fields(T, 1, 1), 20 * T)
-    assert replay.facts() == (0.0, 0.0)
+    assert replay.facts() == (0.0, 0.0, 0, 0)
     insert_all(replay, envs, rollouts)
     insert(replay, envs, [envs.next_rollout(1, 0)])
     insert(replay, envs, [envs.next_rollout(0, 5)])

@@ -34,6 +34,8 @@ class Facts(NamedTuple):
 
     fill: float  # share of the memory in use; at 1.0 every rollout overwrites the oldest
     samples_per_insert: float  # steps read per step inserted, since the beginning
+    size: int  # stored transitions
+    episodes: int  # complete ones, of which windows can be sampled
 
 
 class RolloutStore(ABC):
@@ -93,6 +95,8 @@ class RolloutStore(ABC):
         return Facts(
             fill=len(self._ring.chunks) / self._ring.num_chunks,
             samples_per_insert=self.sampled / max(1, self.inserted),
+            size=self.size,
+            episodes=len(self._ring.episodes),
         )
 
     # --- inserting
