@@ -12,9 +12,8 @@ from typing import Any
 from background import Background
 
 from torchbeast.core.storages.replay.store import row_specs
-from torchbeast.shared_replay.client import SharedReplayClient
 from torchbeast.shared_replay.replay import JoinRequest
-from torchbeast.shared_replay.service import Service
+from torchbeast.shared_replay.service import Service, SharedReplayClient
 
 
 @contextmanager

@@ -25,9 +25,8 @@ from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError, UsageError
-from torchbeast.shared_replay.client import SharedReplayClient
 from torchbeast.shared_replay.replay import JoinRequest
-from torchbeast.shared_replay.service import Region, key_path, region_bytes
+from torchbeast.shared_replay.service import Region, SharedReplayClient, key_path, region_bytes
 
 T, B, S, K = 4, 3, 5, 2
 SPARE = slice(B, B + S)
@@ -338,7 +337,7 @@ def test_an_agent_joins_no_service_of_another_user(
 def test_a_peer_that_says_nothing_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay.client._ANSWER_S", int(SOON))
+    monkeypatch.setattr("torchbeast.shared_replay.service._ANSWER_S", int(SOON))
     with connected(path), agent_of(path, how("other")) as other:
         fill(other)
 
@@ -346,7 +345,7 @@ def test_a_peer_that_says_nothing_holds_up_nobody(
 def test_an_agent_that_reads_no_answers_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay.client._ANSWER_S", 1)
+    monkeypatch.setattr("torchbeast.shared_replay.service._ANSWER_S", 1)
     deaf = SharedReplayClient(str(path), how("deaf"))
     with contextlib.closing(deaf):
         os.set_blocking(deaf._connection.fileno(), False)
@@ -416,7 +415,7 @@ def test_closing_ends_a_call_that_waits_for_its_answer(path: Path) -> None:
 def test_a_service_that_does_not_answer_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay.client._ANSWER_S", 1)
+    monkeypatch.setattr("torchbeast.shared_replay.service._ANSWER_S", 1)
     with service_at(path) as service, agent_of(path, how()) as agent:
         with service.replay._lock, pytest.raises(RunError, match="has not answered for 1 s"):
             fill(agent)

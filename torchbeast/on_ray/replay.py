@@ -46,8 +46,7 @@ from torchbeast.on_ray.connection import (
     import_ray,
     runtime_env,
 )
-from torchbeast.shared_replay.client import SharingAgent
-from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, Ticket
+from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, SharingAgent, Ticket
 from torchbeast.shared_replay.service import Served
 
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray
@@ -122,7 +121,6 @@ class RayReplayClient(SharingAgent):
         Raises UsageError if it does not exist, or if it refuses this agent.
         """
         self._address = ON_RAY + name
-        self._joining = joining
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._inserted = _batch(joining, joining.columns)
         try:

@@ -48,8 +48,8 @@ from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.saving import REPLAY, SavedReplay
 from torchbeast.seeds import seed_of
-from torchbeast.shared_replay.client import SharedReplayClient
 from torchbeast.shared_replay.replay import JoinRequest
+from torchbeast.shared_replay.service import SharedReplayClient
 
 
 @contextmanager

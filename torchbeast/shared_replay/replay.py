@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay into which several agents insert and from which they sample, without transport.
+"""A replay into which several agents insert and from which they sample, and what their clients have
+in common, without transport.
 
     agent 0 --- insert ---> one ring, first in first out <--- insert --- agent 1
             <-- windows --- drawn from the episodes of all --- windows -->
@@ -13,13 +14,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torchbeast.collect.replay import Arrays, Filled, read_windows
+import numpy as np
+
+from torchbeast.collect.replay import Arrays, Filled, finals_of, read_windows
 from torchbeast.core.base.checks import require
-from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import Facts, bytes_per_transition, described, row_specs
@@ -214,3 +218,42 @@ class SharedReplay:
             return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
         except MemoryError as error:
             raise ValueError(f"{error}: give a smaller --replay_size") from error
+
+
+class SharingAgent(ABC):
+    """One agent's client of a shared replay; see Replay. Its constructor joins the replay.
+
+    There is a subclass for each transport.
+
+    `insert` copies columns to `_inserted` [T+1, B, ...] and sends it. `fill` receives a batch
+    [T+1, S, ...] and copies it to columns.
+    """
+
+    _inserted: Arrays
+    _facts: Facts
+
+    def facts(self) -> Facts:
+        """Returns metrics of the replay, over all agents, when it was last used."""
+        return self._facts
+
+    def insert(self, arrays: Arrays, columns: slice) -> None:
+        """Stores columns of a batch; see Replay."""
+        for name, nest in self._inserted.items():
+            map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
+        self._facts = self._insert(finals_of(arrays, columns))
+
+    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+        """Writes windows into columns; see Replay."""
+        filled, batch, self._facts = self._fill(first_walk)
+        if filled is not None:
+            for name, nest in batch.items():
+                map_leaves2(lambda to, leaf: np.copyto(to[:, columns], leaf), arrays[name], nest)
+        return filled
+
+    @abstractmethod
+    def _insert(self, finals: list[np.ndarray]) -> Facts:
+        """Sends `_inserted` and its final observations."""
+
+    @abstractmethod
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
+        """Returns windows [T+1, S, ...] and the result of SharedReplay.fill."""

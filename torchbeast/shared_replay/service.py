@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay that several agents share, in a separate process on their machine.
+"""A replay that several agents share, in a separate process on their machine; and its client.
 
     with serving(folder) as served:
         ...                                 agents run with --replay_service {served.address}
@@ -37,22 +37,29 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
-from multiprocessing.reduction import send_handle
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
+from torchbeast.collect.replay import Arrays, Filled, ReplayClosed, has_ended
 from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
-from torchbeast.errors import RunError
+from torchbeast.core.base.checks import require
+from torchbeast.core.storages.replay.store import Facts
+from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import failure, follow_parent, take_stdin, take_stdout
 from torchbeast.fleets.child_process import ChildProcess, end_all
+from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import free_memory
-from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, Ticket
+from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, SharingAgent, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 
 _MODULE = "torchbeast.shared_replay.service"
 _START_S = 60.0
+_ANSWER_S = 120  # longest wait for an answer, because the service may be busy with others
 _WAITING = 100  # connections that wait to be accepted
 
 
@@ -170,6 +177,84 @@ def shut(connection: Connection[Any, Any]) -> None:
 def key_path(path: str | Path) -> Path:
     """Returns the file of the key that belongs to a socket."""
     return Path(f"{path}.key")
+
+
+class SharedReplayClient(SharingAgent):
+    """An agent of a replay that serves at a socket.
+
+    One thread makes all calls except `close`. If the service has ended, calls make the run fail.
+    """
+
+    def __init__(self, address: str, joining: JoinRequest) -> None:
+        """Joins the replay that serves at the path of a socket.
+
+        Raises UsageError if no replay serves there, or if it refuses this agent.
+        """
+        self._address = address
+        self._closed = threading.Event()
+        try:
+            self._connection = Client(address, "AF_UNIX", authkey=_key(address))
+            self._facts = self._join(joining)
+        except (ValueError, AuthenticationError) as error:
+            raise UsageError(f"--replay_service {address}: {error}") from error
+        except (OSError, EOFError) as error:
+            raise UsageError(
+                f"--replay_service {address}: no replay is running there ({error!r}); python -m "
+                "torchbeast.sweep --shared_replay starts one and gives agents its address"
+            ) from error
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Does nothing, because every update calls the service, and thereby notices its end."""
+
+    def close(self) -> None:
+        """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
+        self._closed.set()
+        shut(self._connection)
+
+    def _join(self, joining: JoinRequest) -> Facts:
+        self._connection.send(joining)
+        answer: Facts | ValueError = self._connection.recv()
+        if isinstance(answer, ValueError):
+            raise answer
+        descriptor = recv_handle(self._connection)
+        try:
+            self._region = Region(joining, descriptor)
+        finally:
+            os.close(descriptor)
+        self._inserted = self._region.inserted
+        return answer
+
+    def _insert(self, finals: list[np.ndarray]) -> Facts:
+        return self._ask("insert", finals)
+
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
+        filled, facts = self._ask("fill", first_walk)
+        return filled, self._region.filled, facts
+
+    def _ask(self, method: str, argument: Any) -> Any:
+        """Sends a request and returns its answer, unless it is closed meanwhile."""
+        try:
+            self._connection.send((method, argument))
+            if not self._connection.poll(_ANSWER_S):
+                raise RunError(
+                    f"the shared replay {self._address} has not answered for {_ANSWER_S} s"
+                )
+            answer = self._connection.recv()
+        except (OSError, EOFError) as error:
+            if self._closed.is_set():
+                raise ReplayClosed from None
+            raise RunError(has_ended(self._address)) from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _key(address: str) -> bytes:
+    """Returns the key of a service. Raises ValueError unless this user's service made it."""
+    with open(key_path(address), "rb") as file:
+        is_own = os.fstat(file.fileno()).st_uid == os.getuid()
+        require(is_own, f"{file.name} belongs to another user: join a replay that you have started")
+        return file.read()
 
 
 class Served:
