@@ -559,7 +559,7 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
         status = run.source.status()
         assert status["live_actors"] == 1 and status["replay_fill"] == 1.0
         assert run.happened("inserted")[-1] == ("inserted", 28)
-        read = 30 - 4  # batches prepared before that insertion, less those that were new alone
+        read = 32 - 4  # prepared batches, less those that were new alone
         assert status["samples_per_insert"] == pytest.approx(read * 2 / (29 * B), abs=1e-4)
         assert run.source.seconds() == {"environment": 1.0}
         assert run.source.hanging() == "actor 5 hangs" and run.source.away() == []

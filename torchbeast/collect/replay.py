@@ -3,7 +3,7 @@
 
 A source inserts the online columns of batches after the learner has trained on them, and lets the
 replay write windows into the spare columns of other batches. `OwnReplay` belongs to one run;
-`shared_replay/service.py` and `on_ray/replay.py` have clients of a replay that several agents share.
+`shared_replay/service.py` and `on_ray/replay.py` have clients of a replay that agents share.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchbeast.collect.batch_taker import BatchTaker
-from torchbeast.collect.contract import WAIT_S, Away, Shortage, Source
+from torchbeast.collect.contract import WAIT_S, Away, BatchTaker, Shortage, Source
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.update.optimiser_step import Learnt, OptimiserStep
 from torchbeast.core.update.torch_ranks import RankGone
