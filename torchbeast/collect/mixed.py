@@ -27,7 +27,6 @@ import dataclasses
 import itertools
 import logging
 import queue
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,7 +40,6 @@ from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pa
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
-from torchbeast.fleets.supervisor import Supervisor
 
 _log = logging.getLogger("torchbeast.replay")
 
@@ -88,41 +86,30 @@ class MixedSource(WithReplay):
         self._learn_start = learn_start
         self._initial_state = initial_state
         self._lanes = [_Lane(number, online.batches()) for number in range(in_flight)]
-        self._ready: queue.SimpleQueue[_Mixed | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._closed = False
+        self._ready: queue.SimpleQueue[_Lane | None] = queue.SimpleQueue()
         self._is_too_small = False
         self._is_reached = False  # learn_start; stays True, though later tracks reduce the size
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Starts collecting."""
-        supervisor.on_close(self.close)
-        self._replay.start(supervisor)
-        self._online.start(supervisor)
-        supervisor.start_thread("replay", self._mix)
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts [T+1, B + spare_columns, ...] on the CPU until the source is closed;
         [T+1, B, ...] while the replay holds too little.
         """
-        while (mixed := self._ready.get()) is not None:
+        while (lane := self._ready.get()) is not None:
+            assert lane.rollout is not None
             is_learnt = False
             try:
-                yield mixed.rollout
+                yield lane.rollout
                 is_learnt = True
             finally:  # also if the iterator is abandoned
                 with self._changed:
-                    mixed.is_learnt = is_learnt
+                    lane.is_learnt = is_learnt
                     self._changed.notify_all()
         self._ready.put(None)  # for the next thread
 
     def close(self) -> None:
         """Wakes all threads that wait here, in the online source or in the replay."""
-        self._online.close()
         self._replay.close()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()  # the replay thread ends, and tells the learner threads
+        super().close()  # the replay thread ends, and tells the learner threads
 
     def status(self) -> Mapping[str, float]:
         """Returns the metrics of the online source and of the replay. learner_queue_size includes
@@ -134,7 +121,7 @@ class MixedSource(WithReplay):
 
     # --- the replay thread
 
-    def _mix(self) -> None:
+    def _run(self) -> None:
         try:
             with contextlib.suppress(ReplayClosed):
                 for lane in itertools.cycle(self._lanes):
@@ -142,25 +129,24 @@ class MixedSource(WithReplay):
                         return
                     if (rollout := next(lane.batches, None)) is None:
                         return
-                    lane.mixed = _Mixed(self._joined(rollout, lane))
-                    self._ready.put(lane.mixed)
+                    lane.rollout, lane.is_learnt = self._joined(rollout, lane), None
+                    self._ready.put(lane)
         finally:
             self._ready.put(None)
 
     def _is_free(self, lane: _Lane) -> bool:
         """Waits until the lane's batch is returned, and inserts it; False if closed meanwhile."""
-        if (mixed := lane.mixed) is None:
+        if lane.rollout is None:
             return True
         with self._changed:
-            while mixed.is_learnt is None and not self._closed:
-                self._changed.wait()
+            self._changed.wait_for(lambda: lane.is_learnt is not None or self._closed)
             if self._closed:
                 return False
-        if mixed.is_learnt:
-            if mixed.rollout.feeds_back and lane.state is None:
+        if lane.is_learnt:
+            if lane.rollout.feeds_back and lane.state is None:
                 raise RunError(_NO_STATE)
-            self._insert(mixed.rollout)
-        lane.mixed = None
+            self._insert(lane.rollout)
+        lane.rollout = None
         return True
 
     def _insert(self, rollout: Rollout) -> None:
@@ -211,20 +197,13 @@ class MixedSource(WithReplay):
 
 
 @dataclasses.dataclass
-class _Mixed:
-    """A batch on its way to the learner and back."""
-
-    rollout: Rollout
-    is_learnt: bool | None = None  # False: its iterator was abandoned
-
-
-@dataclasses.dataclass
 class _Lane:
     """The state shared by every in_flight-th batch."""
 
     number: int
     batches: Iterator[Rollout]  # of the online source; closing it would free a batch in use
-    mixed: _Mixed | None = None  # the batch that has not been inserted yet
+    rollout: Rollout | None = None  # the batch that has not been inserted yet
+    is_learnt: bool | None = None  # False: its iterator was abandoned; None: not returned yet
     # Recurrent state before row T of that batch, from its update; leaves [layers, columns, hidden]
     state: Nest[Tensor] | None = None
 

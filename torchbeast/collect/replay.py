@@ -9,6 +9,7 @@ replay write windows into the spare columns of other batches. `OwnReplay` belong
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -47,9 +48,6 @@ class Replay(Protocol):
         may call it.
         """
 
-    def start(self, supervisor: Supervisor) -> None:
-        """From now on, reports a failure of the replay to the supervisor even between calls."""
-
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; `arrays` includes its final observations.
 
@@ -68,13 +66,35 @@ class Replay(Protocol):
         """Ends every call; any thread may call it, repeatedly."""
 
 
-class WithReplay:
-    """The base class of sources that put a replay behind another source."""
+class WithReplay(ABC):
+    """The base class of sources that put a replay behind another source.
+
+    _changed: notified when something changes for which a thread may wait. _closed: protected by it.
+    """
 
     def __init__(self, online: Source, facts: Callable[[], Facts]) -> None:
         """facts: returns metrics of the replay."""
         self._online = online
         self._facts = facts
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts collecting."""
+        supervisor.on_close(self.close)
+        self._online.start(supervisor)
+        supervisor.start_thread("replay", self._run)
+
+    def close(self) -> None:
+        """Wakes all threads that wait here or in the online source; may be called again."""
+        self._online.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Fills the replay and makes batches, in a thread."""
 
     @property
     def num_bytes(self) -> int:
@@ -122,9 +142,6 @@ class OwnReplay:
     def facts(self) -> Facts:
         """Returns metrics for the logs."""
         return self._replay.facts()
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Does nothing, because this replay can only fail during calls."""
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""

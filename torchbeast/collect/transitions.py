@@ -98,33 +98,18 @@ class TransitionSource(WithReplay):
         self._replay = replay
         self._schedule = schedule
         self._lock = threading.Lock()  # held by the thread that uses the replay
-        self._changed = threading.Condition()
         self._ready: deque[Transitions] = deque()
         self._ended = False  # nothing more is prepared
-        self._closed = False
         # Used by the thread that takes rollouts only:
         self._waits = max(0, schedule.learn_start - replay.size)  # steps
         self._total = 0  # steps collected
         self._prepared = 0  # batches
         self._collected = _Collected()
 
-    def start(self, supervisor: Supervisor) -> None:
-        """Starts collecting."""
-        supervisor.on_close(self.close)
-        self._online.start(supervisor)
-        supervisor.start_thread("replay", self._run)
-
     def batches(self) -> Iterator[Transitions]:
         """Yields transitions [B, ...] on the CPU until the source is closed."""
         while (batch := self._next()) is not None:
             yield batch
-
-    def close(self) -> None:
-        """Wakes all threads that wait here or in the online source; may be called again."""
-        self._online.close()
-        with self._changed:
-            self._closed = self._ended = True
-            self._changed.notify_all()
 
     @property
     def inserted(self) -> int:
@@ -140,8 +125,7 @@ class TransitionSource(WithReplay):
 
     def _next(self) -> Transitions | None:
         with self._changed:
-            while not self._ready and not self._ended:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
             if self._closed or not self._ready:
                 return None
             prepared = self._ready.popleft()
@@ -180,8 +164,7 @@ class TransitionSource(WithReplay):
         while self._prepared < self._schedule.updates_after(self._total - self._waits):
             prepared = self._prepare()
             with self._changed:
-                while len(self._ready) >= _AHEAD and not self._closed:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: len(self._ready) < _AHEAD or self._closed)
                 if self._closed:
                     return False
                 self._ready.append(prepared)
@@ -215,9 +198,10 @@ class FreeTransitions(TransitionSource):
 
     def _next(self) -> Transitions | None:
         with self._changed:
-            while not (0 < self._total >= self._waits or self._ended):
-                self._changed.wait()
-            if self._ended:
+            self._changed.wait_for(
+                lambda: 0 < self._total >= self._waits or self._ended or self._closed
+            )
+            if self._ended or self._closed:
                 return None
         return self._prepare()
 

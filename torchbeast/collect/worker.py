@@ -21,8 +21,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -104,10 +104,7 @@ class RolloutWorker:
 
     LANES: ClassVar[Mapping[str, str]] = {
         "load": "weights",
-        "activity": "control",
-        "place": "control",
-        "end": "control",
-        "set_options": "control",
+        **dict.fromkeys(("activity", "place", "end", "set_options"), "control"),
     }
 
     def __init__(self, name: str) -> None:
@@ -138,28 +135,28 @@ class RolloutWorker:
     def start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started:
         """Makes environments and network.
 
-        arguments: the arguments of `acting`, and mode; first_env, the number of the first
+        arguments: the arguments of `_acting`, and mode; first_env, the number of the first
             environment; ring, the RingAddress of the learner's weights, or None; slots, the
             descriptor of rollouts that the worker shares with the learner, or None; num_slots,
             the number of these rollouts.
         sent: the first weights; None: the worker can read them itself.
         """
-        made = self._closing.enter_context(acting(arguments))
-        actor = made.rollouts.agent.model
+        loop, rollouts = _acting(arguments, self._closing)
+        actor = rollouts.agent.model
         address = arguments["ring"]
         is_near = address is not None and address.node == self.place().node
         ring = opened(address, actor) if is_near else None
         if ring is None and sent is not None:
             self.load(sent)
-        self._arguments, self._loop = arguments, made.loop
+        self._arguments, self._loop = arguments, loop
         if self._options is not None:  # newer ones came during the start
-            made.loop.set_options(self._options)
+            loop.set_options(self._options)
         descriptor = arguments["slots"]
         num_slots = 1 if descriptor is None else arguments["num_slots"]
         sizes = arguments["num_envs"], num_slots
-        self._rollouts = SharedRollouts(made.rollouts, *sizes, descriptor)
+        self._rollouts = SharedRollouts(rollouts, *sizes, descriptor)
         weights = self._sent if ring is None else ring
-        self._player = Player(made.loop, actor, weights, self._activity, arguments["mode"])
+        self._player = Player(loop, actor, weights, self._activity, arguments["mode"])
         self._activity.enter("queueing")
         return Started(self.activity(), ring is not None)
 
@@ -211,16 +208,8 @@ class RolloutWorker:
         self._begin_again()
 
 
-class Acting(NamedTuple):
-    """The environments of one process, and the agent that acts in them."""
-
-    loop: EnvLoop
-    rollouts: RolloutSpec  # of the rollouts that they play
-
-
-@contextmanager
-def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
-    """Makes the environments and the network of a process; closes the environments at the end.
+def _acting(arguments: Mapping[str, Any], ending: ExitStack) -> tuple[EnvLoop, RolloutSpec]:
+    """Makes the environments and the network of a process; `ending` closes the environments.
 
     Sets torch's number of threads and random seed, and options of malloc, for the whole process.
 
@@ -232,18 +221,17 @@ def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
     torch.set_num_threads(1)  # there is one process per core
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     env_spec = EnvSpec.from_parent(arguments["env"])
-    with closing(make_environment(env_spec, arguments["num_envs"])) as env:
-        if (options := arguments.get("options")) is not None:
-            give_options(env, options)
-        spec = ActorSpec.from_parent(arguments["actor"])
-        agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
-        actor = agent.model
-        actor.compute_dtype = dtype_for(
-            arguments["precision"], torch.device("cpu"), actor.feature_weights()
-        )
-        loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
-        length, keywords = arguments["unroll_length"], env_spec.options.info_keywords
-        yield Acting(loop, RolloutSpec(agent, arguments["extras"], length, keywords))
+    env = ending.enter_context(closing(make_environment(env_spec, arguments["num_envs"])))
+    if (options := arguments.get("options")) is not None:
+        give_options(env, options)
+    spec = ActorSpec.from_parent(arguments["actor"])
+    agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
+    actor = agent.model
+    features = actor.feature_weights()
+    actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"), features)
+    loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
+    length, keywords = arguments["unroll_length"], env_spec.options.info_keywords
+    return loop, RolloutSpec(agent, arguments["extras"], length, keywords)
 
 
 class Player:

@@ -34,7 +34,6 @@ from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.storages.replay.store import Facts
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import free_memory
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.connection import (
@@ -135,9 +134,6 @@ class RayReplayClient(SharingAgent):
             self._ticket, self._facts = self._ask("join", joining)
         except ValueError as error:
             raise UsageError(f"--replay_service {self._address}: {error}") from error
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Does nothing, because every update calls the actor, and thereby notices its end."""
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; any thread may call it, repeatedly."""

@@ -51,7 +51,6 @@ from torchbeast.core.storages.replay.store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import failure, follow_parent, take_stdin, take_stdout
 from torchbeast.fleets.child_process import ChildProcess, end_all
-from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import free_memory
 from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, SharingAgent, Ticket
 
@@ -202,9 +201,6 @@ class SharedReplayClient(SharingAgent):
                 f"--replay_service {address}: no replay is running there ({error!r}); python -m "
                 "torchbeast.sweep --shared_replay starts one and gives agents its address"
             ) from error
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Does nothing, because every update calls the service, and thereby notices its end."""
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
