@@ -367,9 +367,10 @@ def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(
 ) -> None:
     regions: list[weakref.ref[Region]] = []
 
-    def make(joining: JoinRequest) -> Region:
-        region = Region(joining)
-        regions.append(weakref.ref(region))
+    def make(joining: JoinRequest, descriptor: int | None = None) -> Region:
+        region = Region(joining, descriptor)
+        if descriptor is None:  # made by the service, not by the agent
+            regions.append(weakref.ref(region))
         return region
 
     monkeypatch.setattr("torchbeast.shared_replay.service.Region", make)

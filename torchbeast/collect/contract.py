@@ -188,9 +188,10 @@ def describe_away(away: Sequence[Away], live: int) -> str:
         return ""
     count = f"{len(away)} of {len(away) + live} streams"
     they = "it continues" if len(away) == 1 else "they continue"
+    why = max(away, key=lambda stream: stream.seconds).why  # of the stream that was lost first
     return (
         f"{count} {since(away)}: {_where(away)}; {they} when a server answers there"
-        f"{_why(away)}{_end(away)}"
+        f"{f' ({why})' if why else ''}{_end(away)}"
     )
 
 
@@ -198,12 +199,6 @@ def shortage_of(away: Sequence[Away]) -> Shortage | None:
     """Returns the shortage that will end the run first, or None."""
     found = [stream.shortage for stream in away if stream.shortage is not None]
     return min(found, key=lambda shortage: shortage.seconds, default=None)
-
-
-def _why(away: Sequence[Away]) -> str:
-    """Returns the error that ended the last connection of the stream that was lost first."""
-    why = max(away, key=lambda stream: stream.seconds).why
-    return f" ({why})" if why else ""
 
 
 def _end(away: Sequence[Away]) -> str:

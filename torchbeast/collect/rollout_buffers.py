@@ -37,26 +37,18 @@ from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
 
 
-class SharedRollouts:
-    """`num_slots` rollouts of `num_envs` environments each, in one shared file.
-
-    descriptor: of the file, by which another process opens the same rollouts.
-    """
+class SharedRollouts(SharedFile):
+    """`num_slots` rollouts of `num_envs` environments each, in one shared file."""
 
     def __init__(
-        self,
-        spec: RolloutSpec,
-        num_envs: int,
-        num_slots: int,
-        descriptor: int | None = None,
+        self, spec: RolloutSpec, num_envs: int, num_slots: int, descriptor: int | None = None
     ) -> None:
         """Creates the file, or opens the file of `descriptor`, made with the same arguments."""
         specs = slot_fields(spec, num_envs)
         stride = slot_size(specs)
-        self._file = SharedFile(num_slots * stride, descriptor)
-        self.descriptor = self._file.descriptor
+        super().__init__(num_slots * stride, descriptor)
         self.slots: list[RolloutArrays] = [
-            arrays_at(specs, self._file.bytes, slot * stride) for slot in range(num_slots)
+            arrays_at(specs, self.bytes, slot * stride) for slot in range(num_slots)
         ]
 
 

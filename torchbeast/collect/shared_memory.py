@@ -26,7 +26,10 @@ _ALIGNMENT = 64  # bytes of a cache line, so that arrays do not share one
 
 
 class SharedFile:
-    """Memory shared by all processes that have the descriptor."""
+    """Memory shared by all processes that have the descriptor.
+
+    bytes: the memory. descriptor: of the file.
+    """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         """Creates a file of `size` bytes, or maps the open file `descriptor`."""

@@ -145,7 +145,8 @@ class TransitionSource(WithReplay):
         try:
             for rollout in self._online.batches():
                 self._insert(rollout)
-                if not self._prepare_due():
+                self._offer_due()
+                if self._closed:
                     return
         finally:
             with self._changed:
@@ -159,18 +160,21 @@ class TransitionSource(WithReplay):
             self._collected.add(rollout)
             self._total += rollout.env_steps
 
-    def _prepare_due(self) -> bool:
-        """Samples the batches that are due; returns False once the source is closed."""
-        while self._prepared < self._schedule.updates_after(self._total - self._waits):
-            prepared = self._prepare()
+    def _offer_due(self) -> None:
+        """Lets the learners take the batches that are due, `_AHEAD` at a time."""
+        for batch in self._due():
             with self._changed:
                 self._changed.wait_for(lambda: len(self._ready) < _AHEAD or self._closed)
-                if self._closed:
-                    return False
-                self._ready.append(prepared)
+                self._ready.append(batch)
                 self._changed.notify_all()
+
+    def _due(self) -> Iterator[Transitions]:
+        """Samples the batches that are due, until the source is closed."""
+        due = self._schedule.updates_after(self._total - self._waits)
+        while self._prepared < due and not self._closed:
+            batch = self._prepare()
             self._prepared += 1
-        return True
+            yield batch
 
     def _prepare(self) -> Transitions:
         """Samples a batch, and attributes to it the steps collected since the batch before."""
@@ -205,11 +209,10 @@ class FreeTransitions(TransitionSource):
                 return None
         return self._prepare()
 
-    def _prepare_due(self) -> bool:
+    def _offer_due(self) -> None:
         """Wakes the learners that waited for the first steps."""
         with self._changed:
             self._changed.notify_all()
-            return not self._closed
 
 
 class SynchronousTransitions(TransitionSource):
@@ -233,14 +236,6 @@ class SynchronousTransitions(TransitionSource):
         for rollouts in self._online.batches():
             self._insert(rollouts)
             yield from self._due()
-
-    def _due(self) -> Iterator[Transitions]:
-        while self._prepared < self._schedule.updates_after(self._total - self._waits):
-            if self._closed:
-                return
-            batch = self._prepare()
-            self._prepared += 1
-            yield batch
 
 
 @dataclass

@@ -67,11 +67,10 @@ class _Layout:
         return tensors
 
 
-class SharedWeights:
+class SharedWeights(SharedFile):
     """A ring of the newest versions of a model's weights. One process publishes, others read.
 
-    descriptor: of the file, by which another process opens the same ring. num_bytes: of all places
-    of the ring.
+    num_bytes: of all places of the ring.
     """
 
     def __init__(
@@ -87,11 +86,10 @@ class SharedWeights:
         layout = _Layout(model)
         self._stride = layout.num_bytes
         self.num_bytes = size * self._stride
-        self._file = SharedFile(_HEADER + max(self.num_bytes, 1), descriptor)
-        self.descriptor = self._file.descriptor
-        self._versions = np.frombuffer(self._file.bytes, np.int64, count=size + 1)
+        super().__init__(_HEADER + max(self.num_bytes, 1), descriptor)
+        self._versions = np.frombuffer(self.bytes, np.int64, count=size + 1)
         self._places = [
-            layout.views(self._file.bytes, _HEADER + place * self._stride) for place in range(size)
+            layout.views(self.bytes, _HEADER + place * self._stride) for place in range(size)
         ]
         self.on_publish: Callable[[], None] = lambda: None
         if descriptor is None:
@@ -112,7 +110,7 @@ class SharedWeights:
         while True:
             version = self.version
             start = _HEADER + version % self.size * self._stride
-            weights = np.frombuffer(self._file.bytes, np.uint8, self._stride, start).copy()
+            weights = np.frombuffer(self.bytes, np.uint8, self._stride, start).copy()
             if self._holds(version):
                 return version, weights
 

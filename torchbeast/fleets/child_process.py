@@ -154,12 +154,15 @@ class ChildProcess:
     def _read_reports(self) -> None:
         with _stream(self._process.stdout) as stdout:
             for line in stdout:
-                report = _parse(line)
+                try:
+                    report: Report = json.loads(line)
+                except ValueError:
+                    continue  # an incomplete line of a dying child
                 if "error" in report:
                     self._error_report = report
                     if not self._has_ended.wait(_GRACE_S):  # it may wait for its own child
                         self._process.kill()
-                elif report:
+                else:
                     self._on_report(report)
 
     def _read_stderr(self) -> None:
@@ -203,15 +206,6 @@ def end_all(children: Iterable[ChildProcess]) -> None:
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None  # opened as a pipe
     return stream
-
-
-def _parse(line: bytes) -> Report:
-    """Parses a report; returns {} for an incomplete line of a dying child."""
-    try:
-        report = json.loads(line)
-    except ValueError:
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def _how_it_ended(returncode: int) -> str:

@@ -62,7 +62,7 @@ _ANSWER_S = 120  # longest wait for an answer, because the service may be busy w
 _WAITING = 100  # connections that wait to be accepted
 
 
-class Region:
+class Region(SharedFile):
     """Two batches in memory that an agent shares with the service.
 
     inserted, filled: by field of Rollout, nests of arrays [T+1, B, ...] and [T+1, S, ...]. The
@@ -71,20 +71,13 @@ class Region:
 
     def __init__(self, joining: JoinRequest, descriptor: int | None = None) -> None:
         """Creates the memory, or maps the memory of a descriptor, which can then be closed."""
-        inserted, filled = _specs(joining)
-        self._file = SharedFile(region_bytes(joining), descriptor)
-        self.inserted = arrays_at(inserted, self._file.bytes, 0)
-        self.filled = arrays_at(filled, self._file.bytes, slot_size(inserted))
-
-    @property
-    def descriptor(self) -> int:
-        """The file descriptor."""
-        return self._file.descriptor
+        super().__init__(region_bytes(joining), descriptor)
+        self.inserted, self.filled = arrays_at(_specs(joining), self.bytes, 0)
 
 
 def region_bytes(joining: JoinRequest) -> int:
     """Returns the size of an agent's region in bytes."""
-    return sum(map(slot_size, _specs(joining)))
+    return slot_size(_specs(joining))
 
 
 def _specs(joining: JoinRequest) -> tuple[dict[str, Any], dict[str, Any]]:
