@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from torchbeast.core.base.checks import at_least, between, require
@@ -108,11 +108,10 @@ class ReplayConfig:
         require(
             self.replay_size < 2**31, f"replay_size must be below {2**31}, got {self.replay_size}"
         )
-        for name in ("replay_ratio", "learn_start", "checkpoint_replay", "replay_service"):
-            value, usual = getattr(self, name), getattr(type(self), name)
+        for setting in fields(self):
             require(
-                self.replay_size > 0 or value in (0, usual),
-                f"{name} needs a replay: give its replay_size too",
+                self.replay_size > 0 or getattr(self, setting.name) in (0, setting.default),
+                f"{setting.name} needs a replay: give its replay_size too",
             )
         require(
             self.is_used or not (self.checkpoint_replay or self.replay_service),
@@ -237,12 +236,12 @@ class TransitionsConfig:
 
     def check_unused(self) -> None:
         """Raises ValueError for settings that only off-policy algorithms use."""
-        for name in ("n_step", "priority_exponent", "priority_beta", "hindsight_share"):
-            value, usual = getattr(self, name), getattr(type(self), name)
+        for setting in fields(self):
+            value = getattr(self, setting.name)
             require(
-                value == usual,
-                f"{name} {value:g} is for algorithms that sample single steps: remove it, or set "
-                "algo to dqn, sac or td3",
+                value == setting.default,
+                f"{setting.name} {value:g} is for algorithms that sample single steps: remove it, "
+                "or set algo to dqn, sac or td3",
             )
 
 

@@ -167,11 +167,10 @@ class LocalSource:
             try:
                 with one_thread():  # a row is small, so more threads would mostly wait
                     return self._played(batch)
-            except (UsageError, RunError) as error:
-                self._supervisor.fail("environments", error)
-                return None
             except Exception as error:
-                self._supervisor.fail("environments", RunError(what_it_raised(error)))
+                is_ours = isinstance(error, (UsageError, RunError))
+                failure = error if is_ours else RunError(what_it_raised(error))
+                self._supervisor.fail("environments", failure)
                 return None
             except BaseException:
                 self._forget()

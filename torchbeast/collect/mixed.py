@@ -163,12 +163,10 @@ class MixedSource(WithReplay):
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without its spare columns."""
         self._is_reached = self._is_reached or self._replay.facts().size >= self._learn_start
-        if not self._is_reached:
-            return rollout.columns(0, self._batch_size).without_resets()
         spare = slice(self._batch_size, self._batch_size + self._spare_columns)
         is_walking = bool(flatten(self._initial_state))
-        first_walk = lane.number * self._spare_columns if is_walking else None
-        filled = self._replay.fill(arrays_of(rollout), spare, first_walk)
+        walk = lane.number * self._spare_columns if is_walking else None
+        filled = self._replay.fill(arrays_of(rollout), spare, walk) if self._is_reached else None
         if filled is None:
             return rollout.columns(0, self._batch_size).without_resets()
         self._write_states(rollout, lane, filled.begins)
@@ -222,6 +220,6 @@ def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:
     """Returns the batch's final observations followed by these, leaves [K, *shape]."""
     if not finals:
         return rollout.final_observation
-    own, more = flatten(rollout.final_observation), map(torch.from_numpy, finals)
-    joined = [torch.cat(pair) for pair in zip(own, more, strict=True)]
-    return pack_as(rollout.final_observation, joined)
+    own = rollout.final_observation
+    more = pack_as(own, [torch.from_numpy(leaf) for leaf in finals])
+    return map_leaves2(lambda *pair: torch.cat(pair), own, more)

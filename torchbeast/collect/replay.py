@@ -18,10 +18,9 @@ import numpy as np
 from torchbeast.collect.contract import Away, Source
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
-from torchbeast.core.storages.replay.store import Facts
+from torchbeast.core.storages.replay.store import Arrays as Arrays
+from torchbeast.core.storages.replay.store import Facts as Facts
 from torchbeast.fleets.supervisor import Supervisor
-
-Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of numpy arrays [T+1, B, ...]
 
 AGENT = 0  # the number of the only agent of a replay that is not shared
 

@@ -268,9 +268,8 @@ class FleetSource:
     # --- the learner thread that publishes
 
     def _tell_dispatcher(self) -> None:
-        if self._lag is None and all(actor.reads_weights for actor in self._actors):
-            return
-        if not self._is_told.is_set():
+        reads = self._lag is None and all(actor.reads_weights for actor in self._actors)
+        if not (reads or self._is_told.is_set()):
             self._is_told.set()
             self._do(self._has_newer_weights)
 

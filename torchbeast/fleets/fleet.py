@@ -65,8 +65,7 @@ class Failed(NamedTuple):
     @classmethod
     def by(cls, error: BaseException) -> Failed:
         """Returns the answer for an exception."""
-        report = failure(error)
-        return cls(report["error"], report["usage"])
+        return cls(**failure(error))
 
     def exception(self) -> Exception:
         """Returns the exception to raise in the calling process."""

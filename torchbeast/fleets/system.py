@@ -61,7 +61,7 @@ def available_cores() -> int:
 def _cores() -> int:
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, cores // learners_here())
+    return max(1, cores // _number_of("LOCAL_WORLD_SIZE", os.environ))
 
 
 def environment_of_share(cores: int) -> Mapping[str, str]:
@@ -96,12 +96,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
         )
     rank = int(environ["RANK"])
     local_rank = int(environ.get("LOCAL_RANK", rank))
-    return Launch(rank, size, local_rank, learners_here(environ))
-
-
-def learners_here(environ: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of processes that torchrun started on this machine, or 1."""
-    return _number_of("LOCAL_WORLD_SIZE", environ)
+    return Launch(rank, size, local_rank, _number_of("LOCAL_WORLD_SIZE", environ))
 
 
 def _number_of(name: str, environ: Mapping[str, str]) -> int:

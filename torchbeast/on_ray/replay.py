@@ -29,10 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, Filled, ReplayClosed, has_ended
+from torchbeast.collect.replay import Arrays, Facts, Filled, ReplayClosed, has_ended
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import num_bytes
-from torchbeast.core.storages.replay.store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import free_memory
 from torchbeast.fleets.waiting import waiting_for

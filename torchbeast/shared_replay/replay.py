@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, Filled, finals_of, read_windows
+from torchbeast.collect.replay import Arrays, Facts, Filled, finals_of, read_windows
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
-from torchbeast.core.storages.replay.store import Facts, bytes_per_transition, described, row_specs
+from torchbeast.core.storages.replay.store import bytes_per_transition, described, row_specs
 from torchbeast.errors import RunError
 from torchbeast.fleets.system import check_memory, in_bytes
 
@@ -194,7 +194,9 @@ class SharedReplay:
         """Raises ValueError if the batches of one more agent, `size` bytes, do not fit into the
         free memory, in addition to the memory that the replay will use as it fills.
         """
-        free, later = self._free_memory(), self._not_yet_taken()
+        free, later = self._free_memory(), 0
+        if (replay := self._replay) is not None:
+            later = int((1 - replay.facts().fill) * replay.capacity * replay.bytes_per_transition)
         require(
             free is None or size + later <= free,
             f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
@@ -202,17 +204,10 @@ class SharedReplay:
             "--replay_ratio or --replay_size",
         )
 
-    def _not_yet_taken(self) -> int:
-        """Returns the bytes that the replay has reserved, but not yet written to."""
-        if (replay := self._replay) is None:
-            return 0
-        return int((1 - replay.facts().fill) * replay.capacity * replay.bytes_per_transition)
-
     def _made_for(self, joining: JoinRequest) -> RolloutReplay:
         fields = joining.batch(1)
         each = bytes_per_transition(fields, joining.frame_stack)
-        columns = joining.columns + joining.spare_columns
-        region = columns * num_bytes(fields)
+        region = (joining.columns + joining.spare_columns) * num_bytes(fields)
         check_memory(joining.capacity, each, region, self._free_memory())
         try:
             return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)

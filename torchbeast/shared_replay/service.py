@@ -44,10 +44,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, Filled, ReplayClosed, has_ended
+from torchbeast.collect.replay import Arrays, Facts, Filled, ReplayClosed, has_ended
 from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.core.base.checks import require
-from torchbeast.core.storages.replay.store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import failure, follow_parent, take_stdin, take_stdout
 from torchbeast.fleets.child_process import ChildProcess, end_all
