@@ -125,7 +125,7 @@ def test_weights_that_are_held_are_not_loaded_again_and_others_are_not_taken_for
     replica, weights = Mixed(), SentWeights()
     weights.receive(3, np.empty(0))
     assert weights.refresh(replica, held=3, wanted=3) == 3
-    with pytest.raises(LookupError, match="version 4 was not sent; the newest one is 3"):
+    with pytest.raises(LookupError, match="version 4 is not the newest one, 3"):
         weights.refresh(replica, held=3, wanted=4)
 
 

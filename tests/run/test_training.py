@@ -318,12 +318,12 @@ def test_a_failing_learner_thread_does_not_block_the_others(tmp_path: Path) -> N
 def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -> None:
     """Checkpoints taken during learning hold the weights of exactly the version that they name."""
     run = Run(tmp_path, [rollout() for _ in range(60)], total_steps=60 * T * B)
-    weights_of = {0: run.weights._snapshot.tensors}
+    weights_of = {0: run.weights._newest[1].tensors}
     publish = run.weights.publish
 
     def record(model: torch.nn.Module, version: int) -> None:
         publish(model, version)
-        weights_of[version] = run.weights._snapshot.tensors
+        weights_of[version] = run.weights._newest[1].tensors
 
     run.weights.publish = record  # type: ignore[method-assign]
     run.training.start(1)

@@ -23,9 +23,9 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,29 +223,57 @@ def _opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
     return ring
 
 
-class SentWeights:
-    """The newest weights that a worker has received. Any thread receives, one thread acts."""
+class _Newest(ABC):
+    """The newest version of the weights. One thread replaces it, any number of threads read it."""
 
-    def __init__(self) -> None:
-        self._newest: tuple[int, Packed] = 0, np.empty(0)
+    _newest: tuple[int, Any]  # the version and its weights, replaced in one assignment
 
     @property
     def version(self) -> int:
         """The newest version."""
         return self._newest[0]
 
-    def receive(self, version: int, weights: Packed) -> None:
-        """Replaces the newest weights."""
-        self._newest = version, weights  # in one assignment
-
     def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
-        """Loads the newest weights unless `replica` holds them; returns their version."""
+        """Loads the newest weights unless `replica` already holds them; returns their version.
+
+        held: the version that `replica` holds; None: unknown. Raises LookupError if `wanted` is not
+        the newest version.
+        """
         version, weights = self._newest
         if wanted not in (None, version):
-            raise LookupError(f"version {wanted} was not sent; the newest one is {version}")
+            raise LookupError(f"version {wanted} is not the newest one, {version}")
         if version != held:
-            _use(unpacked(weights, replica), replica)
+            self._load(replica, weights)
         return version
+
+    @abstractmethod
+    def _load(self, replica: nn.Module, weights: Any) -> None:
+        """Loads weights into a model."""
+
+
+class SentWeights(_Newest):
+    """The newest weights that a worker has received. Any thread receives, one thread acts."""
+
+    def __init__(self) -> None:
+        self._newest = 0, np.empty(0)
+
+    def receive(self, version: int, weights: Packed) -> None:
+        """Replaces the newest weights."""
+        self._newest = version, weights
+
+    def _load(self, replica: nn.Module, weights: Packed) -> None:
+        """Lets the model use parameters in place, in memory that all workers of a node share.
+
+        Everything else is copied, because a network may write to its buffers and other workers must
+        not see that. Parameters and buffers remain the same objects, because a network may also
+        refer to them by other names.
+        """
+        state, written = unpacked(weights, replica), _written_by_forward(replica)
+        parameters = dict(replica.named_parameters(remove_duplicate=False))
+        for name, parameter in parameters.items():
+            parameter.data = state[name].clone() if name in written else state[name]
+        others = {name: entry for name, entry in state.items() if name not in parameters}
+        replica.load_state_dict(others, strict=False)
 
 
 @torch.no_grad()
@@ -267,21 +295,6 @@ def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
     return _Layout(model).views(weights)
 
 
-def _use(state: Mapping[str, Tensor], replica: nn.Module) -> None:
-    """Lets the model use parameters in place, in memory that all workers of a node share.
-
-    Everything else is copied, because a network may write to its buffers and other workers must not
-    see that. Parameters and buffers remain the same objects, because a network may also refer to
-    them by other names.
-    """
-    written = _written_by_forward(replica)
-    parameters = dict(replica.named_parameters(remove_duplicate=False))
-    for name, parameter in parameters.items():
-        parameter.data = state[name].clone() if name in written else state[name]
-    others = {name: entry for name, entry in state.items() if name not in parameters}
-    replica.load_state_dict(others, strict=False)
-
-
 def _written_by_forward(model: nn.Module) -> set[str]:
     """Returns the names of parameters that forward() writes to: renormalised embeddings."""
     return {
@@ -291,60 +304,36 @@ def _written_by_forward(model: nn.Module) -> set[str]:
     }
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """An immutable copy of the weights after `version` updates."""
+class Snapshot(NamedTuple):
+    """An immutable copy of the weights."""
 
-    version: int
     tensors: dict[str, Tensor]
     written: torch.cuda.Event | None  # recorded after the copy on the GPU; None: CPU
 
 
-class PublishedWeights:
+class PublishedWeights(_Newest):
     """Holds the newest snapshot. One thread publishes, any number of threads read."""
 
     def __init__(self, model: nn.Module, version: int = 0) -> None:
-        self._snapshot = _snapshot(model, version)
+        self.publish(model, version)
 
-    @property
-    def version(self) -> int:
-        """The version of the newest snapshot."""
-        return self._snapshot.version
-
+    @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as this version."""
-        self._snapshot = _snapshot(model, version)  # replaced in one assignment
+        tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        written = None
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            written.record()
+        self._newest = version, Snapshot(tensors, written)
 
-    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
-        """Loads the newest snapshot unless `replica` already holds it; returns its version.
-
-        held: the version that `replica` holds; None: unknown. Raises LookupError if `wanted` is not
-        the newest version.
+    def _load(self, replica: nn.Module, weights: Snapshot) -> None:
+        """Loads a snapshot; the reader's CUDA stream waits for the copy and keeps its memory
+        alive.
         """
-        snapshot = self._snapshot
-        if wanted not in (None, snapshot.version):
-            raise LookupError(f"version {wanted} is not the newest one, {snapshot.version}")
-        if snapshot.version != held:
-            _load(replica, snapshot)
-        return snapshot.version
-
-
-@torch.no_grad()
-def _snapshot(model: nn.Module, version: int) -> Snapshot:
-    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    written = None
-    if any(tensor.is_cuda for tensor in tensors.values()):
-        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        written.record()
-    return Snapshot(version, tensors, written)
-
-
-def _load(replica: nn.Module, snapshot: Snapshot) -> None:
-    """Loads a snapshot; the reader's CUDA stream waits for the copy and keeps its memory alive."""
-    if snapshot.written is None:
-        replica.load_state_dict(snapshot.tensors)
-        return
-    snapshot.written.wait()
-    replica.load_state_dict(snapshot.tensors)
-    for tensor in snapshot.tensors.values():
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        if weights.written is not None:
+            weights.written.wait()
+        replica.load_state_dict(weights.tensors)
+        for tensor in weights.tensors.values():
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
