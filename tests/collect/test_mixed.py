@@ -597,7 +597,15 @@ def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
         learn(run, 20)
         ready = 3 + 2 * B  # of the online source, and batches 20 and 21: now all wait
         wait_for(lambda: run.source.status()["learner_queue_size"] == ready)
-        saving = Background(run.replay.save_replay, file)
+        own_replay = run.replay._replay
+        assert isinstance(own_replay, OwnReplay)
+        store = own_replay._replay
+
+        def save() -> None:
+            with store.lock:  # as a checkpoint does
+                store.save(file)
+
+        saving = Background(save)
         assert file.is_written_to.wait(SOON)
         size, inserted = run.replay.facts().size, run.happened("inserted")
         learning = Background(learn, run, 4)

@@ -306,7 +306,8 @@ def test_an_iterator_that_was_ended_from_outside_has_a_successor() -> None:
         first.close()
         after = list(source.batches())
     counted = [each.env_steps for each in before + after]
-    assert sum(counted) == source.inserted > 30 * STEPS and len(counted) == int(sum(counted) * 0.5)
+    assert sum(counted) == source._replay.inserted > 30 * STEPS
+    assert len(counted) == int(sum(counted) * 0.5)
 
 
 def test_closing_ends_a_synchronous_source_between_two_updates() -> None:
@@ -323,11 +324,11 @@ def test_closing_ends_a_synchronous_source_between_two_updates() -> None:
 def test_free_environments_and_a_free_learner_never_wait_for_each_other() -> None:
     line = Line([], 0, False)
     with starting(line, kind=FreeTransitions) as (source, _):
-        wait_for(lambda: source.inserted >= 50 * STEPS, SOON)  # nobody learns
+        wait_for(lambda: source._replay.inserted >= 50 * STEPS, SOON)  # nobody learns
         line.held.clear()  # nobody collects, once the present rollout is taken
         batches = source.batches()
         counted = sum(next(batches).env_steps for _ in range(500))
-        wait_for(lambda: source.inserted - counted <= STEPS, SOON)
+        wait_for(lambda: source._replay.inserted - counted <= STEPS, SOON)
         line.held.set()
     assert counted >= 50 * STEPS, "every step counts, most of them in the first update"
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 from unittest.mock import Mock
 
@@ -167,8 +168,12 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
         resume_replay(made(), tmp_path, is_saved=True)
 
 
-def saving(folder: Path, save_replay: Any, disabled: bool = False) -> Saving:
-    replay = Mock(save_replay=save_replay, inserted=0)
+def replay_of(**attributes: Any) -> Any:
+    return Mock(lock=Lock(), **attributes)
+
+
+def saving(folder: Path, save: Any, disabled: bool = False) -> Saving:
+    replay = replay_of(inserted=0, save=save)
     return Saving(Mock(checkpoint=folder / "model.tar"), {}, disabled, replay)
 
 
@@ -189,23 +194,23 @@ def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Pa
 
 
 def test_a_replay_into_which_nothing_was_inserted_is_not_written_again(tmp_path: Path) -> None:
-    replay = Mock(inserted=40)
+    replay = replay_of(inserted=40)
     kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, False, replay)
     for inserted, written in ((40, 1), (40, 1), (80, 2)):
         replay.inserted = inserted
         kept.save(training())
-        assert replay.save_replay.call_count == written
+        assert replay.save.call_count == written
 
 
 def test_a_replay_that_was_not_written_is_written_by_the_next_save(tmp_path: Path) -> None:
-    replay = Mock(inserted=40, save_replay=Mock(side_effect=[OSError(28, "full"), None]))
+    replay = replay_of(inserted=40, save=Mock(side_effect=[OSError(28, "full"), None]))
     kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, False, replay)
     with pytest.raises(
         CheckpointNotWritten, match=r"replay.bin \(full\); there is none yet: make room"
     ):
         kept.save(training())
     kept.save(training())
-    assert replay.save_replay.call_count == 2
+    assert replay.save.call_count == 2
 
 
 def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:

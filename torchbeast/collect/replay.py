@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -131,12 +131,6 @@ class OwnReplay:
 
     def __init__(self, replay: RolloutReplay) -> None:
         self._replay = replay
-        self._lock = threading.Lock()
-
-    @property
-    def inserted(self) -> int:
-        """Steps inserted so far."""
-        return self._replay.inserted
 
     def facts(self) -> Facts:
         """Returns metrics for the logs."""
@@ -144,21 +138,16 @@ class OwnReplay:
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""
-        with self._lock:
+        with self._replay.lock:
             self._replay.insert(arrays, columns, AGENT)
 
     def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
         """Writes windows into columns; see Replay."""
-        with self._lock:
+        with self._replay.lock:
             return read_windows(self._replay, AGENT, arrays, columns, first_walk)
 
-    def save_replay(self, file: BinaryIO) -> None:
-        """Writes the contents to a file; `insert` and `fill` wait until it is done."""
-        with self._lock:
-            self._replay.save(file)
-
     def close(self) -> None:
-        """Does nothing, because calls wait for nothing but `save_replay`."""
+        """Does nothing, because calls only wait until the replay is saved."""
 
 
 def has_ended(address: str) -> str:

@@ -25,11 +25,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,7 +96,6 @@ class TransitionSource(WithReplay):
         super().__init__(online, replay.facts)
         self._replay = replay
         self._schedule = schedule
-        self._lock = threading.Lock()  # held by the thread that uses the replay
         self._ready: deque[Transitions] = deque()
         self._ended = False  # nothing more is prepared
         # Used by the thread that takes rollouts only:
@@ -110,16 +108,6 @@ class TransitionSource(WithReplay):
         """Yields transitions [B, ...] on the CPU until the source is closed."""
         while (batch := self._next()) is not None:
             yield batch
-
-    @property
-    def inserted(self) -> int:
-        """Steps inserted into the replay so far."""
-        return self._replay.inserted
-
-    def save_replay(self, file: BinaryIO) -> None:
-        """Writes the replay's contents to a file; inserting and sampling wait until it is done."""
-        with self._lock:
-            self._replay.save(file)
 
     # --- the learner threads
 
@@ -136,7 +124,7 @@ class TransitionSource(WithReplay):
         """Gives the replay the new priorities of the transitions with these names."""
         if feedback.priorities is None:
             raise RunError(_NO_PRIORITIES)
-        with self._lock:
+        with self._replay.lock:
             self._replay.set_priorities(names, feedback.priorities.cpu().numpy())
 
     # --- the replay thread
@@ -155,7 +143,7 @@ class TransitionSource(WithReplay):
 
     def _insert(self, rollout: Rollout) -> None:
         """Stores a rollout. Afterwards its memory belongs to the online source again."""
-        with self._lock:
+        with self._replay.lock:
             self._replay.insert(arrays_of(rollout), slice(0, rollout.batch_size), AGENT)
             self._collected.add(rollout)
             self._total += rollout.env_steps
@@ -180,7 +168,7 @@ class TransitionSource(WithReplay):
         """Samples a batch, and attributes to it the steps collected since the batch before."""
         schedule = self._schedule
         with own_settings():
-            with self._lock:
+            with self._replay.lock:
                 sample = self._replay.sample(schedule.batch_size)
                 total, collected, self._collected = self._total, self._collected, _Collected()
             batch = collected.counted_in(transitions_of(sample))

@@ -35,6 +35,7 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least, counted, names_checked, require
 from torchbeast.core.base.computing import CudaStream, OwnProcess, one_thread, own_settings
 from torchbeast.core.storages.batch import Batch
+from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import Episodes, parallel_envs, play
 from torchbeast.fleets.supervisor import Supervisor
@@ -60,7 +61,7 @@ from torchbeast.reporting.run_folder import RunConfig, RunFolder, is_in_use
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
-from torchbeast.run.saving import CheckpointNotWritten, SavedReplay
+from torchbeast.run.saving import CheckpointNotWritten
 from torchbeast.run.session import Session, raise_failure
 from torchbeast.run.training import Training
 from torchbeast.schemes.scheme import Scheme
@@ -436,7 +437,7 @@ class Learner:
         self._run = LearnerRun(settings, described, self._session, resumed)
         made = self._run.assemble(making_agent(scheme), making_weights(scheme))
         self._made, self._progress = made
-        saved: SavedReplay | None = None
+        saved: RolloutStore | None = None
         if scheme.gradients is None:
             config = settings.learner
             source = functools.partial(make_source, scheme, config=config, ending=ending)

@@ -26,6 +26,7 @@ from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError
 from torchbeast.envs.spec import EnvSpec
@@ -55,7 +56,7 @@ from torchbeast.run.assemble import (
 from torchbeast.run.config import CheckpointConfig, hint_of_defaults, sentence
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.recorded_settings import changes, naming_flags, reaching_flags, recorded_env
-from torchbeast.run.saving import PastVersions, SavedReplay, Saving
+from torchbeast.run.saving import PastVersions, Saving
 from torchbeast.run.session import Session
 from torchbeast.run.training import Training
 from torchbeast.run.watch import Adviser, Watch
@@ -192,7 +193,7 @@ class LearnerRun:
         made: Assembled,
         progress: Progress,
         make_source: Callable[[LearnerInfo[Any]], Source],
-    ) -> Iterator[tuple[Source, SavedReplay | None]]:
+    ) -> Iterator[tuple[Source, RolloutStore | None]]:
         """Makes the source, with a replay if the run has one, and yields it with the part to be
         saved with checkpoints.
         """
@@ -234,7 +235,7 @@ class LearnerRun:
         made: Assembled,
         source: Source,
         progress: Progress,
-        saved: SavedReplay | None,
+        saved: RolloutStore | None,
     ) -> None:
         with (
             Metrics().served(self.settings.metrics) as metrics,
@@ -272,7 +273,7 @@ class LearnerRun:
         made: Assembled,
         source: Source,
         progress: Progress,
-        saved: SavedReplay | None,
+        saved: RolloutStore | None,
         also_saved: Callable[[], Mapping[str, Any]] = dict,
     ) -> Iterator[tuple[Training, Saving]]:
         """Opens the logs, and makes the training loop and the object that saves its checkpoints.
@@ -312,7 +313,7 @@ class LearnerRun:
     def _saving(
         self,
         agent: Agent,
-        saved: SavedReplay | None,
+        saved: RolloutStore | None,
         also_saved: Callable[[], Mapping[str, Any]],
     ) -> Saving:
         labels = {

@@ -46,7 +46,7 @@ from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.replay import ON_RAY, joined_on_ray
 from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.learner_run import LearnerRun
-from torchbeast.run.saving import REPLAY, SavedReplay
+from torchbeast.run.saving import REPLAY
 from torchbeast.seeds import seed_of
 from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import SharedReplayClient
@@ -55,7 +55,7 @@ from torchbeast.shared_replay.service import SharedReplayClient
 @contextmanager
 def with_replay(
     run: LearnerRun, online: Source, learner: LearnerInfo[Any], free: int | None
-) -> Iterator[tuple[Source, SavedReplay | None]]:
+) -> Iterator[tuple[Source, RolloutStore | None]]:
     """Puts a replay behind the source of a run: its own replay, or one that agents share.
 
     Yields the source with the replay, and the replay if it is to be saved. free: bytes of memory
@@ -71,14 +71,12 @@ def with_replay(
     store = make_replay(*of_run, online.num_bytes, free, functools.partial(_outcome, run))
     if run.earlier.recorded is not None:
         resume_replay(store, run.session.folder.path, config.replay.checkpoint_replay)
-    replay: Any
     source: Source
     if config.learns_from_transitions:
-        source = replay = transition_source(online, store, config, learner.first_step)
+        source = transition_source(online, store, config, learner.first_step)
     else:
-        replay = OwnReplay(store)
-        source = mixed_source(online, replay, config, agent, at_once)
-    yield source, replay if config.replay.checkpoint_replay else None
+        source = mixed_source(online, OwnReplay(store), config, agent, at_once)
+    yield source, store if config.replay.checkpoint_replay else None
 
 
 def _outcome(run: LearnerRun) -> Outcome:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import torch
 
 from torchbeast.core.actors.registry import Agent
+from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
@@ -24,17 +25,6 @@ from torchbeast.run.training import Training
 
 REPLAY = "replay.bin"
 """Name of the file with the contents of the replay, next to the checkpoint."""
-
-
-class SavedReplay(Protocol):
-    """A replay that is saved with every checkpoint."""
-
-    @property
-    def inserted(self) -> int:
-        """Steps inserted so far."""
-
-    def save_replay(self, file: BinaryIO) -> None:
-        """Writes the contents to a file."""
 
 
 class CheckpointNotWritten(RunError):
@@ -54,7 +44,7 @@ class Saving:
     folder: RunFolder
     labels: Mapping[str, Any]
     disabled: bool
-    replay: SavedReplay | None = None
+    replay: RolloutStore | None = None
     also: Callable[[], Mapping[str, Any]] = dict
     keep: int = 1
 
@@ -97,8 +87,9 @@ class Saving:
         with (
             self._failing(what, self._replay_path),
             replaced_atomically(self._replay_path) as file,
+            self.replay.lock,
         ):
-            self.replay.save_replay(file)
+            self.replay.save(file)
         self._inserted = inserted
 
     @contextmanager

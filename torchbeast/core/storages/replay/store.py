@@ -9,6 +9,7 @@ First in, first out. Recurrent state is not stored.
 from __future__ import annotations
 
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple
@@ -46,7 +47,8 @@ class RolloutStore(ABC):
     `arrays` is a dict of numpy arrays [T+1, B, ...] by field of Rollout, which may be views of
     torch's memory.
 
-    inserted, sampled: steps inserted and read so far.
+    inserted, sampled: steps inserted and read so far. lock: hold it for every call, if several
+    threads make calls.
     """
 
     def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
@@ -73,6 +75,7 @@ class RolloutStore(ABC):
                 f"{each} each, which cannot be reserved"
             ) from None
         self._generator = np.random.default_rng(seed)
+        self.lock = threading.Lock()
         self._clear(first_chunk=0)
 
     def _clear(self, first_chunk: int) -> None:
