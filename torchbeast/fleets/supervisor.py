@@ -63,22 +63,21 @@ def end_program(code: int) -> NoReturn:
 
 
 class Supervisor:
-    """Starts the threads of a run, ends them together, and keeps the reason."""
+    """Starts the threads of a run, ends them together, and keeps the reason.
+
+    ended: whether the run has been stopped or has failed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self.ended = False
+        self._wake = threading.Event()  # set when the run has ended
         self._closers: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
         self._signal: str | None = None
         self._asked_time: float | None = None  # of the first SIGINT or SIGTERM
         self.reason: str | None = None
         self.failure: Failure | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has been stopped or has failed."""
-        return self._ended.is_set()
 
     @property
     def interrupted(self) -> bool:
@@ -137,7 +136,7 @@ class Supervisor:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            self._ended.wait(min(left, _SIGNAL_POLL_S))
+            self._wake.wait(min(left, _SIGNAL_POLL_S))
         return self.ended
 
     def join(self, timeout: float) -> list[str]:
@@ -201,7 +200,8 @@ class Supervisor:
                 return False
             self.reason, self.failure = reason, failure
             closers, self._closers = self._closers[::-1], []
-            self._ended.set()
+            self.ended = True
+            self._wake.set()
         if failure is not None:
             is_refused = isinstance(failure.error, UsageError)  # its message says everything
             trace = None if is_refused else failure.error
