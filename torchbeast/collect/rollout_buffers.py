@@ -143,7 +143,7 @@ _ENV_FIELDS = ("reward", "done", "truncated", "episode_end", "episode_step", "ep
 class BatchBuffer:
     """A reusable buffer for one batch, filled column by column, with spare columns behind it.
 
-    num_bytes: of the buffer.
+    num_bytes: of the buffer. missing: number of columns not yet filled.
     """
 
     def __init__(
@@ -159,22 +159,18 @@ class BatchBuffer:
         self._arrays: RolloutArrays = map_leaves(torch.Tensor.numpy, self._tensors)
         self.num_bytes = sum(leaf.nbytes for leaf in flatten(self._tensors))
         self._size, self._spare = batch_size, spare_columns
-        self._filled = 0
+        self.missing = batch_size
         self._finals: list[tuple[int, int, list[np.ndarray]]] = []  # column, row, leaves
-
-    @property
-    def missing(self) -> int:
-        """Number of columns not yet filled."""
-        return self._size - self._filled
 
     def clear(self) -> None:
         """Empties the buffer."""
-        self._filled = 0
+        self.missing = self._size
         self._finals = []
 
     def add(self, slot: RolloutArrays, first: int, count: int) -> None:
         """Copies columns first, ..., first + count - 1 of a slot."""
-        here, there = slice(self._filled, self._filled + count), slice(first, first + count)
+        filled = self._size - self.missing
+        here, there = slice(filled, filled + count), slice(first, first + count)
         done = slot["done"][:, there]
         for name, arrays in self._arrays.items():
             for mine, theirs in zip(flatten(arrays), flatten(slot[name]), strict=True):
@@ -182,8 +178,11 @@ class BatchBuffer:
                     rebuild_rows(mine[:, here], theirs[:, there], done)
                 else:
                     mine[:, here] = theirs[:, there]
-        self._add_finals(slot, first, count)
-        self._filled += count
+        for index, (row, column) in enumerate(np.argwhere(slot["truncated"][1:])):
+            if first <= column < first + count:
+                leaves = [leaf[index].copy() for leaf in flatten(slot["final_observation"])]
+                self._finals.append((filled + int(column) - first, int(row), leaves))
+        self.missing -= count
 
     def rollout(self) -> Rollout:
         """Returns the full batch, which shares the buffer's memory and is valid until `clear`.
@@ -192,13 +191,6 @@ class BatchBuffer:
         """
         whole = Rollout(**self._tensors, final_observation=self._final_observation())
         return whole if self._spare else whole.without_resets()
-
-    def _add_finals(self, slot: RolloutArrays, first: int, count: int) -> None:
-        truncated = slot["truncated"][1:]
-        for index, (row, column) in enumerate(np.argwhere(truncated)):
-            if first <= column < first + count:
-                leaves = [leaf[index].copy() for leaf in flatten(slot["final_observation"])]
-                self._finals.append((self._filled + int(column) - first, int(row), leaves))
 
     def _final_observation(self) -> Nest[torch.Tensor]:
         """Returns leaves [K, ...] in the order of Rollout.truncations(): by column, then row."""

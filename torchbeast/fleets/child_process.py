@@ -46,6 +46,7 @@ class ChildProcess:
     on_end: called once, after the last report and in another of these threads, if the child ends
         without being asked to. Its argument is the error that the child has reported, as {"error":
         ..., "usage": ...}, or a description of how it died.
+    pid: the child's process ID.
     """
 
     def __init__(
@@ -75,16 +76,12 @@ class ChildProcess:
             env={**os.environ, **(environment or {})},
             start_new_session=True,  # Ctrl-C only reaches the program, which ends its children
         )
+        self.pid = self._process.pid
         self._readers = [
             self._thread("stdout", self._read_reports),
             self._thread("stderr", self._read_stderr),
         ]
         self._watcher = self._thread("watch", self._watch)
-
-    @property
-    def pid(self) -> int:
-        """The child's process ID."""
-        return self._process.pid
 
     @property
     def has_ended(self) -> bool:
