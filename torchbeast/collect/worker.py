@@ -17,8 +17,6 @@ This module does not know about Ray.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -39,7 +37,7 @@ from torchbeast.core.envs.contract import give_options
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.fleets.fleet import WorkerLocation, returning_failures
+from torchbeast.fleets.fleet import FleetWorker, returning_failures
 from torchbeast.fleets.system import keep_freed_memory
 from torchbeast.seeds import seed_of
 
@@ -99,7 +97,7 @@ Sent = tuple[int, Any]
 """A version and its weights, as the fleet sends them; see `RolloutWorker.fetched`."""
 
 
-class RolloutWorker:
+class RolloutWorker(FleetWorker):
     """Plays rollouts of its environments on request."""
 
     LANES: ClassVar[Mapping[str, str]] = {
@@ -108,7 +106,7 @@ class RolloutWorker:
     }
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        super().__init__(name)
         self._closing = ExitStack()
         self._begin_again()
 
@@ -118,13 +116,6 @@ class RolloutWorker:
         self._sent = SentWeights()
         self._loop: EnvLoop | None = None
         self._options: Mapping[str, Any] | None = None
-
-    def __repr__(self) -> str:
-        return self._name  # Ray puts it before every line that the worker prints
-
-    def place(self) -> WorkerLocation:
-        """Returns the host and process of the worker."""
-        return WorkerLocation(socket.gethostname(), os.getpid(), "")
 
     def fetched(self, weights: Any) -> Packed:
         """Returns the weights to which a reference of the fleet refers."""

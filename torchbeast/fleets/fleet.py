@@ -102,6 +102,20 @@ class Worker(Protocol):
         """
 
 
+class FleetWorker:
+    """The base class of workers, in their processes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name  # Ray puts it before every line that the worker prints
+
+    def place(self) -> WorkerLocation:
+        """Returns the host and process of the worker."""
+        return WorkerLocation(socket.gethostname(), os.getpid(), "")
+
+
 class Fleet(Protocol):
     """Starts workers, and ends them. Any thread may call any method."""
 

@@ -23,9 +23,7 @@ parts of a worker:
 from __future__ import annotations
 
 import functools
-import os
 import pickle
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -42,7 +40,7 @@ from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_main import failure
-from torchbeast.fleets.fleet import Failed, WorkerLocation
+from torchbeast.fleets.fleet import Failed, FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.gradients.joint import Report, load, report_of, saved
 
@@ -99,13 +97,13 @@ def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class GradientWorker:
+class GradientWorker(FleetWorker):
     """Computes gradients for the learner; see the module."""
 
     LANES: ClassVar[Mapping[str, str]] = dict.fromkeys(("stop_early", "place", "end"), "control")
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        super().__init__(name)
         self._supervisor = Supervisor()
         self._end: Callable[[], None] = lambda: None
         self.ranks: TorchRanks | None = None
@@ -113,13 +111,6 @@ class GradientWorker:
         self._least = 0.0  # share of its batch that the stopped round still collects
         self._version = 0  # of the weights
         self._minibatches: Iterator[Contribution] = iter(())
-
-    def __repr__(self) -> str:
-        return self._name
-
-    def place(self) -> WorkerLocation:
-        """Returns where the worker runs, without its node, which it does not know."""
-        return WorkerLocation(socket.gethostname(), os.getpid(), "")
 
     @_reporting
     def start(

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from torchbeast.collect.weights import Packed
 from torchbeast.collect.worker import RolloutWorker
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
+from torchbeast.fleets.fleet import FleetWorker, WorkerLocation, WorkerLost
 from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.gradients.worker import GradientWorker
@@ -68,11 +68,11 @@ _has_made_connection = threading.Event()  # set while a fleet of this process ow
 _GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can be reached"
 
 
-class _OnRay:
+class _OnRay(FleetWorker):
     """The base class of workers as Ray actors. Ray's dashboard shows the class names."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)  # type: ignore[call-arg]
+        super().__init__(name)
         # Weights are in the object store, which is read-only, and are never written to.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
