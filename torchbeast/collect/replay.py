@@ -68,12 +68,14 @@ class Replay(Protocol):
 class WithReplay(ABC):
     """The base class of sources that put a replay behind another source.
 
-    _changed: notified when something changes for which a thread may wait. _closed: protected by it.
+    num_bytes: of the online source, without the replay. _changed: notified when something changes
+    for which a thread may wait. _closed: protected by it.
     """
 
     def __init__(self, online: Source, facts: Callable[[], Facts]) -> None:
         """facts: returns metrics of the replay."""
         self._online = online
+        self.num_bytes = online.num_bytes
         self._facts = facts
         self._changed = threading.Condition()
         self._closed = False
@@ -94,11 +96,6 @@ class WithReplay(ABC):
     @abstractmethod
     def _run(self) -> None:
         """Fills the replay and makes batches, in a thread."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the online source, without the replay."""
-        return self._online.num_bytes
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Gives the environments of the online source options."""
