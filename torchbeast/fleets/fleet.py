@@ -62,11 +62,6 @@ class Failed(NamedTuple):
     usage: bool  # whether the user can avoid it with other flags
     is_consequence: bool = False  # whether another worker's end caused it
 
-    @classmethod
-    def by(cls, error: BaseException) -> Failed:
-        """Returns the answer for an exception."""
-        return cls(**failure(error))
-
     def exception(self) -> Exception:
         """Returns the exception to raise in the calling process."""
         return UsageError(self.error) if self.usage else RunError(self.error)
@@ -80,7 +75,7 @@ def returning_failures(method: Callable[P, T]) -> Callable[P, T | Failed]:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            return Failed.by(error)
+            return Failed(**failure(error))
 
     return call
 
