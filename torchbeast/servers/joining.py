@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +24,7 @@ from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import credentials, explain
 
 _CONNECT_S = 5.0  # time limit for a learner to accept a connection
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between attempts, with jitter
 
 
 class JoiningStreams:
@@ -79,11 +79,11 @@ class JoiningStreams:
             self.stop()  # the run has ended, or no stream can continue
 
     def _join_again_and_again(self, learner: str) -> bool:
-        pauses, failures = _pauses(), Deaths()
+        pause, failures = _FIRST_PAUSE_S, Deaths()
 
         def taken() -> None:
-            nonlocal pauses
-            pauses = _pauses()
+            nonlocal pause
+            pause = _FIRST_PAUSE_S
             self._say(learner, f"Connected to the learner at {learner}.")
 
         while not self._stopped.is_set():
@@ -95,7 +95,8 @@ class JoiningStreams:
             except RuntimeError as error:
                 if failures.too_many(error):
                     raise RunError(f"failure 5 within ten minutes: {error}") from None
-            self._wait(next(pauses))
+            self._wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
         return False
 
     def _wait(self, seconds: float) -> None:
@@ -131,11 +132,3 @@ class JoiningStreams:
         except RunError as reason:
             return reason
         return error
-
-
-def _pauses() -> Iterator[float]:
-    """Yields the seconds between attempts: exponential backoff with random jitter."""
-    pause = _FIRST_PAUSE_S
-    while True:
-        yield pause * random.uniform(0.5, 1.0)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
