@@ -39,7 +39,6 @@ from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.errors import RunError
-from torchbeast.fleets.child_main import failure
 from torchbeast.fleets.fleet import Failed, FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.gradients.joint import Report, load, report_of, saved
@@ -92,7 +91,7 @@ def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
             if self.ranks is not None:  # tells the others why this one ends
                 said = str(error).strip().splitlines()
                 self.ranks.leave(said[-1] if said else repr(error))
-            return Failed(**failure(error))
+            return Failed.by(error)
 
     return call
 
@@ -107,8 +106,8 @@ class GradientWorker(FleetWorker):
         self._supervisor = Supervisor()
         self._end: Callable[[], None] = lambda: None
         self.ranks: TorchRanks | None = None
-        self._round = self._stopped_round = -1  # numbers of batches
-        self._least = 0.0  # share of its batch that the stopped round still collects
+        self._round = -1  # number of the batch
+        self._stopped = -1, 0.0  # number of a batch to cut short, and its share to collect first
         self._version = 0  # of the weights
         self._minibatches: Iterator[Contribution] = iter(())
 
@@ -196,7 +195,7 @@ class GradientWorker(FleetWorker):
 
     def stop_early(self, number: int, fraction: float) -> None:
         """Ends collection in this round as soon as the batch has this share of its steps."""
-        self._least, self._stopped_round = fraction, number
+        self._stopped = number, fraction
 
     def end(self) -> None:
         """Ends the source, and thereby every wait for a batch."""
@@ -207,7 +206,8 @@ class GradientWorker(FleetWorker):
         self._end()
 
     def _stops_early(self, share: float) -> bool:
-        return self._stopped_round == self._round and share >= self._least
+        number, least = self._stopped
+        return number == self._round and share >= least
 
     def _collect(self, number: int) -> Report:
         self._round = number
