@@ -39,6 +39,7 @@ from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.errors import RunError
+from torchbeast.fleets.child_main import failure
 from torchbeast.fleets.fleet import Failed, FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.gradients.joint import Report, load, report_of, saved
@@ -91,7 +92,7 @@ def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
             if self.ranks is not None:  # tells the others why this one ends
                 said = str(error).strip().splitlines()
                 self.ranks.leave(said[-1] if said else repr(error))
-            return Failed.by(error)
+            return Failed(**failure(error))
 
     return call
 
