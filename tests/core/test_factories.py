@@ -24,8 +24,8 @@ from torchbeast.core.actors.networks import AtariNet, DeepNet, FixupNet, MLPNet
 from torchbeast.core.actors.off_policy import QNet, SACNet
 from torchbeast.core.actors.torsos import FixupTorso
 from torchbeast.core.algos import DDQN, DQN, IMPALA, LASER, PPO, SAC, TD3
-from torchbeast.core.algos.base import Algorithm, recorded
-from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, StepConfig
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, StepConfig, recorded
 from torchbeast.core.algos.registry import defaults_of
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete

@@ -27,7 +27,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
-from torchbeast.core.algos.config import OTHER_NAMES
+from torchbeast.core.algos.config import OTHER_NAMES, recorded
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
 from torchbeast.core.base.specs import SpecError
 from torchbeast.errors import (
@@ -42,6 +42,9 @@ from torchbeast.reporting.output import lossy_output
 
 KWARGS = Mapping[str, Any]
 """The type of a field whose flag is a JSON object."""
+
+flatten = recorded
+"""Returns the value of every flag by its name on the command line, without groups."""
 
 REGISTRY = ConstructorRegistry()
 """Tells tyro how to read and show these flags."""
@@ -384,15 +387,6 @@ def _first_sentence(box: str) -> str:
 def names(flags_type: type) -> list[str]:
     """Returns the names of all flags of a program, as on the command line."""
     return [name for name, _ in kinds(flags_type)]
-
-
-def flatten(flags: Any) -> dict[str, Any]:
-    """Returns the value of every flag by its name on the command line, without groups."""
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
-        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {field.name: value})
-    return flat
 
 
 @REGISTRY.primitive_rule

@@ -14,7 +14,7 @@ from typing import Any
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.collect.weights import PublishedWeights, SharedWeights, ring_size
 from torchbeast.core.actors.registry import Agent, make_agent
-from torchbeast.core.algos.base import recorded
+from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
-from torchbeast.core.algos.config import OTHER_NAMES, StepConfig
+from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of
 from torchbeast.core.base.checks import one_of, require, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
@@ -451,7 +451,7 @@ class AlgoFactory:
 
 def _hyperparameters(algo: type[Algorithm[Any]]) -> dict[str, tuple[Any, Any]]:
     """Returns the annotation and the default of every hyperparameter by its names."""
-    settings = {**_settings(getattr(algo, "Config", StepConfig)()), **_settings(StepConfig())}
+    settings = {**settings_of(getattr(algo, "Config", StepConfig)()), **settings_of(StepConfig())}
     others = {name: settings[flag] for name, flag in OTHER_NAMES.items() if flag in settings}
     return {**settings, **others, **settings}  # a setting's own name comes first
 
@@ -468,24 +468,6 @@ def _by_flag(
             raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same: give one")
         named[flag] = value
     return named
-
-
-def recorded(config: Any) -> dict[str, Any]:
-    """Returns the values of a Config by the names of flags, as the programs record them."""
-    return {name: value for name, (_, value) in _settings(config).items()}
-
-
-def _settings(config: Any) -> dict[str, tuple[Any, Any]]:
-    """Returns the annotation and the value of every setting by its name, of Configs within too."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        is_config = dataclasses.is_dataclass(value)
-        more = _settings(value) if is_config else {field.name: (field.type, value)}
-        owner = type(config).__name__
-        require(not found.keys() & more, f"{owner} has several settings of one name: rename them")
-        found |= more
-    return found
 
 
 def _replaced(config: Any, values: Mapping[str, Any]) -> Any:

@@ -9,8 +9,8 @@ start while torch is still being imported.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torchbeast.core.base.checks import above, at_least, between, one_of, require
 from torchbeast.core.base.specs import RewardClipping
@@ -34,6 +34,24 @@ OTHER_NAMES = {
     "normalize_advantages": "normalise_advantages",
 }
 """Flags by the names that their hyperparameters have in other libraries."""
+
+
+def recorded(config: Any) -> dict[str, Any]:
+    """Returns the values of a Config by the names of flags, as the programs record them."""
+    return {name: value for name, (_, value) in settings_of(config).items()}
+
+
+def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the annotation and the value of every setting by its name, of Configs within too."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for each in fields(config):
+        value = getattr(config, each.name)
+        is_config = is_dataclass(value)
+        more = settings_of(value) if is_config else {each.name: (each.type, value)}
+        owner = type(config).__name__
+        require(not found.keys() & more, f"{owner} has several settings of one name: rename them")
+        found |= more
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
