@@ -254,17 +254,14 @@ class Scheme:
     @property
     def rollouts(self) -> RolloutConfig:
         """The batch of an update: of rollouts, or of single steps."""
-        of_worker = self.train_envs_factory.vec_env_size
-        usual = self.num_envs if self.is_synchronous else of_worker
-        given = self._flags
-        batch_size = given["batch_size"] or usual
-        return RolloutConfig(batch_size=batch_size, unroll_length=given["unroll_length"])
+        usual = self.num_envs if self.is_synchronous else self.train_envs_factory.vec_env_size
+        flags = self._flags
+        return _taken(RolloutConfig, {**flags, "batch_size": flags["batch_size"] or usual})
 
     @property
     def synchronous_rollouts(self) -> int:
         """Rollouts that are collected between updates from single steps; 0: meanwhile."""
-        is_used = self.learns_from_transitions and self.is_synchronous
-        return self.num_envs if is_used else 0
+        return self.num_envs if self.learns_from_transitions and self.is_synchronous else 0
 
     @property
     def replay(self) -> ReplayConfig:
