@@ -198,10 +198,8 @@ def address_of(ring: SharedWeights, node: str, is_inherited: bool = False) -> Ri
     return RingAddress(node, file, found.st_dev, found.st_ino, ring.size)
 
 
-def opened(address: RingAddress | None, model: nn.Module) -> SharedWeights | None:
+def opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
     """Opens the ring, which holds weights of this model; None if it cannot be reached."""
-    if address is None:
-        return None
     try:
         return _opened(address, model)
     except (OSError, ValueError):  # no such process, not permitted, another size
