@@ -18,27 +18,28 @@ An `EnvSpec` adds keyword arguments of the constructor to a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from torchbeast.core.base.lazy import importing
 from torchbeast.core.base.specs import check_takes
 from torchbeast.core.envs.selection import SelectedVecEnv, names
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts, check_gives_info, vec_env_of
 from torchbeast.envs.masks import masked_from_info
-from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec
+from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec, need
 from torchbeast.errors import RunError, UsageError, what_it_raised
 
-if TYPE_CHECKING:
-    from torchbeast.envs.families import make_atari_test_env as make_atari_test_env
-    from torchbeast.envs.families import make_atari_train_env as make_atari_train_env
-    from torchbeast.envs.families import make_mujoco_test_env as make_mujoco_test_env
-    from torchbeast.envs.families import make_mujoco_train_env as make_mujoco_train_env
-    from torchbeast.envs.families import make_pybullet_test_env as make_pybullet_test_env
-    from torchbeast.envs.families import make_pybullet_train_env as make_pybullet_train_env
-
-_lazy, __getattr__, __dir__ = importing(__name__)
-__all__ = ["EnvError", "EnvOptions", "EnvSpec", "make", *_lazy]
+__all__ = [
+    "EnvError",
+    "EnvOptions",
+    "EnvSpec",
+    "make",
+    "make_atari_test_env",
+    "make_atari_train_env",
+    "make_mujoco_test_env",
+    "make_mujoco_train_env",
+    "make_pybullet_test_env",
+    "make_pybullet_train_env",
+]
 
 
 def make(
@@ -151,3 +152,104 @@ def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) ->
     except (Exception, SystemExit) as error:
         name = env if isinstance(env, str) else env.name
         raise RunError(f"{name} cannot be made: {what_it_raised(error)}") from error
+
+
+# --- Functions that make environments of one family, for VecEnv.create_factory:
+#     VecEnv.create_factory(env_fn=make_atari_train_env, env_kwargs={"env_id": "ALE/Pong-v5"})
+# Nothing differs between training and test but what a run does with them: rewards are never clipped
+# in an environment, and evaluations count whole games. So the two functions of a family make the
+# same environments.
+
+
+def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
+    """Makes Atari games.
+
+    Args:
+        num_envs: Number of environments.
+        env_id: The id, such as ALE/Pong-v5.
+        **options: Options of EnvOptions, such as frame_skip=4.
+
+    Raises:
+        EnvError: If there is no such environment, or a package is missing.
+    """
+    return make(_atari(env_id, **options), num_envs)
+
+
+make_atari_test_env = make_atari_train_env
+
+
+def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+    """Makes MuJoCo environments.
+
+    Args:
+        num_envs: Number of environments.
+        env_id: The id, such as HalfCheetah-v5.
+        **kwargs: Further arguments of gymnasium.make.
+
+    Raises:
+        EnvError: If there is no such environment, or a package is missing.
+    """
+    return make(_mujoco(env_id, **kwargs), num_envs)
+
+
+make_mujoco_test_env = make_mujoco_train_env
+
+
+def make_pybullet_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+    """Makes PyBullet environments.
+
+    The package pybullet-envs-gymnasium ports them to Gymnasium.
+
+    Args:
+        num_envs: Number of environments.
+        env_id: The id, such as HalfCheetahBulletEnv-v0.
+        **kwargs: Further arguments of gymnasium.make.
+
+    Raises:
+        EnvError: If there is no such environment, or a package is missing.
+    """
+    return make(_pybullet(env_id, **kwargs), num_envs)
+
+
+make_pybullet_test_env = make_pybullet_train_env
+
+
+def spec_of(
+    env_fn: Callable[..., Any], env_kwargs: Mapping[str, Any], is_sent: bool = True
+) -> EnvSpec:
+    """Returns the spec of what a function makes with these arguments. For `make` and the functions
+    of families it is the spec of the named environment, so that the programs can evaluate and
+    resume the run.
+
+    is_sent: whether other processes get it; else a lambda is only named, not pickled.
+    """
+    if env_fn in _SPECS:
+        return _SPECS[env_fn](**env_kwargs)
+    return EnvSpec.of(env_fn, env_kwargs) if is_sent else EnvSpec.naming(env_fn, env_kwargs)
+
+
+def _atari(env_id: str, **options: Any) -> EnvSpec:
+    from torchbeast.envs.atari import is_atari
+
+    if not is_atari(env_id):
+        raise EnvError(f"{env_id} is not an Atari game: give an id such as ALE/Pong-v5")
+    return EnvSpec(env_id, options=EnvOptions(**options))
+
+
+def _mujoco(env_id: str, **kwargs: Any) -> EnvSpec:
+    need("mujoco", env_id, "'torchbeast[mujoco]'")
+    return EnvSpec(env_id, kwargs)
+
+
+def _pybullet(env_id: str, **kwargs: Any) -> EnvSpec:
+    need(_PYBULLET, env_id, "'torchbeast[pybullet]'")
+    return EnvSpec(f"{_PYBULLET}:{env_id}", kwargs)
+
+
+_PYBULLET = "pybullet_envs_gymnasium"
+_SPECS: dict[Callable[..., Any], Callable[..., EnvSpec]] = {
+    make: lambda env: EnvSpec(env) if isinstance(env, str) else env,
+    make_atari_train_env: _atari,
+    make_mujoco_train_env: _mujoco,
+    make_pybullet_train_env: _pybullet,
+}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ class MinAtarEnv:
         *,
         minimal_actions: bool,
         env_id: str,
-        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        kwargs: Mapping[str, Any],
     ) -> None:
         """Makes the games.
 

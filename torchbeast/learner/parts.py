@@ -18,7 +18,7 @@ from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes
-from torchbeast.envs.families import spec_of
+from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import Logger

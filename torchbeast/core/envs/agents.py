@@ -32,6 +32,7 @@ from torchbeast.core.envs.contract import (
     check_rewards,
     env_repr,
     picture_of,
+    refusing,
 )
 from torchbeast.core.envs.spaces import (
     ArrayNest,
@@ -77,11 +78,9 @@ class AgentsEnv:
             _parallel(make_game(), env_id) for _ in range(1, num_envs // self.num_agents)
         ]
         observation, action = _spaces(self._games[0], self._names, env_id)
-        try:
+        with refusing(env_id):
             self.observation_space = observation_spec(observation)
             self.action_space = from_gymnasium(action)
-        except ValueError as error:
-            raise UsageError(f"{env_id}: {error}") from error
         self._specs = flatten(self.observation_space)
         space = self.observation_space
         named = sorted(space.items()) if isinstance(space, dict) else [("", space)]

@@ -9,7 +9,8 @@ number of environments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,15 @@ def _refuse_other_things(env: Any, whose: str) -> None:
             f"{whose}: expected a pool with Gymnasium's interface, got the EnvPool class "
             f'{type(env).__name__}: make it with env_type="gymnasium" and EnvPool 1.2 or newer'
         )
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Raises a UsageError that names `what` in place of a ValueError of the body."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{what}: {error}") from error
 
 
 def _check_has(env: Any, names: tuple[str, ...], whose: str, expected: str) -> None:

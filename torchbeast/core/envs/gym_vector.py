@@ -30,6 +30,7 @@ from torchbeast.core.envs.contract import (
     env_repr,
     is_env_pool,
     is_gym_vector,
+    refusing,
 )
 from torchbeast.core.envs.spaces import (
     ArrayNest,
@@ -77,11 +78,9 @@ class GymVectorEnv:
         self.env_id = env_id
         self.num_envs = int(env.num_envs)
         self._mode = self._checked_mode()
-        try:
+        with refusing(env_id):
             self.observation_space = observation_spec(env.single_observation_space)
             self.action_space = from_gymnasium(env.single_action_space)
-        except ValueError as error:
-            raise UsageError(f"{env_id}: {error}") from error
         self._check_finite = FiniteCheck(self.observation_space)
         self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
         self._late = np.zeros(self.num_envs, bool)  # ended, and begin again with the next step

@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +38,7 @@ from torchbeast.core.envs.contract import (
     is_vector,
     number_in,
     picture_of,
+    refusing,
 )
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import check_keys, names, select
@@ -399,7 +400,7 @@ class SyncVecEnv:
         self.action_space = self._common_action_space()
         self._action_leaves = flatten(self.action_space)
         space = getattr(self._envs[0], "observation_space", None)
-        with _refusing(self._name(0)):
+        with refusing(self._name(0)):
             self._declared = declared(space)
         self.observation_space: ObservationSpace = self._space_of(self._first(0, None))
         self._specs: list[ArraySpec] = flatten(self.observation_space)
@@ -486,7 +487,7 @@ class SyncVecEnv:
         for index, env in enumerate(self._envs):
             check_environment(env, self._name(index))
             space = env.action_space
-            with _refusing(f"{self._name(index)}: action space"):
+            with refusing(f"{self._name(index)}: action space"):
                 spaces.append(from_gymnasium(space))
             if spaces[index] != spaces[0]:
                 raise UsageError(
@@ -617,15 +618,6 @@ class SyncVecEnv:
         if not abs(value) <= _LARGEST_REWARD:
             raise ValueError(f"{self._at_step(index)}: expected a finite reward, got {reward!r}")
         return value
-
-
-@contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Raises a UsageError that names `what` in place of a ValueError of the body."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(f"{what}: {error}") from error
 
 
 def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
