@@ -136,8 +136,19 @@ class GymVectorEnv:
         self._check_finite(flatten(observation), where)
 
     def _checked_mode(self) -> str:
-        """Returns the autoreset mode; raises UsageError for one that cannot be used."""
-        return _mode(self._env, self.env_id, _is_own(self._env))
+        """Returns the autoreset mode, or DISABLED for NEXT_STEP if the environment can be reset
+        earlier; raises UsageError for an unknown mode.
+        """
+        found = getattr(self._env, "metadata", {}).get("autoreset_mode")
+        mode = str(getattr(found, "value", found))
+        if mode not in _MODES:
+            raise UsageError(
+                f"{self.env_id} is a vector environment whose metadata have no autoreset_mode of "
+                f"Gymnasium 1.1 or newer, got {found!r}: make it with such a Gymnasium"
+            )
+        is_own = _is_own(self._env)
+        can_be_early = is_own and getattr(self._env.unwrapped, "shared_memory", True)
+        return DISABLED if mode == _NEXT_STEP and can_be_early else mode
 
     def _begin(self, seeds: list[int]) -> ArrayNest:
         """Starts an episode in every environment; returns the first observations [E, ...]."""
@@ -188,21 +199,6 @@ class GymVectorEnv:
         spaces = flatten(self.action_space)
         pairs = zip(spaces, flatten(action), strict=True)
         return pack_as(self.action_space, [action_rows(*pair, self.num_envs) for pair in pairs])
-
-
-def _mode(env: Any, env_id: str, is_own: bool) -> str:
-    """Returns the value of the autoreset mode, or DISABLED for NEXT_STEP if the environment can be
-    reset earlier; raises UsageError for an unknown mode.
-    """
-    found = getattr(env, "metadata", {}).get("autoreset_mode")
-    mode = str(getattr(found, "value", found))
-    if mode not in _MODES:
-        raise UsageError(
-            f"{env_id} is a vector environment whose metadata have no autoreset_mode of Gymnasium "
-            f"1.1 or newer, got {found!r}: make it with such a Gymnasium"
-        )
-    can_be_early = is_own and getattr(env.unwrapped, "shared_memory", True)
-    return DISABLED if mode == _NEXT_STEP and can_be_early else mode
 
 
 def _is_own(env: Any) -> bool:

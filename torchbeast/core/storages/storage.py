@@ -78,11 +78,15 @@ class Storage(ABC):
         """
         taken = algo.algo.takes
         if not issubclass(self.holds, taken):
-            raise IncompatibleParts(
-                f"{type(self).__name__} yields {self.holds.__name__}, but {algo.algo.__name__} "
-                f"trains on {taken.__name__}: use {suitable_storage(algo)}"
-            )
+            raise self._unfit(algo, f"yields {self.holds.__name__}", f"trains on {taken.__name__}")
         return algo
+
+    def _unfit(self, algo: AlgoFactory, ours: str, theirs: str) -> IncompatibleParts:
+        """Returns the error that says what storage and algorithm do, and which storage to use."""
+        return IncompatibleParts(
+            f"{type(self).__name__} {ours}, but {algo.algo.__name__} {theirs}: use "
+            f"{suitable_storage(algo)}"
+        )
 
 
 def suitable_storage(algo: AlgoFactory) -> str:
@@ -141,10 +145,8 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
         if "gae_lambda" not in {field.name for field in dataclasses.fields(algo.config)}:
-            raise IncompatibleParts(
-                f"{type(self).__name__} is for algorithms that compute advantages by GAE, but "
-                f"{algo.algo.__name__} has no gae_lambda: use {suitable_storage(algo)}"
-            )
+            ours = "is for algorithms that compute advantages by GAE"
+            raise self._unfit(algo, ours, "has no gae_lambda")
         if "gae_lambda" in algo.given and algo.config.gae_lambda != self.gae_lambda:
             raise ValueError(
                 f"gae_lambda is {algo.config.gae_lambda:g} in {algo.algo.__name__} and "
@@ -183,11 +185,8 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
         if not algo.algo.corrects_lag:
-            raise IncompatibleParts(
-                f"{type(self).__name__} holds rollouts of older policies too, but "
-                f"{algo.algo.__name__} does not correct for policy lag: use "
-                f"{suitable_storage(algo)}"
-            )
+            ours = "holds rollouts of older policies too"
+            raise self._unfit(algo, ours, "does not correct for policy lag")
         if self.replay_size and not algo.algo.learns_from_replay:
             raise IncompatibleParts(
                 f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not use one: "
