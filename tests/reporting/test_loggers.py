@@ -16,8 +16,7 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger
-from torchbeast.reporting.log_files import LoggedRun, Logs, read_logs
-from torchbeast.reporting.loggers import FILES
+from torchbeast.reporting.log_files import FILES, LoggedRun, Logs, read_logs
 from torchbeast.reporting.run_folder import RunFolder
 
 

@@ -18,6 +18,7 @@ import pytest
 from torchbeast.errors import UsageError
 from torchbeast.reporting import log_files
 from torchbeast.reporting.log_files import (
+    AppendedFile,
     CsvLogger,
     LogFiles,
     LoggedRun,
@@ -25,7 +26,6 @@ from torchbeast.reporting.log_files import (
     read_fields,
     read_logs,
 )
-from torchbeast.reporting.output import AppendedFile
 from torchbeast.reporting.run_folder import RunFolder
 
 

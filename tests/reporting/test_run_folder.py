@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.reporting.output import AppendedFile
+from torchbeast.reporting.log_files import AppendedFile
 from torchbeast.reporting.run_folder import RunFolder, is_in_use, write_atomically
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.reporting.log_files import LogFiles, read_logs
-from torchbeast.reporting.output import WallTime
+from torchbeast.reporting.log_files import LogFiles, WallTime, read_logs
 
 
 def test_times_go_on_evenly_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,13 @@ import torch
 
 from torchbeast.errors import UsageError, refusing_paths
 from torchbeast.evaluation.play import Episodes
-from torchbeast.reporting.log_files import csv_line, end_last_line, read_logs
-from torchbeast.reporting.output import AppendedFile, WallTime
+from torchbeast.reporting.log_files import (
+    AppendedFile,
+    WallTime,
+    csv_line,
+    end_last_line,
+    read_logs,
+)
 from torchbeast.run import checkpoint as checkpoints
 
 COLUMNS = (

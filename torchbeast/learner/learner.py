@@ -55,8 +55,7 @@ from torchbeast.learner.parts import (
     run_settings,
 )
 from torchbeast.reporting.diagnosis import Watchdog
-from torchbeast.reporting.log_files import Log, Logger, read_logs
-from torchbeast.reporting.loggers import FILES
+from torchbeast.reporting.log_files import FILES, Log, Logger, read_logs
 from torchbeast.reporting.run_folder import RunConfig, RunFolder, is_in_use
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig

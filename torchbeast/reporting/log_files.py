@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of loggers, which log the metrics of a run, and the files logs.csv and fields.csv.
+"""The interface of loggers, which log the metrics of a run, and the loggers of every run: the files
+logs.csv and fields.csv, and TensorBoard's events.
 
     Logger  -- open(run) -->  Log  -- write(step, figures), once per update -->  close()
     settings, reusable        one part of a run, from its start to its end
@@ -17,6 +18,7 @@ import logging
 import math
 import os
 import statistics
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -25,10 +27,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torchbeast.errors import refusing_paths
-from torchbeast.reporting.output import AppendedFile, WallTime
+from torchbeast.reporting.output import Lock, lock
 from torchbeast.reporting.run_folder import write_atomically
 
 _log = logging.getLogger("torchbeast.logs")
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux: includes time in suspend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,3 +315,99 @@ def _resumed(path: Path, step: float, fields: list[str]) -> tuple[int, float]:
     rows = (_row(begin, line) for line in reversed(kept))
     last = next((row for row in rows if row.keys() >= {"_tick", "_time"}), {})
     return int(last.get("_tick", -1)), last.get("_time", 0.0)
+
+
+class AppendedFile:
+    """Appends pieces of text, each completely or not at all. Used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file, and creates it if necessary."""
+        self.path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def append(self, text: str) -> None:
+        """Appends the text. If it cannot, raises OSError and leaves the file unchanged.
+
+        File names that are not UTF-8 are written with escapes.
+        """
+        before, data = self.size, memoryview(text.encode(errors="backslashreplace"))
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._file.truncate(before)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def lock(self) -> bool:
+        """Locks the file until it is closed; returns False if another process has locked it.
+
+        Does nothing on a file system without locks.
+        """
+        return lock(self._file) is not Lock.OTHERS
+
+    def close(self) -> None:
+        """Closes the file. Do not call any method afterwards."""
+        self._file.close()
+
+
+class WallTime:
+    """Seconds since 1970 that advance evenly even if somebody sets the system clock: the system
+    time at the start, plus the elapsed time.
+    """
+
+    def __init__(self, at_least: float = -math.inf) -> None:
+        """Reads the system clock, only this once.
+
+        at_least: the last logged time, in case the system clock is behind it.
+        """
+        self._start = max(time.time(), at_least) - time.clock_gettime(_CLOCK)
+
+    def now(self) -> float:
+        """Returns the seconds since 1970, which never decrease."""
+        return self._start + time.clock_gettime(_CLOCK)
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
+
+    def open(self, run: LoggedRun) -> Log:
+        """Opens the events of a run, and hides events after the checkpoint that it resumes."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return Logs((), run)
+        return TensorBoardLog(SummaryWriter(str(run.folder), purge_step=run.step + 1))
+
+
+class TensorBoardLog:
+    """The events of a run. Used by one thread at a time."""
+
+    def __init__(self, writer: Any) -> None:
+        """writer: a SummaryWriter."""
+        self._writer, self._time = writer, WallTime()
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Adds a scalar for each metric except NaN.
+
+        Raises OSError if the writer's thread has failed, which then does not write any more.
+        """
+        try:
+            now = self._time.now()
+            for name, value in figures.items():
+                if not math.isnan(value):
+                    self._writer.add_scalar(name, value, step, walltime=now)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
+
+    def close(self) -> None:
+        """Writes the last events."""
+        self._writer.close()
+
+
+FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
+"""The loggers of every run."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loggers of a run in addition to logs.csv: TensorBoard, Weights & Biases, lines on stdout; and
-the settings of display and logs.
+"""The loggers that a run may have in addition to its files: Weights & Biases, and lines on stdout;
+and the settings of display and logs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 from torchbeast.core.base.checks import at_least
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import line_of
-from torchbeast.reporting.log_files import CsvLogger, Log, LoggedRun, Logger, Logs
-from torchbeast.reporting.output import WallTime
+from torchbeast.reporting.log_files import FILES, LoggedRun, Logger
 
 
 class StdoutLogger:
@@ -72,43 +71,6 @@ class StdoutLogger:
         cells = {"step": f"{self._step:,}"} | {k: f"{v:.4g}" for k, v in self._kept.items()}
         print(line_of(cells), flush=True)
         self._printed, self._kept = self._clock(), {}
-
-
-class TensorBoardLogger:
-    """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
-
-    def open(self, run: LoggedRun) -> Log:
-        """Opens the events of a run, and hides events after the checkpoint that it resumes."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return Logs((), run)
-        return TensorBoardLog(SummaryWriter(str(run.folder), purge_step=run.step + 1))
-
-
-class TensorBoardLog:
-    """The events of a run. Used by one thread at a time."""
-
-    def __init__(self, writer: Any) -> None:
-        """writer: a SummaryWriter."""
-        self._writer, self._time = writer, WallTime()
-
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Adds a scalar for each metric except NaN.
-
-        Raises OSError if the writer's thread has failed, which then does not write any more.
-        """
-        try:
-            now = self._time.now()
-            for name, value in figures.items():
-                if not math.isnan(value):
-                    self._writer.add_scalar(name, value, step, walltime=now)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
-
-    def close(self) -> None:
-        """Writes the last events."""
-        self._writer.close()
 
 
 class WandbLogger:
@@ -192,10 +154,6 @@ def _id_in(folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(secrets.token_hex(8))
     return path.read_text()
-
-
-FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
-"""The loggers of every run."""
 
 
 @dataclass(frozen=True, kw_only=True)

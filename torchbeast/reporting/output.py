@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output and logs of a run. A failure to write them never ends the run.
+"""Output of a run. A failure to write it never ends the run.
 
     stdout and stderr   LossyStream: loses lines if the disk is full or the reader is gone
     out.log             OutLog, over a LossyStream
-    other logs          AppendedFile: on a full disk it loses complete rows, never parts
 
 When writing works again, the number of lost lines is written first. A file can be locked against
-other processes. WallTime provides the times in logs.
+other processes.
 """
 
 from __future__ import annotations
@@ -14,14 +13,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import math
-import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from enum import Enum
-from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from torchbeast.errors import forget_unwritten
@@ -131,69 +126,8 @@ def lock(file: IO[bytes], shared: bool = False) -> Lock:
     return Lock.OURS
 
 
-class AppendedFile:
-    """Appends pieces of text, each completely or not at all. Used by one thread at a time."""
-
-    def __init__(self, path: Path) -> None:
-        """Opens the file, and creates it if necessary."""
-        self.path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-
-    @property
-    def size(self) -> int:
-        """Size of the file in bytes."""
-        return os.fstat(self._file.fileno()).st_size
-
-    def append(self, text: str) -> None:
-        """Appends the text. If it cannot, raises OSError and leaves the file unchanged.
-
-        File names that are not UTF-8 are written with escapes.
-        """
-        before, data = self.size, memoryview(text.encode(errors="backslashreplace"))
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            self._file.truncate(before)
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-
-    def lock(self) -> bool:
-        """Locks the file until it is closed; returns False if another process has locked it.
-
-        Does nothing on a file system without locks.
-        """
-        return lock(self._file) is not Lock.OTHERS
-
-    def close(self) -> None:
-        """Closes the file. Do not call any method afterwards."""
-        self._file.close()
-
-
 class OutLog(logging.FileHandler):
     """Appends every record to a file, or loses it."""
 
     def _open(self) -> Any:
         return LossyStream(super()._open(), self.baseFilename)
-
-
-class WallTime:
-    """Seconds since 1970 that advance evenly even if somebody sets the system clock: the system
-    time at the start, plus the elapsed time.
-    """
-
-    def __init__(self, at_least: float = -math.inf) -> None:
-        """Reads the system clock, only this once.
-
-        at_least: the last logged time, in case the system clock is behind it.
-        """
-        self._start = max(time.time(), at_least) - _seconds_elapsed()
-
-    def now(self) -> float:
-        """Returns the seconds since 1970, which never decrease."""
-        return self._start + _seconds_elapsed()
-
-
-def _seconds_elapsed() -> float:
-    """Returns seconds of a monotonic clock, which on Linux includes time in suspend."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)

@@ -40,8 +40,8 @@ from torchbeast.fleets.system import (
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection, diagnose
 from torchbeast.reporting.display import Progress, next_commands, summary
-from torchbeast.reporting.log_files import LoggedRun, Logger, Logs
-from torchbeast.reporting.loggers import FILES, DisplayConfig
+from torchbeast.reporting.log_files import FILES, LoggedRun, Logger, Logs
+from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run import checkpoint as checkpoints
