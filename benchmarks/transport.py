@@ -31,7 +31,7 @@ from torchbeast import envs
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.run.session import raise_failure
+from torchbeast.reporting.run_folder import raise_failure
 from torchbeast.servers.config import PipelineConfig
 from torchbeast.servers.env_servers import ServerPlan
 

@@ -25,9 +25,9 @@ from torchbeast.fleets.supervisor import end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import Session, session
 from torchbeast.run.assemble import precision
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
-from torchbeast.run.session import Session, session
 
 PROGRAM = "monobeast"
 # As in MonoBeast 2019. PolyBeast has the deep network, as in 2019.

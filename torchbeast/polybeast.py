@@ -15,7 +15,7 @@ from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import check_alone
-from torchbeast.run.session import session
+from torchbeast.reporting.run_folder import session
 from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.servers.env_servers import EnvServers, plans_for_local_servers
 

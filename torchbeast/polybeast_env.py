@@ -22,8 +22,7 @@ from torchbeast.fleets.supervisor import Failure, Supervisor, end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.output import lossy_output
-from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
-from torchbeast.run.session import raise_failure
+from torchbeast.reporting.run_folder import LOGGER_NAME, raise_failure, warning_handler
 from torchbeast.servers.addresses import server_addresses, user_basename
 from torchbeast.servers.env_servers import EnvServers, ServerPlan, spread
 from torchbeast.servers.security import credentials, flags_of_others

@@ -34,9 +34,9 @@ from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import launched
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import Session, session
 from torchbeast.run.config import UNKNOWN
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
-from torchbeast.run.session import Session, session
 from torchbeast.run.training import DONE
 from torchbeast.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.servers.config import ServedEnvConfig

@@ -28,9 +28,9 @@ from torchbeast.fleets.waiting import say
 from torchbeast.on_ray.config import Room, check_object_store, num_workers
 from torchbeast.on_ray.fleet import RayFleet
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import Session, session
 from torchbeast.run.assemble import precision
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
-from torchbeast.run.session import Session, session
 
 PROGRAM = "raybeast"
 MODEL_FOR_IMAGES = "shallow"  # like the first RayBeast without --use_resnet

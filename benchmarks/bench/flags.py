@@ -15,9 +15,8 @@ import tyro
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import CommandFlags
 from torchbeast.core.base.checks import above, at_least
-from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.run.config import CheckpointConfig
+from torchbeast.run.config import CheckpointConfig, EvaluationConfig
 
 _Group = TypeVar("_Group")
 

@@ -19,7 +19,7 @@ from torchbeast.cli.command_line import flatten
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import available_cores
-from torchbeast.run.session import raise_failure
+from torchbeast.reporting.run_folder import raise_failure
 
 Samples = dict[str, list[Sample]]
 

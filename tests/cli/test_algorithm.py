@@ -32,10 +32,10 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import assemble
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
-from torchbeast.run.session import session
 
 LEARNERS: dict[str, Any] = {
     "monobeast": MonoBeastFlags,

@@ -25,7 +25,7 @@ from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
 from torchbeast.plot import PlotFlags
 from torchbeast.reporting.display import next_commands
-from torchbeast.run.recorded_settings import reaching_flags
+from torchbeast.run.config import reaching_flags
 
 LONG = "x" * 300
 HOMELESS = "~no.such.user/a"  # expanded as ~ is for a user without HOME and entry in passwd

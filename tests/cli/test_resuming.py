@@ -14,7 +14,7 @@ from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.recorded_settings import reaching_flags
+from torchbeast.run.config import reaching_flags
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,

@@ -32,10 +32,10 @@ from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import Episodes, RandomStarts, play, random_start, report
 from torchbeast.evaluation.video import VideoWriter, picture, to_frame
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import EvaluationConfig
 
 THAT_OF_THE_RUN = envs.EnvSpec("")
 

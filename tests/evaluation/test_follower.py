@@ -27,7 +27,6 @@ from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.following import RunFollower, RunWatch
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, Episodes, play
 from torchbeast.evaluation.scores import Scores
@@ -36,6 +35,7 @@ from torchbeast.plot import curve
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import EvaluationConfig
 
 Event = Callable[[], object]
 TOTAL = 1000

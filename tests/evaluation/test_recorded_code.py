@@ -22,8 +22,8 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import check_named, naming_flags, recorded_env
 from torchbeast.run.learner_run import DescribedEnv
-from torchbeast.run.recorded_settings import check_named, naming_flags, recorded_env
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
 SENTENCE = "the run's record, which could be anyone's, calls os:system with the arguments"

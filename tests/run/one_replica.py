@@ -27,10 +27,10 @@ from torchbeast.errors import exit_code_of
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import launched
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import session
 from torchbeast.run import replicas
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.replicas import replica
-from torchbeast.run.session import session
 
 T, RANKS, COLUMNS, UPDATES = 5, 2, 4, 4
 HERE = Collection(program="polybeast_learner", num_actors=4, processes=2, fixed_lag=None)

@@ -33,12 +33,10 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import LogFiles
-from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.reporting.run_folder import RunConfig, session
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.config import CheckpointConfig, HardwareConfig
+from torchbeast.run.config import CheckpointConfig, HardwareConfig, changes, recorded_env
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun, check_batches
-from torchbeast.run.recorded_settings import changes, recorded_env
-from torchbeast.run.session import session
 from torchbeast.run.watch import Watch
 
 GOOD, BAD = 1.0, float("nan")

@@ -22,11 +22,10 @@ from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import ModelConfig
 from torchbeast.envs.spec import EnvConfig
-from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.run.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.run.config import CheckpointConfig, EvaluationConfig, HardwareConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

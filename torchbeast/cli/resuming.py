@@ -20,9 +20,8 @@ from typing import Any
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.evaluation.config import NEWEST
-from torchbeast.reporting.run_folder import OF_ONE_COMMAND, RunConfig
-from torchbeast.run.recorded_settings import SERVED_KWARGS, check_named
+from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig
+from torchbeast.run.config import SERVED_KWARGS, check_named
 
 _OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
 
@@ -80,7 +79,7 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
     """
     if not folder.exists() or "--follow" in args:
         return {}
-    flags = _of_checkpoint(folder / (given(args, "--checkpoint") or NEWEST)) or {}
+    flags = _of_checkpoint(folder / (given(args, "--checkpoint") or CHECKPOINT)) or {}
     return {name: flags[name] for name in _OF_AGENT if name in flags}
 
 
@@ -101,7 +100,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
     If a run was killed after its first update and before its first checkpoint, the flags come from
     meta.json.
     """
-    if (flags := _of_checkpoint(folder / NEWEST)) is not None:
+    if (flags := _of_checkpoint(folder / CHECKPOINT)) is not None:
         return flags
     try:
         meta = json.loads((folder / "meta.json").read_text())

@@ -21,20 +21,20 @@ from typing import Any
 
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
-from torchbeast.evaluation.config import NEWEST, EvaluationConfig
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, EpisodePlayer, Episodes
 from torchbeast.evaluation.scores import Scores, best_path, keep_if_better, kept_score, weights_of
 from torchbeast.fleets.child_process import show_output
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import say, warn
 from torchbeast.reporting.output import lossy_output
-from torchbeast.reporting.run_folder import is_in_use
+from torchbeast.reporting.run_folder import CHECKPOINT, is_in_use
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import EvaluationConfig
 
 # A run writes a row for each update. The lock alone does not suffice: it may not work across
 # machines, and a run that is started together with this process locks its folder seconds later.
 QUIET_S = 120.0
-_WRITTEN = (NEWEST, "logs.csv", "out.log", "meta.json")
+_WRITTEN = (CHECKPOINT, "logs.csv", "out.log", "meta.json")
 _POLL_S = 1.0
 
 Check = Callable[[dict[str, Any], Path], None]
@@ -126,7 +126,7 @@ class RunFollower:
         watch: RunWatch | None = None,
     ) -> None:
         """Prepares `run`; `ending` closes the environments, and supervisor.stop ends `run`."""
-        self._folder, self._path, self._config = folder, folder / NEWEST, config
+        self._folder, self._path, self._config = folder, folder / CHECKPOINT, config
         self._asked, self._seed, self._check = asked, seed, check
         self._supervisor, self._ending = supervisor, ending
         self._watch = watch or RunWatch(folder)

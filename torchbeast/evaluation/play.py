@@ -43,11 +43,10 @@ from torchbeast.envs.atari import plays_atari
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
-from torchbeast.evaluation.config import NEWEST, EvaluationConfig
 from torchbeast.fleets.child_process import show_output
+from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.config import UNKNOWN
-from torchbeast.run.recorded_settings import check_named
+from torchbeast.run.config import UNKNOWN, EvaluationConfig, check_named
 from torchbeast.seeds import seed_of
 
 MAX_PARALLEL = 8
@@ -361,7 +360,7 @@ def newest_of(run: Path) -> checkpoints.FoundCheckpoint:
 
     run: a run's folder, or a checkpoint's path. Raises as `checkpoint.load_newest`.
     """
-    newest = run / NEWEST if run.is_dir() else run
+    newest = run / CHECKPOINT if run.is_dir() else run
     found = checkpoints.load_newest(newest, NEEDED)
     if said := checkpoints.sentence(found, newest):
         print(f"Warning: {said}.", file=sys.stderr, flush=True)

@@ -56,12 +56,17 @@ from torchbeast.learner.parts import (
 )
 from torchbeast.reporting.diagnosis import Watchdog
 from torchbeast.reporting.log_files import FILES, Log, Logger, read_logs
-from torchbeast.reporting.run_folder import RunConfig, RunFolder, is_in_use
+from torchbeast.reporting.run_folder import (
+    RunConfig,
+    RunFolder,
+    Session,
+    is_in_use,
+    raise_failure,
+)
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.saving import CheckpointNotWritten
-from torchbeast.run.session import Session, raise_failure
 from torchbeast.run.training import Training
 from torchbeast.schemes.scheme import Scheme
 

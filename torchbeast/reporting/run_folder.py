@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: `{savedir}/{xpid}/` with meta.json and out.log, and the link `latest`.
+"""The folder of a run: `{savedir}/{xpid}/` with meta.json and out.log, and the link `latest`; and
+its session, from signal handlers to the error to report.
 
 `latest`, next to the folder, points to the run that most recently completed its first update.
 
@@ -20,11 +21,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from torchbeast.core.base.checks import at_least, require
-from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
-from torchbeast.reporting.output import Lock, OutLog, lock
+from torchbeast.errors import (
+    RunError,
+    UsageError,
+    expanded,
+    refusing_paths,
+    what_users_code_raised,
+    without_our_frames,
+)
+from torchbeast.fleets.supervisor import Failure, Supervisor
+from torchbeast.fleets.waiting import say
+from torchbeast.reporting.output import Lock, OutLog, lock, lossy_output
 
 LOGGER_NAME = "torchbeast"
 CHECKPOINT = "model.tar"
@@ -301,3 +311,56 @@ def _git_commit() -> dict[str, Any] | None:
         return None
     commit, _, dirty = done.stdout.strip().partition("-")
     return {"commit": commit, "is_dirty": bool(dirty)}
+
+
+class Session(NamedTuple):
+    """The supervisor and the folder of a run."""
+
+    supervisor: Supervisor
+    folder: RunFolder
+
+
+@contextmanager
+def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Iterator[Session]:
+    """Opens a run and ends it; raises the run's first failure as UsageError or RunError.
+
+    An exception of the body is a failure of the run, just like an exception of one of its threads.
+    Failing to print is not.
+
+    path: the run's folder. If it is new, and the run ends with a UsageError before it has written
+        anything but its metadata, the folder is removed again.
+    settings: every flag by its name, for meta.json.
+    is_kept: whether the folder stays after the run, so that errors can point to its log.
+    """
+    supervisor = Supervisor()
+    with lossy_output(), supervisor.signals():
+        folder = RunFolder(path, settings)
+        try:
+            yield Session(supervisor, folder)
+        except Exception as error:
+            supervisor.fail("", error)
+        finally:
+            supervisor.stop("the program ended")
+            if supervisor.interrupted:
+                say(f"Stopped by {supervisor.reason}.")
+            failure = supervisor.failure
+            folder.finish(successful=failure is None)
+            if failure is not None and isinstance(failure.error, UsageError):
+                folder.discard()
+    raise_failure(supervisor.failure, folder if is_kept else None)
+
+
+def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> None:
+    """Raises a failure as UsageError or RunError; does nothing for None."""
+    if failure is None:
+        return
+    if isinstance(failure.error, UsageError):
+        raise failure.error
+    # if the user's network or algorithm raised it, its lines of the traceback
+    said = "" if isinstance(failure.error, RunError) else what_users_code_raised(failure.error)
+    if not said:
+        said = without_our_frames(str(failure))
+    elif failure.origin:
+        said = f"{failure.origin}: {said}"
+    where = f"\nMore is in {folder.path / 'out.log'}" if folder else ""
+    raise RunError(f"{said}{where}") from failure.error

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the learner: hardware, training length, checkpoints, and reward clipping."""
+"""Settings of a run: hardware, training length, checkpoints, reward clipping and evaluation; and
+the settings that it records, in its checkpoints and in meta.json, by the names of flags.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require, typed
 from torchbeast.core.base.specs import Precision, RewardClipping
 from torchbeast.envs.atari import plays_atari
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
+from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, REACHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,34 @@ class CheckpointConfig:
         at_least(1, checkpoint_interval=interval, keep_checkpoints=keep)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Evaluation of a run's checkpoints."""
+
+    follow: bool = False
+    """With --mode test: evaluate every new model.tar while the run trains, append a row for each to
+    evaluations.csv, keep the best as evaluation_best.tar, and exit when the run ends. --seed is 0
+    by default, so that all checkpoints play from the same starts."""
+    checkpoint: str = CHECKPOINT
+    """Checkpoint in the run's folder that --mode test plays, for example evaluation_best.tar or
+    model.1.tar."""
+    num_episodes: int = 10
+    """Complete episodes that --mode test plays. More give a less noisy mean."""
+    sampled: bool = False
+    """In --mode test, sample actions from the policy as in training, instead of acting greedily."""
+    random_start: int | None = None
+    """Start each episode of --mode test with 0 to this many random actions. Without them, greedy
+    play in a deterministic game repeats one episode. Default: 30 in Atari games, else 0."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_episodes=self.num_episodes)
+        at_least(0, random_start=self.random_start)
+        require(
+            not self.follow or self.checkpoint == CHECKPOINT,
+            f"--follow plays every new {CHECKPOINT}: leave out --checkpoint {self.checkpoint}",
+        )
+
+
 UNKNOWN = "unknown"  # the environment of servers of TorchBeast 2019, which do not name it
 
 
@@ -125,3 +161,84 @@ def sentence(clipping: str) -> str:
     """Returns a message about the clipping, for the start of a run."""
     how = {"abs_one": "clipped to [-1, 1]", "none": "as they are"}[clipping]
     return f"Learning from rewards {how} (reward_clipping {clipping})."
+
+
+# Recorded separately: keyword arguments of a "module:attribute" that running servers reported.
+SERVED_KWARGS = "served_env_kwargs"
+
+
+def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
+    """Returns the entries that record the environment's name and keyword arguments.
+
+    others_serve: whether running servers decide the environment. The arguments that they report for
+    a "module:attribute" are recorded separately, because a server could report anything.
+    """
+    kwargs = dict(env.kwargs)
+    if others_serve and env.is_factory:
+        return {"env": env.name, "env_kwargs": {}, SERVED_KWARGS: kwargs}
+    return {"env": env.name, "env_kwargs": kwargs}
+
+
+def reaching_flags(recorded: Mapping[str, Any]) -> list[str]:
+    """Returns the flags that belong to the command, so that the next command must repeat them."""
+    given = {name: recorded[name] for name in REACHING if recorded.get(name)}
+    words = ([f"--{k}"] if v is True else typed(f"--{k}", v) for k, v in given.items())
+    return [word for flag in words for word in flag]
+
+
+def naming_flags(recorded: Mapping[str, Any]) -> list[str]:
+    """Returns the flags with which a command passes `check_named` for these settings."""
+    name = recorded.get("env") or ""
+    served, kwargs = recorded.get(SERVED_KWARGS), recorded.get("env_kwargs")
+    if not (served or kwargs) or not EnvSpec(name).is_factory:
+        return []
+    return ["--env", name, *(["--env_kwargs", json.dumps(served)] if served else [])]
+
+
+def check_named(recorded: Mapping[str, Any], asked: EnvSpec) -> None:
+    """Raises UsageError if a "module:attribute" would get keyword arguments that nobody typed.
+
+    recorded: the settings of a checkpoint or of meta.json. These files can come from anyone, and
+    os:system with arguments of their choice would run any command. Without arguments it is called
+    in any case: a foreign checkpoint can call functions of this machine's modules, but not pass
+    arguments to them. asked: the environment that the command line names; an empty name or empty
+    arguments stand for the recorded ones.
+    """
+    name, needed = recorded.get("env") or "", naming_flags(recorded)
+    if not needed or asked.kwargs or asked.name not in ("", name):
+        return
+    if not asked.name or "--env_kwargs" in needed:
+        kwargs = json.dumps(_env_kwargs(recorded))
+        raise UsageError(
+            f"the run's record, which could be anyone's, calls {name} with the arguments {kwargs}: "
+            f"if you trust it, add {shlex.join(needed)}"
+        )
+
+
+def _env_kwargs(settings: Mapping[str, Any]) -> Any:
+    """Returns the environment's keyword arguments, from servers or flags; {} in old records."""
+    return settings.get(SERVED_KWARGS) or settings.get("env_kwargs", {})
+
+
+def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each setting of a resumed run that differs from the recorded one.
+
+    It skips settings that were not recorded, for example by another program, and the model, which
+    cannot change.
+    """
+    recorded = {**recorded, "env_kwargs": _env_kwargs(recorded)}
+    if "env_kwargs" in now:
+        now = {**now, "env_kwargs": _env_kwargs(now)}
+    return [
+        f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
+        for name, value in now.items()
+        if name in recorded and name not in (*OF_ONE_COMMAND, SERVED_KWARGS, "model")
+        if _plain(recorded[name]) != _plain(value)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Converts a value so that values of the command line and of JSON can be compared."""
+    if isinstance(value, Mapping):
+        return json.dumps(value, sort_keys=True)
+    return list(value) if isinstance(value, tuple) else value

@@ -43,7 +43,7 @@ from torchbeast.reporting.display import Progress, next_commands, summary
 from torchbeast.reporting.log_files import FILES, LoggedRun, Logger, Logs
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
-from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.reporting.run_folder import RunConfig, Session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import (
     Assembled,
@@ -53,11 +53,17 @@ from torchbeast.run.assemble import (
     MakeWeights,
     assemble,
 )
-from torchbeast.run.config import CheckpointConfig, hint_of_defaults, sentence
+from torchbeast.run.config import (
+    CheckpointConfig,
+    changes,
+    hint_of_defaults,
+    naming_flags,
+    reaching_flags,
+    recorded_env,
+    sentence,
+)
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.recorded_settings import changes, naming_flags, reaching_flags, recorded_env
 from torchbeast.run.saving import PastVersions, Saving
-from torchbeast.run.session import Session
 from torchbeast.run.training import Training
 from torchbeast.run.watch import Adviser, Watch
 

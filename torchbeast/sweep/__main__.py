@@ -18,7 +18,7 @@ from pathlib import Path
 from torchbeast.cli.command_line import parse_known
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.run.session import session
+from torchbeast.reporting.run_folder import session
 from torchbeast.servers.addresses import runtime_folder
 from torchbeast.shared_replay.service import Served, serving
 from torchbeast.sweep.agents import agents_of, compared

@@ -19,10 +19,9 @@ from torchbeast.cli.command_line import by_its_name, flatten, names, parse
 from torchbeast.cli.flags import PolyBeastFlags, RayBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.errors import UsageError
-from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
-from torchbeast.run.config import CheckpointConfig, HardwareConfig
+from torchbeast.run.config import CheckpointConfig, EvaluationConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SweepConfig
 from torchbeast.sweep.search import SEED, Search, Values, settings_of
 

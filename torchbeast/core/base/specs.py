@@ -14,7 +14,7 @@ The name in a spec still decides which module of the user's own path is imported
 attribute is then called:
 
 * for an environment with recorded keyword arguments only when the command line names it, see
-  `run.recorded_settings.check_named`; else with none;
+  `run.config.check_named`; else with none;
 * for a network with the spaces, and with keyword arguments only if it is a subclass of Actor;
 * for an algorithm only if it is a subclass of Algorithm.
 """
