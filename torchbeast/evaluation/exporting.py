@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,6 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # largest differences
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[Arrays], Arrays]
-Step = tuple[Any, np.ndarray, np.ndarray]
-"""Observation, reward and done of E environments."""
 
 
 def export(
@@ -95,11 +93,10 @@ def export(
     found = newest_of(expanded(run))
     with closing(env_process(found, env, NUM_ENVS)) as made:
         agent = agent_for(spaces_of(made), found, precision)
-        steps = recorded(agent, made)
-    policy = ExportedPolicy(agent.agent)
-    with quiet():
-        data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))
-    check_agreement(agent, policy, runner, steps)
+        policy = ExportedPolicy(agent.agent)
+        with quiet():
+            data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))
+        check_agreement(agent, policy, runner, made)
     with refusing_paths("give another path"):
         write_atomically(target, data)
     return target
@@ -154,7 +151,7 @@ class ExportedPolicy(nn.Module):
         seen = self._stacked(given["observation"], state["frames"], done)
         # The state has the difference to the action before the first one, so that it begins as 0.
         last_action = map_leaves2(torch.add, state["last_action"], self._zero)
-        rows = map_leaves(_one_step, (seen, given["reward"], done, last_action))
+        rows = map_leaves(lambda leaf: leaf[None], (seen, given["reward"], done, last_action))
         acted = self.model.choose(ModelInputs(*rows), map_leaves(_swapped, state["core"]), "greedy")
         action = map_leaves(_of_the_step, acted.action)
         after = {
@@ -178,10 +175,6 @@ class ExportedPolicy(nn.Module):
             return torch.where(begins, torch.cat([frames] * num_frames, 1), shifted)
 
         return map_leaves2(pushed, stacks, observation) if self._is_stacked else observation
-
-
-def _one_step(leaf: Tensor) -> Tensor:
-    return leaf.unsqueeze(0)
 
 
 def _of_the_step(leaf: Tensor) -> Tensor:
@@ -261,30 +254,18 @@ def _onnx(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, Runn
     return data, run
 
 
-def recorded(agent: TrainedAgent, env: VecEnv) -> list[Step]:
-    """Plays NUM_STEPS steps; returns what the environments gave before each."""
+def check_agreement(agent: TrainedAgent, policy: ExportedPolicy, run: Runner, env: VecEnv) -> None:
+    """Plays NUM_STEPS steps. Raises RunError unless an exported file says what the agent says."""
     agent.reset()
-    zeros = np.zeros(env.num_envs, np.float32)
-    steps: list[Step] = [(env.reset(0), zeros, zeros == 0)]
-    while len(steps) < NUM_STEPS:
-        step = env.step(agent.act(*steps[-1]))
-        steps.append((step.observation, step.reward, step.terminated | step.truncated))
-    return steps
-
-
-def check_agreement(
-    agent: TrainedAgent, policy: ExportedPolicy, run: Runner, steps: Sequence[Step]
-) -> None:
-    """Raises RunError unless an exported file says what the agent says at each of the steps."""
-    agent.reset()
-    inputs = {name: leaf.numpy() for name, leaf in policy.start(len(steps[0][1])).items()}
-    for number, (observation, reward, done) in enumerate(steps):
+    inputs = {name: leaf.numpy() for name, leaf in policy.start(env.num_envs).items()}
+    reward = np.zeros(env.num_envs, np.float32)
+    seen, done = env.reset(0), reward > 0
+    for number in range(NUM_STEPS):
         begins = done | (number % _BEGINS == 0)
-        action = agent.act(observation, reward, begins)
+        action = agent.act(seen, reward, begins)
         assert agent.acted is not None
         extras = {name: extra[0].numpy() for name, extra in agent.acted.extras.items()}
-        given = {"observation": observation, "reward": reward, "done": begins}
-        outputs = run(inputs | named("", given))
+        outputs = run(inputs | named("", {"observation": seen, "reward": reward, "done": begins}))
         for name, wanted in {**named("action", action), **extras}.items():
             if not np.allclose(outputs[name], wanted, _RELATIVE, _ABSOLUTE):
                 raise RunError(
@@ -293,3 +274,5 @@ def check_agreement(
                 )
         after = ((name, leaf) for name, leaf in outputs.items() if name.startswith("next_"))
         inputs |= {name.removeprefix("next_"): leaf for name, leaf in after}
+        step = env.step(action)
+        seen, reward, done = step.observation, step.reward, step.terminated | step.truncated
