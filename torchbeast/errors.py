@@ -66,15 +66,16 @@ def as_usage_error() -> Iterator[None]:
 
 
 @contextmanager
-def refusing_paths(remedy: str) -> Iterator[None]:
+def refusing_paths(remedy: str, path: Path | None = None) -> Iterator[None]:
     """Converts an OSError of the body, which uses paths that the user gave, to a UsageError.
 
-    remedy: what the user can do, such as "give another --savedir".
+    remedy: what the user can do, such as "give another --savedir". path: of the body, if it uses
+    no other; the error of a full disk does not name it.
     """
     try:
         yield
     except OSError as error:
-        what = error.filename or "the current folder"  # os.getcwd does not set it
+        what = path or error.filename or "the current folder"  # os.getcwd does not set it
         raise UsageError(f"{what} cannot be used ({error.strerror}): {remedy}") from None
 
 

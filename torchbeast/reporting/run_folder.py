@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -104,16 +104,17 @@ class RunFolder:
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
-        with ExitStack() as opened, _beginning_in(path):
+        refusing = refusing_paths("make room there, or give another --savedir", path)
+        with ExitStack() as opened, refusing:
             self._is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            self._lock, held = _lock(path)
-            opened.callback(self._lock.close)
+            file, held = _lock(path)
+            opened.callback(file.close)
             if held is Lock.OURS:  # otherwise another process may be writing them
                 _remove_unfinished(path)
             self._write_meta()
-            self._handlers = _log_to(path / "out.log")
-            opened.pop_all()
+            opened.enter_context(_logged_to(path / "out.log"))
+            self._opened = opened.pop_all()
         if held is Lock.NONE:
             _log.warning(
                 "%s cannot be locked here, because %s: make sure that no other process uses it",
@@ -156,8 +157,7 @@ class RunFolder:
     def finish(self, successful: bool) -> None:
         """Records the end of the run and releases the folder. Call it once."""
         self.update(date_end=_now(), successful=successful)
-        _stop_logging_to(self._handlers)
-        self._lock.close()
+        self._opened.close()
 
     def discard(self) -> None:
         """Removes a new folder that only contains the files made here; call it after `finish`."""
@@ -194,17 +194,6 @@ def replaced_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def _beginning_in(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"nothing can be written into the run's folder {path} ({error.strerror}): make room "
-            "there, or give another --savedir"
-        ) from None
 
 
 def _warn_of(path: Path, error: OSError, what: str) -> None:
@@ -244,10 +233,12 @@ def _remove_unfinished(path: Path) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _log_to(path: Path) -> list[logging.Handler]:
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
     """Logs everything to the file, and warnings to stderr too.
 
-    Errors are not shown here, because the program prints them when it ends.
+    Errors are not shown here, because the program prints them when it ends. After the last run of
+    this process, the logger has its earlier settings.
     """
     file, shown = OutLog(path, encoding="utf-8", errors="backslashreplace"), warning_handler()
     file.setFormatter(
@@ -258,13 +249,8 @@ def _log_to(path: Path) -> list[logging.Handler]:
     logger.propagate = False
     for handler in (file, shown):
         logger.addHandler(handler)
-    return [file, shown]
-
-
-def _stop_logging_to(handlers: Sequence[logging.Handler]) -> None:
-    """Undoes `_log_to`; after the last run of this process, also the logger's settings."""
-    logger = logging.getLogger(LOGGER_NAME)
-    for handler in handlers:
+    yield
+    for handler in (file, shown):
         logger.removeHandler(handler)
         handler.close()
     if not any(isinstance(handler, OutLog) for handler in logger.handlers):
