@@ -85,11 +85,7 @@ def save(path: Path, agent: Agent, **flags: Any) -> dict[str, Any]:
     kwargs = {"model_kwargs": dict(agent.spec.kwargs), "use_lstm": agent.spec.use_lstm}
     saved = {
         "model_state_dict": agent.model.state_dict(),
-        "flags": {**kwargs, **flags},
-        "format": checkpoints.FORMAT,
-        "model": agent.spec.name,
-        "reads_values": agent.spec.reads_values,
-        **checkpoints.record_of_spaces(agent),
+        **checkpoints.labels(agent, {**kwargs, **flags}),
     }
     checkpoints.save(path, saved)
     return saved

@@ -57,8 +57,8 @@ def noting(observation_space: Any, action_space: Any, use_lstm: bool) -> None:
 
 def test_a_function_gets_no_spaces_that_a_checkpoint_brings(tmp_path: Path) -> None:
     agent = make_agent(ActorSpec("mlp"), {"/bin/touch": ArraySpec((4,), "float32")}, Discrete(3), 1)
-    saved = {key: {} for key in checkpoints.KEYS} | checkpoints.record_of_spaces(agent)
-    saved["flags"] = {"env": "Catch", "model": f"{__name__}:noting"}
+    labels = checkpoints.labels(agent, {"env": "Catch"}) | {"model": f"{__name__}:noting"}
+    saved = {key: {} for key in checkpoints.KEYS} | labels
     checkpoints.save(tmp_path / "model.tar", saved)
     with pytest.raises(UsageError, match="noting"):
         load_agent(tmp_path)

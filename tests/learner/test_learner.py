@@ -117,12 +117,12 @@ def test_a_restored_learner_takes_the_identical_next_step(tmp_path: Path) -> Non
     saved = first.save_model(tmp_path / "kept.tar")
     batch = next_batch(first)
     torch.manual_seed(7)
-    first._made.optimiser_step.update(batch)
+    first._run.made.optimiser_step.update(batch)
     second = Learner(scheme_of(), 10 * STEPS, tmp_path / "second", seed=2)
     second.restore(saved)
     assert second.steps == 3 * STEPS and second.updates == 3
     torch.manual_seed(7)
-    second._made.optimiser_step.update(batch)
+    second._run.made.optimiser_step.update(batch)
     assert_same(weights_of(first), weights_of(second))
     second.step()
     assert second.steps == 5 * STEPS, "the step above counts too"

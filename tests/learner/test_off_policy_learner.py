@@ -105,7 +105,7 @@ def drawn(learner: Learner) -> Sample:
 
 def updated(learner: Learner, sample: Sample) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)  # of SAC's actions
-    learner._made.optimiser_step.update(replace(transitions_of(sample), weights=torch.ones(16)))
+    learner._run.made.optimiser_step.update(replace(transitions_of(sample), weights=torch.ones(16)))
     return weights_of(learner)
 
 

@@ -145,10 +145,9 @@ def learn(case: str, words: list[str], among: replicas.Replica | None) -> int:
 class _Run(LearnerRun):
     updates_before = 0  # of the run that is resumed
 
-    def assemble(self, *args: Any) -> Any:
-        made, progress = super().assemble(*args)
-        self.updates_before = made.optimiser_step.version
-        return made, progress
+    def assemble(self, *args: Any) -> None:
+        super().assemble(*args)
+        self.updates_before = self.made.optimiser_step.version
 
 
 def digest(weights: dict[str, torch.Tensor]) -> str:

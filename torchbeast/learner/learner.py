@@ -15,7 +15,6 @@ Learner is made with the same log_dir, and which the programs can plot, evaluate
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import json
 import logging
@@ -168,8 +167,8 @@ class Learner:
         actions.
         """
         if self.scheme.update_execution == "decentralised" and self._finalizer.alive:
-            self._made.optimiser_step.state_dict()  # the workers have them
-        return self._made.agent.model
+            self._run.made.optimiser_step.state_dict()  # the workers have them
+        return self._run.made.agent.model
 
     def done(self) -> bool:
         """Returns whether the agent was trained on target_steps, or `stop` was called."""
@@ -382,7 +381,7 @@ class Learner:
             one_thread(),
             torch.random.fork_rng(devices=[]),
         ):
-            agent = self._made.agent._replace(model=model)
+            agent = self._run.made.agent._replace(model=model)
             torch.default_generator.manual_seed(seed)  # of sampled actions
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
@@ -439,35 +438,28 @@ class Learner:
         envs = scheme.train_envs_factory
         described = DescribedEnv(env=spec, observation_space=envs.sent_space, make=envs.make)
         self._run = LearnerRun(settings, described, self._session, resumed)
-        made = self._run.assemble(making_agent(scheme), making_weights(scheme))
-        self._made, self._progress = made
+        self._run.assemble(making_agent(scheme), making_weights(scheme))
+        self._progress = self._run.progress
         saved: RolloutStore | None = None
         if scheme.gradients is None:
             config = settings.learner
             source = functools.partial(make_source, scheme, config=config, ending=ending)
-            self._source, saved = ending.enter_context(
-                self._run.source(self._made, self._progress, source)
-            )
+            self._source, saved = ending.enter_context(self._run.source(source))
         else:
             from torchbeast.gradients.workers import gradient_workers
             from torchbeast.learner.gradients import gradient_fleet, make_worker
 
-            seed = self._run.environment_seed(self._progress)
-            make = functools.partial(make_worker, scheme, settings.learner, seed)
+            make = functools.partial(
+                make_worker, scheme, settings.learner, self._run.environment_seed
+            )
             fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
-            joint: Any = gradient_workers(make, scheme.gradients, self._made.optimiser_step, fleet)
-            self._source = ending.enter_context(closing(joint))
-            self._made = dataclasses.replace(self._made, optimiser_step=joint)
+            step = self._run.made.optimiser_step
+            joint = gradient_workers(make, scheme.gradients, step, fleet)
+            self._source = self._run.join(ending.enter_context(closing(joint)))
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         callbacks = self._callbacks
         self._training, self._saving = ending.enter_context(
-            self._run.training(
-                self._made,
-                self._source,
-                self._progress,
-                saved,
-                lambda: {"callbacks": states_of(callbacks)},
-            )
+            self._run.training(self._source, saved, lambda: {"callbacks": states_of(callbacks)})
         )
         self._row = self._training.log = _RowInHand(self._training.log)
         ending.callback(self._row.release)
@@ -476,7 +468,7 @@ class Learner:
         self._watching = _Watchdog(self._training, at_once)
         if self._env_options is not None:
             self._source.set_env_options(self._env_options)
-        self._cuda_stream = CudaStream(self._made.compute.device)
+        self._cuda_stream = CudaStream(self._run.made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
         states = self._run.earlier.callbacks
         for callback in self._callbacks:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from torchbeast.collect.contract import (
@@ -27,6 +27,7 @@ from torchbeast.collect.contract import (
     describe_away,
     shortage_of,
 )
+from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import Reminder
 
 LEARNER_STAGES = ("learning", "waiting")
@@ -37,8 +38,6 @@ _MUCH = 0.25  # share of waiting from which on advice is worthwhile
 _BUSY = 0.5  # with a smaller share of learning, the learner is not the bottleneck
 
 _NUM_PROCESSES = {"polybeast": "--num_servers", "raybeast": "--num_workers"}
-
-Limit = Literal["learner", "room", "environment", "inference", "none"]
 
 
 class Reading(NamedTuple):
@@ -70,9 +69,9 @@ UNKNOWN = Shares(*[math.nan] * 5)
 
 
 class Diagnosis(NamedTuple):
-    """The stage that limits the run, and a message with advice."""
+    """The stage that limits the run, or the fate of its streams, and a message with advice."""
 
-    limit: Limit | Literal["lost", "ending"]  # streams, see lost_streams
+    limit: Literal["learner", "room", "environment", "inference", "none", "lost", "ending"]
     sentence: str
 
 
@@ -84,7 +83,7 @@ class Collection:
     num_actors: int  # number of environments
     processes: int | None  # processes of this run that step environments; None: servers do
     fixed_lag: int | None
-    cores: int = 0  # of all machines together; 0: of this machine
+    cores: int = field(default_factory=available_cores)  # of all machines together
 
     @property
     def acts_where_it_steps(self) -> bool:
@@ -133,8 +132,24 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
     """Returns the bottleneck of the run; None while the shares are unknown."""
     if any(map(math.isnan, shares)):
         return None
-    limit = _limit(shares)
-    return Diagnosis(limit, _sentence(limit, shares, facts))
+    idle, room = f"learner idle {percent(shares.waiting)}", percent(shares.queueing)
+    if shares.queueing >= _MUCH and shares.learning >= _BUSY:
+        return Diagnosis(
+            "learner",
+            f"the learner is the bottleneck: workers wait for queue space {room} of their time; "
+            "larger updates (--batch_size, --unroll_length) or a smaller --model help",
+        )
+    if shares.queueing >= _MUCH:
+        advice = _more_room(facts)
+        return Diagnosis("room", f"{idle}, but workers wait for queue space {room}: {advice}")
+    if shares.waiting < _MUCH:
+        even = f"{idle}, workers wait for queue space {room}: they keep pace with each other"
+        return Diagnosis("none", even)
+    if shares.environment >= shares.inference:
+        busy = f"environments busy {percent(shares.environment)}"
+        return Diagnosis("environment", f"{idle}, {busy}: {_faster_environments(facts)}")
+    busy = f"workers choose actions {percent(shares.inference)} of their time"
+    return Diagnosis("inference", f"{idle}, {busy}: {_larger_batches(facts)}")
 
 
 def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
@@ -145,34 +160,6 @@ def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
     if not away:
         return None
     return Diagnosis("ending" if shortage_of(away) else "lost", describe_away(away, live))
-
-
-def _limit(shares: Shares) -> Limit:
-    if shares.queueing >= _MUCH:
-        return "learner" if shares.learning >= _BUSY else "room"
-    if shares.waiting < _MUCH:
-        return "none"
-    return "environment" if shares.environment >= shares.inference else "inference"
-
-
-def _sentence(limit: Limit, shares: Shares, facts: Collection) -> str:
-    idle, room = f"learner idle {percent(shares.waiting)}", percent(shares.queueing)
-    match limit:
-        case "learner":
-            return (
-                f"the learner is the bottleneck: workers wait for queue space {room} of their "
-                "time; larger updates (--batch_size, --unroll_length) or a smaller --model help"
-            )
-        case "room":
-            return f"{idle}, but workers wait for queue space {room}: {_more_room(facts)}"
-        case "environment":
-            busy = percent(shares.environment)
-            return f"{idle}, environments busy {busy}: {_faster_environments(facts)}"
-        case "inference":
-            busy = percent(shares.inference)
-            return f"{idle}, workers choose actions {busy} of their time: {_larger_batches(facts)}"
-        case "none":
-            return f"{idle}, workers wait for queue space {room}: they keep pace with each other"
 
 
 def _more_room(facts: Collection) -> str:

@@ -40,10 +40,10 @@ class Progress:
 
     step: int = 0
     episodes: int = 0
-    loss: float = float("nan")
-    mean_lag: float = float("nan")  # of the last batch
-    max_lag: float = float("nan")  # of the last batch
-    relevant_share: float = float("nan")  # of the last batch's replayed states
+    loss: float = math.nan
+    mean_lag: float = math.nan  # of the last batch
+    max_lag: float = math.nan  # of the last batch
+    relevant_share: float = math.nan  # of the last batch's replayed states
     returns: collections.deque[float] = field(default_factory=_none_yet)
     lengths: collections.deque[int] = field(default_factory=_none_yet)
 
@@ -80,7 +80,7 @@ class Progress:
 def mean(values: Iterable[float]) -> float:
     """Returns the mean, or NaN without values. Copies them, because the learner may add some."""
     recent = list(values)
-    return statistics.fmean(recent) if recent else float("nan")
+    return statistics.fmean(recent) if recent else math.nan
 
 
 PanelT = TypeVar("PanelT", bound="Panel")

@@ -111,8 +111,10 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     """
     try:
         with open(path, "rb") as file:
-            _verify(file)
+            _verify(path, file)
             checkpoint = _load(file)
+    except Damaged:
+        raise
     except FileNotFoundError:
         raise UsageError(
             f"there is no checkpoint at {path.absolute()}: give the folder of a run, such as "
@@ -155,9 +157,16 @@ Spaces = tuple[ObservationSpace, ActionSpace, int]
 """Spaces of one environment, without stacks of frames, and the number of frames in a stack."""
 
 
-def record_of_spaces(agent: Agent) -> dict[str, Any]:
-    """Returns the entries of a checkpoint that say which spaces the agent was made for."""
+def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a checkpoint that do not change during a run: its flags, and what the
+    agent is and was made for.
+    """
     return {
+        "format": FORMAT,
+        "flags": flags,
+        "model": agent.spec.name,
+        "reward_input": agent.spec.reward_input,
+        "reads_values": agent.spec.reads_values,
         "observation_space": space_to_json(agent.sent_space),
         "action_space": space_to_json(agent.action_space),
         "frame_stack": agent.frame_stack,
@@ -254,8 +263,6 @@ def _fault_of_machine(error: Exception) -> str:
 
 def _fault(path: Path, error: Exception) -> str:
     """Returns why a file could not be loaded, in place of torch's message about its own code."""
-    if isinstance(error, _OtherChecksumError):
-        return str(error)
     if path.is_dir():
         return "it is a folder"
     if path.stat().st_size == 0:
@@ -267,20 +274,15 @@ def _fault(path: Path, error: Exception) -> str:
     return "its contents are invalid"
 
 
-class _OtherChecksumError(ValueError):
-    """A record was changed after it was written."""
-
-
-def _verify(file: BinaryIO) -> None:
-    """Raises _OtherChecksumError unless every record matches the checksum that torch.save wrote.
+def _verify(path: Path, file: BinaryIO) -> None:
+    """Raises Damaged unless every record matches the checksum that torch.save wrote.
 
     Files of PyTorch before 1.6 do not have checksums, and `_load` refuses truncated files.
     """
-    if not zipfile.is_zipfile(file):
-        return
-    with zipfile.ZipFile(file) as archive:
-        if (name := archive.testzip()) is not None:
-            raise _OtherChecksumError(f"the checksum of its record {name} is wrong")
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if (name := archive.testzip()) is not None:
+                raise Damaged(path, f"the checksum of its record {name} is wrong")
 
 
 def _load(file: BinaryIO) -> Any:

@@ -32,7 +32,6 @@ from torchbeast.core.update.optimiser_step import NonFiniteError
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import (
-    available_cores,
     check_buffers,
     free_memory,
     keep_freed_memory,
@@ -65,7 +64,7 @@ from torchbeast.run.config import (
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.saving import PastVersions, Saving
 from torchbeast.run.training import Training
-from torchbeast.run.watch import Adviser, Watch
+from torchbeast.run.watch import Watch
 
 if TYPE_CHECKING:  # only programs with several learners import it
     from torchbeast.run.replicas import Replica
@@ -110,6 +109,9 @@ class RunSettings:
 class LearnerRun:
     """A run of a learner. Only one thread uses it: the main thread, or the caller's."""
 
+    made: Assembled  # from `assemble` on
+    progress: Progress  # from `assemble` on
+
     def __init__(
         self,
         settings: RunSettings,
@@ -149,28 +151,25 @@ class LearnerRun:
         make_source: Callable[[LearnerInfo[Any]], Source],
     ) -> None:
         """Trains until the run ends, for any reason, and prints a summary."""
-        made, progress = self.assemble(make_agent, make_weights)
-        keep_freed_memory(made.compute.device.type)
-        run = self.settings.run
-        if progress.step >= (run.pause_at or math.inf):
+        self.assemble(make_agent, make_weights)
+        keep_freed_memory(self.made.compute.device.type)
+        run, step = self.settings.run, self.progress.step
+        if step >= (run.pause_at or math.inf):
             say(f"{run.xpid} has reached --pause_at already: leave it out to continue.")
             return
-        if progress.step >= self._total_steps:
+        if step >= self._total_steps:
             say(
-                f"{run.xpid} has learnt {progress.step:,} steps already and "
+                f"{run.xpid} has learnt {step:,} steps already and "
                 f"--total_steps is {self._total_steps:,}: nothing is left to do. "
                 "Give a larger --total_steps to continue."
             )
             return
-        with self.source(made, progress, make_source) as (source, saved):
+        with self.source(make_source) as (source, saved):
             if self._replica is not None:
-                joint: Any = self._replica.joint(source, made.optimiser_step)
-                source, made = joint, replace(made, optimiser_step=joint)
-            self._learn(made, source, progress, saved)
+                source = self.join(self._replica.joint(source, self.made.optimiser_step))
+            self._learn(source, saved)
 
-    def assemble(
-        self, make_agent: MakeAgent, make_weights: MakeWeights
-    ) -> tuple[Assembled, Progress]:
+    def assemble(self, make_agent: MakeAgent, make_weights: MakeWeights) -> None:
         """Assembles the learner, with state and progress of the earlier run, if there is one."""
         described = self.described
         self.earlier.check_same_environment(described.env.name, described.others_serve)
@@ -180,37 +179,38 @@ class LearnerRun:
         replica = self._replica
         ranks = None if replica is None else replica.ranks
         made = assemble(config, make_agent, make_weights, earlier, self._say_start, ranks)
-        progress = self.earlier.progress()
+        self.made, self.progress = made, earlier.progress()
         if replica is not None:
             replica.equalise(made.optimiser_step)
             made.weights.publish(made.agent.model, made.optimiser_step.version)
             if not replica.leads:  # so that it does not sample the same actions as rank 0
-                torch.manual_seed(self.environment_seed(progress))
-        progress.keep_last(self.settings.display.episodes_for_avg)
-        if self.earlier.recorded is not None:
-            say(f"Resuming {self.session.folder.path} at step {progress.step:,}.")
-            for line in changes(self.earlier.recorded, self._recorded):
+                torch.manual_seed(self.environment_seed)
+        self.progress.keep_last(self.settings.display.episodes_for_avg)
+        if earlier.recorded is not None:
+            say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")
+            for line in changes(earlier.recorded, self._recorded):
                 say(line)
-        return made, progress
+
+    def join(self, joint: Any) -> Any:
+        """Lets several learners take the optimiser steps; joint: a JointLearner. Returns it."""
+        self.made = replace(self.made, optimiser_step=joint)
+        return joint
 
     @contextmanager
     def source(
-        self,
-        made: Assembled,
-        progress: Progress,
-        make_source: Callable[[LearnerInfo[Any]], Source],
+        self, make_source: Callable[[LearnerInfo[Any]], Source]
     ) -> Iterator[tuple[Source, RolloutStore | None]]:
         """Makes the source, with a replay if the run has one, and yields it with the part to be
         saved with checkpoints.
         """
-        config = self.settings.learner
+        config, made = self.settings.learner, self.made
         at_once = 1  # because each batch is copied into the replay
         if not config.learns_from_transitions:
             at_once = made.compute.learner_threads + config.replay.is_used
         learner = made.learner(
             config.online_rollouts,
-            self.environment_seed(progress),
-            first_step=progress.step,
+            self.environment_seed,
+            first_step=self.progress.step,
             spare_columns=config.spare_columns,
             batches_at_once=at_once,
         )
@@ -230,27 +230,22 @@ class LearnerRun:
         with with_replay(self, source, learner, free) as replayed:
             yield replayed
 
-    def environment_seed(self, progress: Progress) -> int:
-        """Returns a seed for environments and replay that is new for each part of the run."""
-        root = np.random.SeedSequence((self._recorded["seed"], progress.step))
+    @property
+    def environment_seed(self) -> int:
+        """A seed for environments and replay that is new for each part of the run."""
+        root = np.random.SeedSequence((self._recorded["seed"], self.progress.step))
         seed = int(root.generate_state(1)[0])
         return seed if self._replica is None else self._replica.seed(seed)
 
-    def _learn(
-        self,
-        made: Assembled,
-        source: Source,
-        progress: Progress,
-        saved: RolloutStore | None,
-    ) -> None:
+    def _learn(self, source: Source, saved: RolloutStore | None) -> None:
         with (
             Metrics().served(self.settings.metrics) as metrics,
-            self.training(made, source, progress, saved) as (training, saving),
+            self.training(source, saved) as (training, saving),
         ):
             watch = Watch(
                 training=training,
                 saving=saving,
-                advise=self._adviser(),
+                advise=functools.partial(diagnose, facts=self.settings.collection),
                 title=f"{self.described.env.name}, {self.settings.run.xpid}",
                 rollouts_at_once=self._rollouts_at_once,
                 save_every_s=self.settings.checkpoints.checkpoint_interval,
@@ -258,10 +253,10 @@ class LearnerRun:
                 run=self.settings.run.xpid,
                 metrics=metrics,
             )
-            began, first_step = time.monotonic(), progress.step
-            source.start(self.session.supervisor)
-            training.start(made.compute.learner_threads)
+            began, first_step = time.monotonic(), self.progress.step
             supervisor = self.session.supervisor
+            source.start(supervisor)
+            training.start(self.made.compute.learner_threads)
             try:
                 watch.until_the_end()
             except Exception as error:  # before `stop`: the first of both counts
@@ -271,14 +266,12 @@ class LearnerRun:
                 supervisor.stop("the program ended")
                 self.end(training, saving)
             if training.updates_here or supervisor.failure is None:
-                self._say_end(progress, first_step, time.monotonic() - began)
+                self._say_end(first_step, time.monotonic() - began)
 
     @contextmanager
     def training(
         self,
-        made: Assembled,
         source: Source,
-        progress: Progress,
         saved: RolloutStore | None,
         also_saved: Callable[[], Mapping[str, Any]] = dict,
     ) -> Iterator[tuple[Training, Saving]]:
@@ -286,16 +279,12 @@ class LearnerRun:
 
         also_saved: called for every checkpoint; returns further entries.
         """
-        saving = self._saving(made.agent, saved, also_saved)
-        folder = self.session.folder.path
-        run = LoggedRun(folder=folder, settings=self._recorded, step=progress.step)
+        made, folder, step = self.made, self.session.folder, self.progress.step
+        config, labels = self.settings.checkpoints, checkpoints.labels(made.agent, self._recorded)
+        disabled, keep = config.disable_checkpoint, config.keep_checkpoints
+        saving = Saving(folder, labels, disabled, saved, also_saved, keep)
+        run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
         trace = self.settings.learner.hardware.write_profiler_trace
-        latest = self.session.folder.become_latest if self.settings.becomes_latest else None
-        more: dict[str, Any] = {}
-        leads = self._replica is None or self._replica.leads
-        if leads and (pool := self.described.env.options.selfplay):
-            every = self._total_steps // _VERSIONS
-            more["after_update"] = PastVersions(Path(pool), made.agent, every, progress.step)
         with closing(Logs(self.settings.loggers, run)) as log:
             training = Training(
                 source=source,
@@ -306,46 +295,19 @@ class LearnerRun:
                 supervisor=self.session.supervisor,
                 total_steps=self._total_steps,
                 pause_at=self.settings.run.pause_at,
-                progress=progress,
-                trace=folder / "trace.json" if trace else None,
+                progress=self.progress,
+                trace=folder.path / "trace.json" if trace else None,
                 keep=saving.keep_last_good,
-                after_first_update=latest or (lambda: None),
                 info_keywords=self.described.env.options.info_keywords,
                 learns_all=self._replica is not None,
-                **more,
             )
+            if self.settings.becomes_latest:
+                training.after_first_update = folder.become_latest
+            leads = self._replica is None or self._replica.leads
+            if leads and (pool := self.described.env.options.selfplay):
+                every = self._total_steps // _VERSIONS
+                training.after_update = PastVersions(Path(pool), made.agent, every, step)
             yield training, saving
-
-    def _saving(
-        self,
-        agent: Agent,
-        saved: RolloutStore | None,
-        also_saved: Callable[[], Mapping[str, Any]],
-    ) -> Saving:
-        labels = {
-            "format": checkpoints.FORMAT,
-            "flags": self._recorded,
-            "model": agent.spec.name,
-            "reward_input": agent.spec.reward_input,
-            "reads_values": agent.spec.reads_values,
-            **checkpoints.record_of_spaces(agent),
-        }
-        config = self.settings.checkpoints
-        return Saving(
-            self.session.folder,
-            labels,
-            config.disable_checkpoint,
-            saved,
-            also_saved,
-            keep=config.keep_checkpoints,
-        )
-
-    def _adviser(self) -> Adviser:
-        """Returns a function that names the bottleneck of this run from its time shares."""
-        facts = self.settings.collection
-        return functools.partial(
-            diagnose, facts=replace(facts, cores=facts.cores or available_cores())
-        )
 
     def end(self, training: Training, saving: Saving) -> None:
         """Waits for the threads of a run that has ended, then saves, except after a NaN.
@@ -384,8 +346,9 @@ class LearnerRun:
         is_program = "preset" in self.settings.recorded and self.earlier.recorded is None
         return is_program and algorithm == usual and learner.rollouts == RolloutConfig()
 
-    def _say_end(self, progress: Progress, first_step: int, seconds: float) -> None:
+    def _say_end(self, first_step: int, seconds: float) -> None:
         folder, program = self.session.folder, self.settings.collection.program
+        progress = self.progress
         say(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
         naming = naming_flags(self._recorded)

@@ -67,33 +67,6 @@ class LearnerClock:
 _log = logging.getLogger("torchbeast.learner")
 
 
-class InfoMeans:
-    """Means over episodes; warns once for each keyword that an episode lacks."""
-
-    def __init__(self, keywords: Sequence[str]) -> None:
-        self._keywords = keywords
-        self._missed: set[str] = set()
-
-    def __call__(self, info: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Returns a column for each keyword, NaN if no episode has it.
-
-        info: the numbers of the episodes of an update, NaN if an episode lacks it.
-        """
-        return {f"info_{name}": self._mean(name, info.get(name, ())) for name in self._keywords}
-
-    def _mean(self, name: str, numbers: Sequence[float]) -> float:
-        given = [number for number in numbers if not math.isnan(number)]
-        if len(given) < len(numbers) and name not in self._missed:
-            self._missed.add(name)
-            _log.warning(
-                "an episode ended without a number %r in its last info; info_%s is the mean over "
-                "the episodes that have one",
-                name,
-                name,
-            )
-        return mean(given)
-
-
 DONE = "all steps are learnt"
 _UPDATE_S = 120.0  # expected longest update, unless a longer one has been seen
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
@@ -131,7 +104,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.figures: Mapping[str, float] = {}  # last row of the log
-        self._info_means = InfoMeans(self.info_keywords)
+        self._missed_info: set[str] = set()  # keywords that an episode lacked
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
@@ -200,16 +173,13 @@ class Training:
         cuda_stream: of the calling thread.
         """
         with own_settings():
-            return self._learn_from(on_host, cuda_stream)
-
-    def _learn_from(self, on_host: Batch, cuda_stream: CudaStream) -> bool:
-        with cuda_stream:  # copies while another thread updates
-            batch = on_host.map(cuda_stream.to_device)
-        with self._lock:
-            if self.supervisor.ended and not self.learns_all:
-                return False
-            with self._clock.learning():
-                self._update(batch.map(cuda_stream.hand_over), on_host)
+            with cuda_stream:  # copies while another thread updates
+                batch = on_host.map(cuda_stream.to_device)
+            with self._lock:
+                if self.supervisor.ended and not self.learns_all:
+                    return False
+                with self._clock.learning():
+                    self._update(batch.map(cuda_stream.hand_over), on_host)
         return True
 
     def _update(self, batch: Batch, on_host: Batch) -> None:
@@ -248,7 +218,7 @@ class Training:
         return f"The state before it is in {path}; the checkpoint is left as it was"
 
     def _record(self, batch: Batch, figures: dict[str, float]) -> None:
-        counters = self.optimiser_step.counters
+        counters, info = self.optimiser_step.counters, batch.finished_info()
         returns, lengths = batch.finished_episodes()
         self.progress.loss = figures["total_loss"]
         self.progress.mean_lag = figures.get("mean_lag", math.nan)
@@ -257,19 +227,34 @@ class Training:
         self.progress.episodes += len(returns)
         self.progress.returns.extend(returns)
         self.progress.lengths.extend(lengths)
-        row = {
+        self.figures = {
             "mean_episode_return": mean(returns),
             "mean_episode_length": mean(lengths),
             "episodes": self.progress.episodes,
-            **self._info_means(batch.finished_info()),
+            **{f"info_{k}": self._info_mean(k, info.get(k, ())) for k in self.info_keywords},
             **figures,
             **self.source.status(),
             **self._times(),
             "learnt_steps": counters.learnt_steps,
             "optimiser_steps": counters.optimiser_steps,
         }
-        self.figures = row
-        self.log.write(self.progress.step, row)
+        self.log.write(self.progress.step, self.figures)
+
+    def _info_mean(self, name: str, numbers: Sequence[float]) -> float:
+        """Returns the mean over the episodes of an update; NaN if none has a number.
+
+        Warns once for each keyword that an episode lacks; its number is NaN.
+        """
+        given = [number for number in numbers if not math.isnan(number)]
+        if len(given) < len(numbers) and name not in self._missed_info:
+            self._missed_info.add(name)
+            _log.warning(
+                "an episode ended without a number %r in its last info; info_%s is the mean over "
+                "the episodes that have one",
+                name,
+                name,
+            )
+        return mean(given)
 
     def _times(self) -> dict[str, float]:
         """Returns the seconds since the last row by stage, so that you can add up rows."""
