@@ -27,9 +27,8 @@ from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation.following import RunFollower, RunWatch
+from torchbeast.evaluation.following import RunFollower, RunWatch, Scores
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, Episodes, play
-from torchbeast.evaluation.scores import Scores
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.plot import curve
 from torchbeast.reporting.log_files import read_logs

@@ -25,8 +25,8 @@ import torch
 
 from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.errors import UsageError
-from torchbeast.evaluation import scores
 from torchbeast.reporting.log_files import Logger
+from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.saving import CheckpointNotWritten
 from torchbeast.seeds import seed_of
 
@@ -199,7 +199,7 @@ class Evaluation(_Periodic):
         sampled: bool = False,
         keep_best: bool = True,
         seed: int = 0,
-        name: str = scores.NAME,
+        name: str = checkpoints.EVALUATION,
     ) -> None:
         """Sets the interval: give either every_steps or every_seconds.
 
@@ -228,15 +228,15 @@ class Evaluation(_Periodic):
         """Begins to wait; a checkpoint that is kept may be better than any of this run."""
         super().on_start(learner)
         if self._keeps_best:
-            self.best = max(self.best, scores.kept_score(learner.log_dir, self._name))
+            self.best = max(self.best, checkpoints.kept_score(learner.log_dir, self._name))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best mean return."""
-        return {scores.BEST: self.best}
+        return {checkpoints.BEST: self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self.best = state.get(scores.BEST, -math.inf)
+        self.best = state.get(checkpoints.BEST, -math.inf)
 
     def _act(self, learner: Learner, figures: dict[str, float]) -> None:
         seed = seed_of(self._seed, self._name, learner.steps)
@@ -251,7 +251,7 @@ class Evaluation(_Periodic):
         before, self.best = self.best, score  # the checkpoint says how good it is
         try:
             if self._keeps_best:
-                learner.save_model(scores.best_path(learner.log_dir, self._name))
+                learner.save_model(checkpoints.best_path(learner.log_dir, self._name))
         except OSError as error:
             self.best = before
             _log.warning("the best checkpoint was not written (%s); the run continues", error)

@@ -26,18 +26,21 @@ Files with such names in the folder of a run belong to the run, which removes th
 after a gap of two numbers are ignored. From the first save on, model.tar exists at any moment, even
 if the process or the machine dies. Only on file systems without hard links is it missing for the
 last moment of a save, and model.1.tar is used instead.
+
+NAME_best.tar is the best checkpoint of a Learner's evaluation, or of `--mode test --follow`. Its
+entry callbacks[NAME]["best"] is its mean return, so that only a better checkpoint replaces it.
 """
 
 from __future__ import annotations
 
 import errno
 import io
+import math
 import os
-import pickle
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
 
@@ -292,17 +295,14 @@ def _load(file: BinaryIO) -> Any:
     made. PolyBeast 2019 saved returns as numpy scalars, so torch must be allowed to load their
     types.
     """
+    allowed: AbstractContextManager[Any] = nullcontext()
+    if hasattr(torch.serialization, "safe_globals"):  # from PyTorch 2.5 on
+        scalar: Any = np.float32(0).__reduce__()[0]
+        names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+        types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
+        allowed = torch.serialization.safe_globals([*names, np.dtype, *types])
     file.seek(0)
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        if not hasattr(torch.serialization, "safe_globals"):
-            raise
-    scalar: Any = np.float32(0).__reduce__()[0]
-    names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
-    types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
-    file.seek(0)
-    with torch.serialization.safe_globals([*names, np.dtype, *types]):
+    with allowed:
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -362,7 +362,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     """Restores a `rng_state`; the part of GPUs only if the number of GPUs is the same."""
     torch.set_rng_state(state["torch"])
     cuda = state.get("cuda", [])
-    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+    if cuda and len(cuda) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda)
 
 
@@ -476,3 +476,36 @@ def _shift(newest: Path, keep: int) -> None:
 
 def _listed(damaged: Sequence[Damaged]) -> str:
     return ", ".join(f"{error.path} is damaged ({error.reason})" for error in damaged)
+
+
+EVALUATION = "evaluation"
+BEST = "best"
+
+
+def best_path(folder: Path, name: str = EVALUATION) -> Path:
+    """Returns the path of the best checkpoint, which need not exist."""
+    return folder / f"{name}_best.tar"
+
+
+def kept_score(folder: Path, name: str = EVALUATION) -> float:
+    """Returns the mean return of the best checkpoint, or -inf without a checkpoint.
+
+    Raises UsageError or RunError if it cannot be read.
+    """
+    path = best_path(folder, name)
+    if not path.exists():
+        return -math.inf
+    state = load(path, needed=()).get("callbacks", {}).get(name, {})
+    return float(state.get(BEST, -math.inf))
+
+
+def keep_if_better(folder: Path, checkpoint: Mapping[str, Any], score: float) -> bool:
+    """Keeps a checkpoint as the best if its score is higher than the kept checkpoint's score.
+
+    Returns whether it was. If it cannot be written, raises OSError and keeps the previous one.
+    """
+    if not score > kept_score(folder):  # nor is NaN
+        return False
+    states = {**checkpoint.get("callbacks", {}), EVALUATION: {BEST: score}}
+    save(best_path(folder), {**checkpoint, "callbacks": states})
+    return True
