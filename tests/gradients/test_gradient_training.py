@@ -43,7 +43,7 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
         workers.start(supervisor)
         training.start(2)
         assert supervisor.join(TIMEOUT_S) == []
-        return supervisor, training.checkpoint({}), read_logs(folder / "logs.csv")
+        return supervisor, training.checkpoint(), read_logs(folder / "logs.csv")
 
 
 @pytest.mark.parametrize(("communication", "of_one"), [("synchronous", 2), ("asynchronous", 1)])

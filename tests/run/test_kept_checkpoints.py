@@ -422,7 +422,7 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
     class Training:
         updates = 1
 
-        def checkpoint(self, labels: Any, wait_s: float | None) -> dict[str, Any]:
+        def checkpoint(self, wait_s: float | None) -> dict[str, Any]:
             return {"weights": torch.zeros(10**6)}
 
     saving = Saving(Folder(), {}, False, keep=2)  # type: ignore[arg-type]

@@ -178,7 +178,7 @@ def saving(folder: Path, save: Any, disabled: bool = False) -> Saving:
 
 
 def training() -> Any:
-    return Mock(checkpoint=lambda labels, wait_s: {"step": 1, **labels})
+    return Mock(checkpoint=lambda wait_s: {"step": 1})
 
 
 def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Path) -> None:

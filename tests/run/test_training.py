@@ -270,7 +270,7 @@ def test_the_state_saved_at_a_nan_is_that_after_the_last_good_update(tmp_path: P
         run = Run(tmp_path / name, rollouts, 1000, keep=keep)
         run.learn()
         if name == "good":
-            keep(run.training.checkpoint({}))
+            keep(run.training.checkpoint())
     good, kept = states
     assert states_equal(good, kept)
     assert kept["scheduler_state_dict"]["version"] == 2
@@ -329,8 +329,8 @@ def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -
     run.training.start(1)
     copies = []
     while not run.supervisor.ended:
-        copies.append(run.training.checkpoint({}))
-    copies.append(run.training.checkpoint({}))
+        copies.append(run.training.checkpoint())
+    copies.append(run.training.checkpoint())
     assert run.supervisor.join(SOON) == []
     for copy in copies:
         version = copy["scheduler_state_dict"]["version"]
@@ -341,7 +341,7 @@ def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -
 
 def test_a_checkpoint_does_not_change_while_learning_continues(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout()], total_steps=T * B)
-    before = run.training.checkpoint({})
+    before = run.training.checkpoint()
     kept = {k: v.clone() for k, v in before["model_state_dict"].items()}
     run.learn()
     assert all(torch.equal(kept[k], v) for k, v in before["model_state_dict"].items())
@@ -373,8 +373,8 @@ def test_the_last_checkpoint_waits_for_an_update_as_long_as_twice_the_longest(
     assert begun.wait(SOON)
     assert run.training.patience_s == 1000.0
     with pytest.raises(NoMoment, match="an update had not ended after 0 s; what was learnt since"):
-        run.training.checkpoint({}, wait_s=0.0)
-    waiting = Background(run.training.checkpoint, {})
+        run.training.checkpoint(wait_s=0.0)
+    waiting = Background(run.training.checkpoint)
     go_on.set()
     assert waiting.result()["scheduler_state_dict"]["version"] == 3
     assert run.supervisor.join(SOON) == [] and run.supervisor.failure is None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -11,10 +12,20 @@ import pytest
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import STAGES, Diagnosis, Reading
 from torchbeast.reporting.display import Progress
+from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.run.training import NoMoment
 from torchbeast.run.watch import Watch
 
 IDLE = Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: "")
+
+
+def run(save_every_s: float = 600.0, suppress_logs: bool = True) -> Any:
+    """A run with these settings, whose batches have one rollout."""
+    settings = Mock(
+        checkpoints=Mock(checkpoint_interval=save_every_s),
+        display=DisplayConfig(suppress_logs=suppress_logs),
+    )
+    return Mock(settings=settings, rollouts_at_once=1)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -33,11 +44,7 @@ def test_no_periodic_save_begins_once_the_run_has_ended(
     watch = Watch(
         training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
         saving=saving,
-        advise=lambda _: None,
-        title="",
-        rollouts_at_once=1,
-        save_every_s=0.0,
-        only_warnings=True,
+        run=run(save_every_s=0.0),
     )
     watch.until_the_end()
     assert saving.save.call_count == (not ends)
@@ -62,11 +69,7 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
     watch = Watch(
         training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
         saving=saving,
-        advise=lambda _: None,
-        title="",
-        rollouts_at_once=1,
-        save_every_s=600.0,
-        only_warnings=True,
+        run=run(save_every_s=600.0),
     )
     watch.until_the_end()
     assert supervisor.failure is None and saving.save.call_count == 3
@@ -97,11 +100,7 @@ def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_l
     Watch(
         training=training,
         saving=saving,
-        advise=lambda _: None,
-        title="",
-        rollouts_at_once=1,
-        save_every_s=600.0,
-        only_warnings=True,
+        run=run(save_every_s=600.0),
     ).until_the_end()
     assert saved == [62.0, 663.0]
 
@@ -118,6 +117,10 @@ def test_the_bottleneck_of_the_whole_run_is_named_at_its_end(
         ]
     )
     monkeypatch.setattr(Watch, "_show", lambda *_: supervisor.stop("all steps are learnt"))
+    monkeypatch.setattr(
+        "torchbeast.run.watch.diagnose",
+        lambda shares, _: Diagnosis("learner", f"busy {shares.learning:.2f}"),
+    )
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
     watch = Watch(
         training=Mock(
@@ -127,18 +130,18 @@ def test_the_bottleneck_of_the_whole_run_is_named_at_its_end(
             reading=lambda: next(readings),
         ),
         saving=Mock(),
-        advise=lambda shares: Diagnosis("learner", f"busy {shares.learning:.2f}"),
-        title="",
-        rollouts_at_once=1,
-        save_every_s=600.0,
+        run=run(suppress_logs=False),
     )
     watch.until_the_end()
     assert "In the whole run: busy 0.75." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("live", [2, 0])
-def test_nothing_is_advised_to_a_run_that_has_no_stream_left(live: int) -> None:
+def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
+    monkeypatch: pytest.MonkeyPatch, live: int
+) -> None:
     advice, display = Diagnosis("environment", "more servers help"), Mock()
+    monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *_: advice)
     source = Mock(away=list)
     training = Mock(
         updates_here=1, updates=1, progress=Progress(), figures={}, source=source, total_steps=1
@@ -147,10 +150,7 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(live: int) -> None:
     watch = Watch(
         training=training,
         saving=Mock(saved_at=0.0, failed=0),
-        advise=lambda _: advice,
-        title="",
-        rollouts_at_once=1,
-        save_every_s=1.0,
+        run=run(),
     )
     watch._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())
     (shown,) = display.show.call_args.args

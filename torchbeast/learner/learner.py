@@ -34,7 +34,6 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least, counted, names_checked, require
 from torchbeast.core.base.computing import CudaStream, OwnProcess, one_thread, own_settings
 from torchbeast.core.storages.batch import Batch
-from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import Episodes, parallel_envs, play
 from torchbeast.fleets.supervisor import Supervisor
@@ -440,11 +439,10 @@ class Learner:
         self._run = LearnerRun(settings, described, self._session, resumed)
         self._run.assemble(making_agent(scheme), making_weights(scheme))
         self._progress = self._run.progress
-        saved: RolloutStore | None = None
         if scheme.gradients is None:
             config = settings.learner
             source = functools.partial(make_source, scheme, config=config, ending=ending)
-            self._source, saved = ending.enter_context(self._run.source(source))
+            self._source = ending.enter_context(self._run.source(source))
         else:
             from torchbeast.gradients.workers import gradient_workers
             from torchbeast.learner.gradients import gradient_fleet, make_worker
@@ -459,7 +457,7 @@ class Learner:
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         callbacks = self._callbacks
         self._training, self._saving = ending.enter_context(
-            self._run.training(self._source, saved, lambda: {"callbacks": states_of(callbacks)})
+            self._run.training(self._source, lambda: {"callbacks": states_of(callbacks)})
         )
         self._row = self._training.log = _RowInHand(self._training.log)
         ending.callback(self._row.release)

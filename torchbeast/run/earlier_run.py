@@ -28,7 +28,7 @@ class EarlierRun:
     def __init__(self, found: checkpoints.FoundCheckpoint | None = None) -> None:
         """found: its checkpoint, if there is one."""
         self._found = found
-        self._saved = None if found is None else found.checkpoint
+        self._saved: Mapping[str, Any] = {} if found is None else found.checkpoint
         self._path = Path() if found is None else found.path
 
     @classmethod
@@ -50,18 +50,18 @@ class EarlierRun:
     @property
     def recorded(self) -> Mapping[str, Any] | None:
         """The recorded settings; None without a checkpoint."""
-        return None if self._saved is None else self._saved["flags"]
+        return self._saved.get("flags")
 
     @property
     def callbacks(self) -> Mapping[str, Any]:
         """The states of a Learner's callbacks, by name."""
-        return {} if self._saved is None else self._saved.get("callbacks", {})
+        return self._saved.get("callbacks", {})
 
     def seed(self, asked: int | None) -> int:
         """Returns the seed `asked`, or else the recorded seed, or else a random one."""
         if asked is not None:
             return asked
-        recorded = None if self.recorded is None else self.recorded.get("seed")
+        recorded = (self.recorded or {}).get("seed")
         return secrets.randbits(31) if recorded is None else int(recorded)
 
     def actor(self, asked: ActorSpec) -> ActorSpec:
@@ -69,7 +69,7 @@ class EarlierRun:
 
         Its name is the recorded name if `asked` has "auto" or the name that the user gave before.
         """
-        if self._saved is None:
+        if not self._saved:
             return asked
         known = checkpoints.actor_spec(self._saved)
         is_open = asked.name in ("auto", self._saved["flags"].get("model"))
@@ -82,7 +82,7 @@ class EarlierRun:
 
     def check_same_model(self, now: ActorSpec) -> None:
         """Raises UsageError for another network, even one with weights of the same shapes."""
-        if self._saved is None:
+        if not self._saved:
             return
         before = checkpoints.actor_spec(self._saved)
         if now.name != before.name != "auto":
@@ -114,7 +114,7 @@ class EarlierRun:
 
         others_serve: whether servers that are already running decide the environment.
         """
-        before = None if self.recorded is None else self.recorded.get("env")
+        before = (self.recorded or {}).get("env")
         if before is not None and before != now:
             raise self._other(
                 "env", before, now, "start servers of it" if others_serve else "give that"
@@ -122,14 +122,13 @@ class EarlierRun:
 
     def restore(self, step: OptimiserStep[Any]) -> None:
         """Restores `step` and torch's random generators from the checkpoint."""
-        if self._saved is not None:
+        if self._saved:
             checkpoints.resume(step, self._saved, self._path)
 
     def progress(self) -> Progress:
         """Returns the progress of the earlier run; zero without a checkpoint."""
         progress = Progress()
-        if self._saved is not None:
-            progress.load_state_dict(self._saved["stats"])
+        progress.load_state_dict(self._saved.get("stats", {}))
         return progress
 
     @property

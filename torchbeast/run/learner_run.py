@@ -6,7 +6,6 @@ All learner programs use it. They differ in how they make the source.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
@@ -37,7 +36,7 @@ from torchbeast.fleets.system import (
     keep_freed_memory,
 )
 from torchbeast.fleets.waiting import say
-from torchbeast.reporting.diagnosis import Collection, diagnose
+from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.display import Progress, next_commands, summary
 from torchbeast.reporting.log_files import FILES, LoggedRun, Logger, Logs
 from torchbeast.reporting.loggers import DisplayConfig
@@ -127,7 +126,8 @@ class LearnerRun:
         """
         self.settings = settings if replica is None else replica.share_of(settings)
         self._replica = replica
-        self._rollouts_at_once = settings.learner.online_rollouts.batch_size  # of all learners
+        self._saved_replay: RolloutStore | None = None
+        self.rollouts_at_once = settings.learner.online_rollouts.batch_size  # of all learners
         self._total_steps = settings.learner.total_steps
         self.described = described
         self.session = session
@@ -164,10 +164,10 @@ class LearnerRun:
                 "Give a larger --total_steps to continue."
             )
             return
-        with self.source(make_source) as (source, saved):
+        with self.source(make_source) as source:
             if self._replica is not None:
                 source = self.join(self._replica.joint(source, self.made.optimiser_step))
-            self._learn(source, saved)
+            self._learn(source)
 
     def assemble(self, make_agent: MakeAgent, make_weights: MakeWeights) -> None:
         """Assembles the learner, with state and progress of the earlier run, if there is one."""
@@ -197,12 +197,8 @@ class LearnerRun:
         return joint
 
     @contextmanager
-    def source(
-        self, make_source: Callable[[LearnerInfo[Any]], Source]
-    ) -> Iterator[tuple[Source, RolloutStore | None]]:
-        """Makes the source, with a replay if the run has one, and yields it with the part to be
-        saved with checkpoints.
-        """
+    def source(self, make_source: Callable[[LearnerInfo[Any]], Source]) -> Iterator[Source]:
+        """Makes the source, with a replay if the run has one."""
         config, made = self.settings.learner, self.made
         at_once = 1  # because each batch is copied into the replay
         if not config.learns_from_transitions:
@@ -223,11 +219,11 @@ class LearnerRun:
         if not has_replay or not config.learns_from_transitions:
             check_batches(source.yields, type(made.algo))
         if not has_replay:
-            yield source, None
+            yield source
             return
         from torchbeast.run.replay import with_replay
 
-        with with_replay(self, source, learner, free) as replayed:
+        with with_replay(self, source, learner, free) as (replayed, self._saved_replay):
             yield replayed
 
     @property
@@ -237,22 +233,12 @@ class LearnerRun:
         seed = int(root.generate_state(1)[0])
         return seed if self._replica is None else self._replica.seed(seed)
 
-    def _learn(self, source: Source, saved: RolloutStore | None) -> None:
+    def _learn(self, source: Source) -> None:
         with (
             Metrics().served(self.settings.metrics) as metrics,
-            self.training(source, saved) as (training, saving),
+            self.training(source) as (training, saving),
         ):
-            watch = Watch(
-                training=training,
-                saving=saving,
-                advise=functools.partial(diagnose, facts=self.settings.collection),
-                title=f"{self.described.env.name}, {self.settings.run.xpid}",
-                rollouts_at_once=self._rollouts_at_once,
-                save_every_s=self.settings.checkpoints.checkpoint_interval,
-                only_warnings=self.settings.display.suppress_logs,
-                run=self.settings.run.xpid,
-                metrics=metrics,
-            )
+            watch = Watch(run=self, training=training, saving=saving, metrics=metrics)
             began, first_step = time.monotonic(), self.progress.step
             supervisor = self.session.supervisor
             source.start(supervisor)
@@ -270,10 +256,7 @@ class LearnerRun:
 
     @contextmanager
     def training(
-        self,
-        source: Source,
-        saved: RolloutStore | None,
-        also_saved: Callable[[], Mapping[str, Any]] = dict,
+        self, source: Source, also_saved: Callable[[], Mapping[str, Any]] = dict
     ) -> Iterator[tuple[Training, Saving]]:
         """Opens the logs, and makes the training loop and the object that saves its checkpoints.
 
@@ -282,7 +265,7 @@ class LearnerRun:
         made, folder, step = self.made, self.session.folder, self.progress.step
         config, labels = self.settings.checkpoints, checkpoints.labels(made.agent, self._recorded)
         disabled, keep = config.disable_checkpoint, config.keep_checkpoints
-        saving = Saving(folder, labels, disabled, saved, also_saved, keep)
+        saving = Saving(folder, labels, disabled, self._saved_replay, also_saved, keep)
         run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
         trace = self.settings.learner.hardware.write_profiler_trace
         with closing(Logs(self.settings.loggers, run)) as log:
@@ -305,7 +288,7 @@ class LearnerRun:
                 training.after_first_update = folder.become_latest
             leads = self._replica is None or self._replica.leads
             if leads and (pool := self.described.env.options.selfplay):
-                every = self._total_steps // _VERSIONS
+                every = max(1, self._total_steps // _VERSIONS)
                 training.after_update = PastVersions(Path(pool), made.agent, every, step)
             yield training, saving
 

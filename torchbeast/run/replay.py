@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -245,13 +245,11 @@ def joined_replay(
     size, address = settings.replay_size, str(settings.replay_service)
     with ExitStack() as joined:
         with waiting_for(f"the shared replay {address}"):
-            is_on_ray = address.startswith(ON_RAY)
-            client: AbstractContextManager[Replay] = (
-                joined_on_ray(address, joining)
-                if is_on_ray
-                else closing(SharedReplayClient(address, joining))
-            )
-            replay = joined.enter_context(client)
+            replay: Replay
+            if address.startswith(ON_RAY):
+                replay = joined.enter_context(joined_on_ray(address, joining))
+            else:
+                replay = joined.enter_context(closing(SharedReplayClient(address, joining)))
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
             f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "

@@ -143,11 +143,11 @@ class Replica:
             rollouts=dataclasses.replace(config.rollouts, batch_size=batch_size),
             hardware=self._hardware(config.hardware),
         )
+        settings = dataclasses.replace(settings, learner=learner)
         if self.leads:
-            return dataclasses.replace(settings, learner=learner)
+            return settings
         return dataclasses.replace(
             settings,
-            learner=learner,
             checkpoints=dataclasses.replace(settings.checkpoints, disable_checkpoint=True),
             display=dataclasses.replace(settings.display, suppress_logs=True),
             loggers=(),

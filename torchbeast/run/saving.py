@@ -50,7 +50,6 @@ class Saving:
 
     def __post_init__(self) -> None:
         self._path = self.folder.checkpoint
-        self._replay_path = self._path.with_name(REPLAY)
         self._inserted: int | None = None  # `inserted` of the saved replay; None: not saved yet
         self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none so far
         self.failed = 0  # number of checkpoints that could not be written completely
@@ -63,32 +62,25 @@ class Saving:
         """
         if self.disabled or not training.updates:
             return
-        try:
-            self._save(training, wait_s)
-        except CheckpointNotWritten:
-            self.failed += 1
-            raise
-        self.saved_at = time.time()
-
-    def checkpoint(self, training: Training, wait_s: float | None = None) -> dict[str, Any]:
-        """Returns everything that a resumed run needs, except for the replay."""
-        return {**training.checkpoint(self.labels, wait_s), **self.also()}
-
-    def _save(self, training: Training, wait_s: float | None) -> None:
         data = checkpoints.as_bytes(self.checkpoint(training, wait_s))
         with self._failing(
             "no checkpoint was written to", self._path, f" for {in_bytes(len(data))}"
         ):
             checkpoints.write_newest(self._path, data, self.keep)
+        self._save_replay()
+        self.saved_at = time.time()
+
+    def checkpoint(self, training: Training, wait_s: float | None = None) -> dict[str, Any]:
+        """Returns everything that a resumed run needs, except for the replay."""
+        return {**training.checkpoint(wait_s), **self.labels, **self.also()}
+
+    def _save_replay(self) -> None:
         if self.replay is None or self.replay.inserted == self._inserted:
             return
         inserted = self.replay.inserted  # steps that are inserted meanwhile are saved again
+        path = self._path.with_name(REPLAY)
         what = f"the checkpoint {self._path} is new, but no replay was written to"
-        with (
-            self._failing(what, self._replay_path),
-            replaced_atomically(self._replay_path) as file,
-            self.replay.lock,
-        ):
+        with self._failing(what, path), replaced_atomically(path) as file, self.replay.lock:
             self.replay.save(file)
         self._inserted = inserted
 
@@ -98,6 +90,7 @@ class Saving:
         try:
             yield
         except OSError as error:
+            self.failed += 1
             old = "an earlier one is intact" if path.exists() else "there is none yet"
             room = ""
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -120,7 +113,8 @@ class Saving:
 class PastVersions:
     """Writes versions of the agent into the folder of self-play; see core/actors/self_play.py.
 
-    every: environment steps between two versions. step: of the run until now.
+    every: environment steps between two versions, which are written at multiples of it, so that a
+    run that is often stopped and resumed writes versions too. step: of the run until now.
     """
 
     pool: Path
@@ -131,13 +125,7 @@ class PastVersions:
     def __post_init__(self) -> None:
         with refusing_paths("give another --selfplay"):
             self.pool.mkdir(parents=True, exist_ok=True)
-        self._elo, self._next = 0.0, self._after(self.step)
-
-    def _after(self, step: int) -> int:
-        """Returns the step of the next version: a multiple of `every`, so that a run that is often
-        stopped and resumed writes versions too.
-        """
-        return (step // self.every + 1) * self.every
+        self._elo = 0.0
 
     def __call__(self, step: int, row: Mapping[str, float]) -> None:
         """Writes a version if it is time for one; row: of the log, with the rating."""
@@ -145,8 +133,8 @@ class PastVersions:
 
         if not math.isnan(elo := row.get("info_elo", math.nan)):
             self._elo = elo
-        if step >= self._next:
-            self._next = self._after(step)
+        before, self.step = self.step, step
+        if step // self.every > before // self.every:
             path = version_path(self.pool, step)
             try:
                 with replaced_atomically(path) as file:

@@ -136,11 +136,11 @@ class Training:
         """Seconds after which an update counts as hanging."""
         return max(_UPDATE_S, 2 * self._longest_s)
 
-    def checkpoint(self, labels: Mapping[str, Any], wait_s: float | None = None) -> dict[str, Any]:
-        """Returns a consistent copy of everything that a resumed run needs, between two updates.
+    def checkpoint(self, wait_s: float | None = None) -> dict[str, Any]:
+        """Returns a consistent copy of the state that a resumed run needs, between two updates.
 
-        labels: entries that do not change during the run, such as its flags. wait_s: raises
-            NoMoment if an update does not end within this number of seconds; None: patience_s.
+        wait_s: raises NoMoment if an update does not end within this number of seconds; None:
+            patience_s.
         """
         wait_s = self.patience_s if wait_s is None else wait_s
         if not self._lock.acquire(timeout=wait_s):
@@ -149,12 +149,12 @@ class Training:
                 " what was learnt since the last checkpoint is lost"
             )
         try:
-            return {**copy.deepcopy(self._state()), **labels}
+            return copy.deepcopy(self._state())
         finally:
             self._lock.release()
 
     def _state(self) -> dict[str, Any]:
-        """Returns everything except the labels, without copying tensors."""
+        """Returns the state without copying tensors."""
         return {
             **self.optimiser_step.state_dict(),
             "stats": self.progress.state_dict(),

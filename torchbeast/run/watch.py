@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torchbeast.fleets.waiting import say, warn
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
-    Diagnosis,
     Reading,
     RecentShares,
-    Shares,
     Watchdog,
     alive,
+    diagnose,
     lost_streams,
     shares,
 )
@@ -25,34 +25,33 @@ from torchbeast.run.config import FIRST_CHECKPOINT_S
 from torchbeast.run.saving import CheckpointNotWritten, Saving
 from torchbeast.run.training import NoMoment, Training
 
+if TYPE_CHECKING:
+    from torchbeast.run.learner_run import LearnerRun
+
 _SHOW_EVERY_S = 1.0
 _LEAST_S = 1.0  # of learning, to name the bottleneck at the end
 _MOMENT_S = 10.0  # longest time that a periodic checkpoint may block the display
-
-Adviser = Callable[[Shares], Diagnosis | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
     """Watches a run: its display, checkpoints and warnings."""
 
+    run: LearnerRun
     training: Training
     saving: Saving
-    advise: Adviser  # names the bottleneck of the run from its time shares
-    title: str
-    rollouts_at_once: int  # rollouts in a batch
-    save_every_s: float
-    only_warnings: bool = False  # do not show progress
-    run: str = ""  # name of the run, for its metrics
     metrics: Metrics = field(default_factory=Metrics)
 
     def until_the_end(self) -> None:
         """Watches until the supervisor ends the run."""
-        supervisor = self.training.supervisor
-        watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
+        settings, supervisor = self.run.settings, self.training.supervisor
+        watchdog = Watchdog(time.monotonic(), self.run.rollouts_at_once)
         window, first = RecentShares(), None
-        save_at = time.monotonic() + min(FIRST_CHECKPOINT_S, self.save_every_s)
-        with Display(self.title, only_warnings=self.only_warnings) as display:
+        save_every_s = settings.checkpoints.checkpoint_interval
+        save_at = time.monotonic() + min(FIRST_CHECKPOINT_S, save_every_s)
+        only_warnings = settings.display.suppress_logs
+        title = f"{self.run.described.env.name}, {settings.run.xpid}"
+        with Display(title, only_warnings=only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = self.training.source.status(), time.monotonic()
                 self._show(display, status, window)
@@ -63,16 +62,16 @@ class Watch:
                 # After the end of the run, its last checkpoint is written immediately.
                 is_due = now >= save_at and updates and not supervisor.ended
                 if is_due and self._save_if_possible():
-                    save_at = time.monotonic() + self.save_every_s
+                    save_at = time.monotonic() + save_every_s
         is_whole = supervisor.failure is None and not self.training.source.away()
-        if first is not None and is_whole and not self.only_warnings:
+        if first is not None and is_whole and not only_warnings:
             self._say_bottleneck(first)
 
     def _say_bottleneck(self, first: Reading) -> None:
         """Names the bottleneck of the run; first: a reading after its first update."""
         last = self.training.reading()
-        found = self.advise(shares(last, first)) if last.time - first.time >= _LEAST_S else None
-        if found is not None:
+        found = diagnose(shares(last, first), self.run.settings.collection)
+        if found is not None and last.time - first.time >= _LEAST_S:
             say(f"In the whole run: {found.sentence}.")
 
     def _show(self, display: Display, status: Mapping[str, float], window: RecentShares) -> None:
@@ -80,7 +79,7 @@ class Watch:
         recent = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.training.source.away()
         _, live = alive(status)
-        advice = self.advise(recent) if live else None
+        advice = diagnose(recent, self.run.settings.collection) if live else None
         shown = Shown(
             progress=replace(self.training.progress),  # a copy: learner threads change it
             total_steps=self.training.total_steps,
@@ -88,7 +87,7 @@ class Watch:
             away=away,
             shares=recent,
             diagnosis=lost_streams(away, live) or advice,
-            run=self.run,
+            run=self.run.settings.run.xpid,
             updates=self.training.updates,
             stage_seconds=self.training.reading().seconds,
             row=self.training.figures,
