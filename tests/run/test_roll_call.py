@@ -20,8 +20,8 @@ from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.gradients.joint import JointBatch, Report
-from torchbeast.run import roll_call
-from torchbeast.run.roll_call import RankedLearner
+from torchbeast.run import replicas
+from torchbeast.run.replicas import RankedLearner
 from torchbeast.run.training import DONE
 
 SOON = 20.0
@@ -103,7 +103,7 @@ class Member:
 
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
-    monkeypatch.setattr(roll_call, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(replicas, "PATIENCE_S", 0.01)
     return Meeting()
 
 
@@ -121,7 +121,7 @@ def test_no_rank_learns_before_all_have_a_batch_and_the_late_one_is_named(
     members: list[Member], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rank without a batch answers the roll calls of the other."""
-    monkeypatch.setattr(roll_call, "WAIT_S", 0.0)
+    monkeypatch.setattr(replicas, "WAIT_S", 0.0)
     members[0].fed.given.put(rollout())
     waiting = [member.next() for member in members]
     wait_for(lambda: meeting.calls > 5)

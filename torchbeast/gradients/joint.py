@@ -4,7 +4,7 @@
     learner 0   source --> a batch --> Report --+
     learner 1   source --> a batch --> Report --+--> JointBatch --> an update from all batches
 
-The learners are the ranks that torchrun starts (`run/roll_call.py`), or gradient workers
+The learners are the ranks that torchrun starts (`run/replicas.py`), or gradient workers
 (`gradients/workers.py`). To a training loop, a JointLearner is both the source and the update.
 """
 
