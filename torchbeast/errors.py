@@ -101,10 +101,9 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
     try:
         return body()
-    except UsageError as error:
-        return _report(program, str(error), EXIT_USAGE)
-    except RunError as error:
-        return _report(program, str(error), EXIT_FAILURE)
+    except (UsageError, RunError) as error:
+        code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
+        return _report(program, str(error), code)
     except ImportError as error:
         if error.name not in _COMPILED:
             raise

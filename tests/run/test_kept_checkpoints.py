@@ -425,7 +425,7 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
         def checkpoint(self, wait_s: float | None) -> dict[str, Any]:
             return {"weights": torch.zeros(10**6)}
 
-    saving = Saving(Folder(), {}, False, keep=2)  # type: ignore[arg-type]
+    saving = Saving(Folder(), {}, CheckpointConfig(keep_checkpoints=2))  # type: ignore[arg-type]
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")

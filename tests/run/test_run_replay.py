@@ -22,6 +22,7 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.system import in_bytes
 from torchbeast.run import replay as learning_replay
 from torchbeast.run.assemble import LearnerConfig
+from torchbeast.run.config import CheckpointConfig
 from torchbeast.run.learner_run import check_learns_from_replay
 from torchbeast.run.replay import make_replay, resume_replay
 from torchbeast.run.saving import REPLAY as FILE
@@ -173,8 +174,9 @@ def replay_of(**attributes: Any) -> Any:
 
 
 def saving(folder: Path, save: Any, disabled: bool = False) -> Saving:
+    config = CheckpointConfig(disable_checkpoint=disabled)
     replay = replay_of(inserted=0, save=save)
-    return Saving(Mock(checkpoint=folder / "model.tar"), {}, disabled, replay)
+    return Saving(Mock(checkpoint=folder / "model.tar"), {}, config, replay)
 
 
 def training() -> Any:
@@ -195,7 +197,7 @@ def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Pa
 
 def test_a_replay_into_which_nothing_was_inserted_is_not_written_again(tmp_path: Path) -> None:
     replay = replay_of(inserted=40)
-    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, False, replay)
+    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
     for inserted, written in ((40, 1), (40, 1), (80, 2)):
         replay.inserted = inserted
         kept.save(training())
@@ -204,7 +206,7 @@ def test_a_replay_into_which_nothing_was_inserted_is_not_written_again(tmp_path:
 
 def test_a_replay_that_was_not_written_is_written_by_the_next_save(tmp_path: Path) -> None:
     replay = replay_of(inserted=40, save=Mock(side_effect=[OSError(28, "full"), None]))
-    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, False, replay)
+    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
     with pytest.raises(
         CheckpointNotWritten, match=r"replay.bin \(full\); there is none yet: make room"
     ):

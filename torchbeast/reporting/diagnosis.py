@@ -19,16 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from torchbeast.collect.contract import (
-    ACTOR_STAGES,
-    STALL_S,
-    WAIT_S,
-    Away,
-    describe_away,
-    shortage_of,
-)
+from torchbeast.collect.contract import ACTOR_STAGES, Away, describe_away, shortage_of
 from torchbeast.fleets.system import available_cores
-from torchbeast.fleets.waiting import Reminder
+from torchbeast.fleets.waiting import STALL_S, WAIT_S, Reminder
 
 LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES

@@ -99,7 +99,7 @@ class EarlierRun:
         self, name: str, before: object, now: object, remedy: str = "give that"
     ) -> UsageError:
         return UsageError(
-            f"{name} must be {before}, as in the run {self._name}, not {now}: "
+            f"{name} must be {before}, as in the run {self._path.parent.name}, not {now}: "
             f"{remedy}, or another run"
         )
 
@@ -130,7 +130,3 @@ class EarlierRun:
         progress = Progress()
         progress.load_state_dict(self._saved.get("stats", {}))
         return progress
-
-    @property
-    def _name(self) -> str:
-        return self._path.parent.name

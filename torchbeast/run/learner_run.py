@@ -30,11 +30,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.system import (
-    check_buffers,
-    free_memory,
-    keep_freed_memory,
-)
+from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.display import Progress, next_commands, summary
@@ -264,8 +260,7 @@ class LearnerRun:
         """
         made, folder, step = self.made, self.session.folder, self.progress.step
         config, labels = self.settings.checkpoints, checkpoints.labels(made.agent, self._recorded)
-        disabled, keep = config.disable_checkpoint, config.keep_checkpoints
-        saving = Saving(folder, labels, disabled, self._saved_replay, also_saved, keep)
+        saving = Saving(folder, labels, config, self._saved_replay, also_saved)
         run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
         trace = self.settings.learner.hardware.write_profiler_trace
         with closing(Logs(self.settings.loggers, run)) as log:

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
-from torchbeast.collect.contract import Away, Shortage, Source
+from torchbeast.collect.contract import Away, BatchTaker, Shortage, Source
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, OptimiserStep
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_of_torchrun

@@ -21,6 +21,7 @@ from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.config import CheckpointConfig
 from torchbeast.run.training import Training
 
 REPLAY = "replay.bin"
@@ -37,16 +38,14 @@ class Saving:
 
     labels: constant entries of every checkpoint, such as settings. replay: saved with every
     checkpoint if something was inserted since the last one; None: do not save a replay. also:
-    returns further entries of a checkpoint; called in the thread that saves it. keep: number of
-    checkpoints to keep.
+    returns further entries of a checkpoint; called in the thread that saves it.
     """
 
     folder: RunFolder
     labels: Mapping[str, Any]
-    disabled: bool
+    config: CheckpointConfig
     replay: RolloutStore | None = None
     also: Callable[[], Mapping[str, Any]] = dict
-    keep: int = 1
 
     def __post_init__(self) -> None:
         self._path = self.folder.checkpoint
@@ -60,13 +59,13 @@ class Saving:
         Raises CheckpointNotWritten on failure; the previous files then stay. wait_s: see
         Training.checkpoint, which raises NoMoment.
         """
-        if self.disabled or not training.updates:
+        if self.config.disable_checkpoint or not training.updates:
             return
         data = checkpoints.as_bytes(self.checkpoint(training, wait_s))
         with self._failing(
             "no checkpoint was written to", self._path, f" for {in_bytes(len(data))}"
         ):
-            checkpoints.write_newest(self._path, data, self.keep)
+            checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
         self._save_replay()
         self.saved_at = time.time()
 
@@ -102,7 +101,7 @@ class Saving:
 
     def keep_last_good(self, state: dict[str, Any]) -> Path | None:
         """Saves the state before a failed update in a separate file; returns its path."""
-        if self.disabled:
+        if self.config.disable_checkpoint:
             return None
         path = self._path.with_name("last_good.tar")
         checkpoints.save(path, {**state, **self.labels})
