@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,11 @@ def test_the_lag_counts_versions_between_acting_and_learning(make_rollout: Make)
 def test_a_column_has_the_bytes_of_all_rows_and_leaves(make_rollout: Make) -> None:
     seen = {"a": torch.zeros(T + 1, B, 5), "b": torch.zeros(T + 1, B, 2, 2, dtype=torch.uint8)}
     assert make_rollout(T, B, observation=seen).column_bytes == (T + 1) * (4 * 5 + 2 * 2)
+
+
+def test_a_rollout_can_be_pickled(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    assert torch.equal(pickle.loads(pickle.dumps(rollout)).reward, rollout.reward)
 
 
 @pytest.mark.parametrize("state", [(), (torch.zeros(2, B, 4), torch.zeros(2, B, 4))])

@@ -32,6 +32,10 @@ class Feedback(NamedTuple):
 NO_FEEDBACK = Feedback()
 
 
+def ignore(feedback: Feedback) -> None:
+    """Does nothing with the feedback; a function of a module, so that batches can be pickled."""
+
+
 class Batch(Protocol):
     """The data that one update learns from."""
 

@@ -33,7 +33,7 @@ from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import Mean, both, mean
-from torchbeast.core.storages.batch import Feedback, even_ranges
+from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
 _NO_TENSORS = ("collected", "feeds_back", "hand_back")
 
@@ -91,7 +91,7 @@ class Rollout:
     replayed: Tensor | None = None
     collected: int | None = None
     feeds_back: bool = False
-    hand_back: Callable[[Feedback], None] = lambda _: None
+    hand_back: Callable[[Feedback], None] = ignore
 
     @property
     def unroll_length(self) -> int:

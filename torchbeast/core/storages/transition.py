@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from torch import Tensor
 
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
-from torchbeast.core.storages.batch import Feedback, even_ranges
+from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
 _OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "hand_back")
 
@@ -61,7 +61,7 @@ class Transitions:
     episodes: tuple[tuple[float, int], ...] = ()
     info: Mapping[str, Sequence[float]] = field(default_factory=dict)
     collected_by: tuple[float, int] | None = None
-    hand_back: Callable[[Feedback], None] = lambda _: None
+    hand_back: Callable[[Feedback], None] = ignore
 
     @property
     def batch_size(self) -> int:
