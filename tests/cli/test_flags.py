@@ -264,6 +264,13 @@ def test_only_wrong_usage_names_flags_and_not_what_fails_in_a_run() -> None:
             run_with(PolyBeastFlags(), failing_with(kind("fewer num_actors")))
 
 
+def test_an_integer_may_be_typed_with_an_exponent() -> None:
+    flags = parse(PolyBeastFlags, "polybeast", ["--total_steps", "1.5e6", "--seed", "1e3"])
+    assert (flags.training.total_steps, flags.run.seed) == (1_500_000, 1_000)
+    with pytest.raises(UsageError, match="--total_steps: must be an integer such as 8 or 1e6"):
+        parse(PolyBeastFlags, "polybeast", ["--total_steps", "1.5"])
+
+
 def test_flags_with_dashes_mean_the_same_before_and_after_the_algorithm_is_known() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ["--replay-size", "1000", "--replay-kl-threshold=1"])
     assert (flags.defaults.algo, flags.replay.replay_size) == ("laser", 1_000)

@@ -408,3 +408,26 @@ def _read(words: Sequence[str]) -> dict[str, Any]:
         if isinstance(value := json.loads(words[0]), dict):
             return value
     raise ValueError(f"must be a JSON object such as '{{\"size\": 8}}', got {words[0]}")
+
+
+@REGISTRY.primitive_rule
+def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=_read_integer,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _read_integer(words: Sequence[str]) -> int:
+    """Parses an integer, which may be typed as 1e6; raises ValueError for anything else."""
+    with suppress(ValueError):
+        return int(words[0])
+    with suppress(ValueError):
+        if (value := float(words[0])).is_integer():
+            return int(value)
+    raise ValueError(f"must be an integer such as 8 or 1e6, got {words[0]}")
