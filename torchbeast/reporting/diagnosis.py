@@ -139,10 +139,11 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
         even = f"{idle}, workers wait for queue space {room}: they keep pace with each other"
         return Diagnosis("none", even)
     if shares.environment >= shares.inference:
-        busy = f"environments busy {percent(shares.environment)}"
-        return Diagnosis("environment", f"{idle}, {busy}: {_faster_environments(facts)}")
-    busy = f"workers choose actions {percent(shares.inference)} of their time"
-    return Diagnosis("inference", f"{idle}, {busy}: {_larger_batches(facts)}")
+        busy, advice = percent(shares.environment), _faster_environments(facts)
+        return Diagnosis("environment", f"{idle}, environments busy {busy}: {advice}")
+    busy, advice = percent(shares.inference), _larger_batches(facts)
+    text = f"{idle}, workers choose actions {busy} of their time: {advice}"
+    return Diagnosis("inference", text)
 
 
 def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
