@@ -216,3 +216,14 @@ def test_slots_do_not_overlap(player: Player) -> None:
     player.play(1)
     assert (player.rollouts.slots[0]["policy_version"] == 0).all()
     assert (player.rollouts.slots[2]["policy_version"] == 2).all()
+
+
+@pytest.mark.parametrize("field", ["observation", "final_observation"])
+def test_leaves_under_other_names_are_not_taken_for_those_of_the_space(field: str) -> None:
+    player = Player(SyncVecEnv([Nested] * E, "nested"), "mlp")
+    loop, writer = player.loop, SlotWriter(player.rollouts.slots[0], player.loop.acted.state, 0, 0)
+    row = loop.row._replace(truncated=np.ones(E, bool), final_observation=loop.row.observation)
+    writer.write(1, row, loop.acted, 0)
+    renamed = {f"other {name}": leaf for name, leaf in row.observation.items()}
+    with pytest.raises(ValueError, match="other "):
+        writer.write(2, row._replace(**{field: renamed}), loop.acted, 0)

@@ -143,6 +143,18 @@ class Held(Numbered):
         self.closed.set()
 
 
+class Unready(Numbered):
+    """Cannot be reset."""
+
+    closed = threading.Event()
+
+    def reset(self, seed: int) -> Any:
+        raise RuntimeError("the simulator does not answer")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
 def arguments(env: str) -> dict[str, Any]:
     return {
         "env": EnvSpec(env).as_json(),
@@ -197,6 +209,11 @@ def test_what_an_environment_raises_is_a_result(threads: None) -> None:
     failed = play(worker)
     assert isinstance(failed, Failed) and "the joystick is gone" in failed.error
     assert not failed.usage and worker.activity().steps == 2 * 3
+
+
+def test_environments_are_closed_if_their_first_reset_fails(threads: None) -> None:
+    assert isinstance(start(RolloutWorker("actor 0"), f"{__name__}:Unready"), Failed)
+    assert Unready.closed.is_set()
 
 
 def test_one_that_cannot_be_made_is_a_mistake_of_the_user(threads: None) -> None:

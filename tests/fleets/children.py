@@ -51,6 +51,13 @@ def signal_others() -> None:
     take_stdin().read()
 
 
+def print_early() -> None:
+    """Prints what is JSON too, and then reports."""
+    for printed in ("0", "null", "[]", "{}", '"error"'):
+        print(printed, flush=True)
+    take_stdout()({"said": "all"})
+
+
 def fail(error: Exception) -> None:
     report = take_stdout()
     try:

@@ -204,8 +204,9 @@ def test_an_incomplete_report_is_ignored(start: Any) -> None:
     assert child.reports.empty()
 
 
-def test_output_of_a_child_is_no_report(start: Any) -> None:
-    assert start("chat").report() == {"said": "all"}
+@pytest.mark.parametrize("do", ["chat", "print_early"])
+def test_output_of_a_child_is_no_report(start: Any, do: str) -> None:
+    assert start(do).report() == {"said": "all"}
 
 
 def test_output_without_an_end_of_line_is_not_kept_until_there_is_one(

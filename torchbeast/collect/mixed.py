@@ -108,8 +108,8 @@ class MixedSource(WithReplay):
 
     def close(self) -> None:
         """Wakes all threads that wait here, in the online source or in the replay."""
-        self._replay.close()
         super().close()  # the replay thread ends, and tells the learner threads
+        self._replay.close()
 
     def status(self) -> Mapping[str, float]:
         """Returns the metrics of the online source and of the replay. learner_queue_size includes

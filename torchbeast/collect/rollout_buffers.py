@@ -17,8 +17,10 @@ are stacks. The operating system allocates its pages only when they are written.
 
 from __future__ import annotations
 
+import operator
 import queue
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +30,7 @@ from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.core.actors.contract import Acted
 from torchbeast.core.actors.env_loop import EnvRow
-from torchbeast.core.base.nest import Nest, flatten, map_leaves, pack_as
+from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs.contract import write_numbers
 from torchbeast.core.envs.frame_stack import frame_spec, rebuild_rows, store_row
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
@@ -99,12 +101,7 @@ class SlotWriter:
         slot = self._slot
         for name in _ENV_FIELDS:
             slot[name][t] = getattr(row, name)
-        stacks = zip(flatten(slot["observation"]), flatten(row.observation), strict=True)
-        for frames, stack in stacks:
-            if len(frames) == self._num_rows:  # no stacks
-                frames[t] = stack
-            else:
-                store_row(frames, t, stack, num_frames=1 + len(frames) - self._num_rows)
+        map_leaves2(partial(self._write_stack, t), slot["observation"], row.observation)
         _write(slot["action"], t, map_leaves(lambda leaf: leaf[0].numpy(), acted.action))
         for name, array in slot["extras"].items():
             array[t] = acted.extras[name][0].numpy()
@@ -116,6 +113,12 @@ class SlotWriter:
             start, self._finals = self._finals, self._finals + int(row.truncated.sum())
             finals = slice(start, self._finals)
             _write(slot["final_observation"], finals, row.final_observation)
+
+    def _write_stack(self, t: int, frames: np.ndarray, stack: np.ndarray) -> None:
+        if len(frames) == self._num_rows:  # no stacks
+            frames[t] = stack
+        else:
+            store_row(frames, t, stack, num_frames=1 + len(frames) - self._num_rows)
 
     def repeat(self, t: int) -> None:
         """Fills the rows after t with row t, because the rollout was cut short there. No episode
@@ -203,8 +206,8 @@ class BatchBuffer:
 
 
 def _write(arrays: Any, index: Any, values: Any) -> None:
-    for array, value in zip(flatten(arrays), flatten(values), strict=True):
-        array[index] = value
+    """Writes a nest, whose structure an environment of the user may get wrong."""
+    map_leaves2(lambda array, value: operator.setitem(array, index, value), arrays, values)
 
 
 def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:

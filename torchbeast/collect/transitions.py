@@ -260,9 +260,9 @@ class _Collected:
 
 def transitions_of(sample: Sample) -> Transitions:
     """Returns a sample as tensors that share its memory."""
-    fields: dict[str, Any] = map_leaves(torch.from_numpy, sample._asdict())
-    for name in ("names", "probabilities"):
-        del fields[name]
+    arrays = sample._asdict()
+    del arrays["names"], arrays["probabilities"]
+    fields: dict[str, Any] = map_leaves(torch.from_numpy, arrays)
     if not sample.later_rewards.shape[1]:
         fields.update(later_rewards=None, num_joined=None)
     return Transitions(**fields, env_steps=0)

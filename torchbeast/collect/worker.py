@@ -212,15 +212,17 @@ def _acting(arguments: Mapping[str, Any], ending: ExitStack) -> tuple[EnvLoop, R
     torch.set_num_threads(1)  # there is one process per core
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     env_spec = EnvSpec.from_parent(arguments["env"])
-    env = ending.enter_context(closing(make_environment(env_spec, arguments["num_envs"])))
-    if (options := arguments.get("options")) is not None:
-        give_options(env, options)
-    spec = ActorSpec.from_parent(arguments["actor"])
-    agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
-    actor = agent.model
-    features = actor.feature_weights()
-    actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"), features)
-    loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
+    with ExitStack() as made:  # closed at once if anything fails
+        env = made.enter_context(closing(make_environment(env_spec, arguments["num_envs"])))
+        if (options := arguments.get("options")) is not None:
+            give_options(env, options)
+        spec = ActorSpec.from_parent(arguments["actor"])
+        agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
+        actor = agent.model
+        features = actor.feature_weights()
+        actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"), features)
+        loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
+        ending.enter_context(made.pop_all())
     length, keywords = arguments["unroll_length"], env_spec.options.info_keywords
     return loop, RolloutSpec(agent, arguments["extras"], length, keywords)
 

@@ -155,6 +155,8 @@ class ChildProcess:
                     report: Report = json.loads(line)
                 except ValueError:
                     continue  # an incomplete line of a dying child
+                if not isinstance(report, dict) or not report:
+                    continue  # printed by other code before the child took its stdout
                 if "error" in report:
                     self._error_report = report
                     if not self._has_ended.wait(_GRACE_S):  # it may wait for its own child

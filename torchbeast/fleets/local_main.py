@@ -88,11 +88,11 @@ class Answering:
     def _answer(self, lane: str) -> None:
         while (request := self._lanes[lane].get()) is not None:
             number, method, arguments = request
-            result = returning_failures(getattr(self._worker, method))(*arguments)
-            answer = pickle.dumps((number, result), protocol=5)
+            call = returning_failures(getattr(self._worker, method))
+            answer = pickle.dumps((number, call(*arguments)), protocol=5)  # frees the result
             with self._sending, contextlib.suppress(OSError):  # the parent is gone
                 self._connection.send_bytes(answer)
-            del request, arguments, result, answer
+            del request, arguments, answer
 
 
 if __name__ == "__main__":

@@ -221,7 +221,8 @@ class GradientWorker(FleetWorker):
         observed: list[Any] = []
         if self.ranks is None:
             with own_settings():
-                observed = self._step.statistics.observed(batch)
+                seen = self._step.statistics.observed(batch)
+                observed = [[part.cpu().numpy() for part in moments] for moments in seen]
             self._minibatches = self._contributions(batch)
         return report_of(self._parts.source, taken, self._version)._replace(observed=observed)
 

@@ -232,7 +232,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         )
     before = recorded or NEW
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
-    rounds = config.rounds or before.rounds
+    rounds = (config.rounds or before.rounds or 10) if config.scheduler == "pbt" else before.rounds
     now = Compared(
         program=config.program or before.program,
         set=values or before.set,
@@ -240,7 +240,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         shared_replay=config.shared_replay or before.shared_replay,
         trials=config.trials or before.trials,
         search=config.search if config.trials else before.search,
-        rounds=rounds or 10 if config.scheduler == "pbt" else before.rounds,
+        rounds=rounds,
     )
     if recorded is not None and now != recorded:
         _check_same(recorded.flags(), now.flags(), folder)

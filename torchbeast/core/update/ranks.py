@@ -174,8 +174,8 @@ class Statistics:
         norms = [module for module in modules if isinstance(module, RunningNorm)]
         self._norms = list(dict.fromkeys(norms))  # a module may be in two models
 
-    def observed(self, batch: Batch) -> list[list[Any]]:
-        """Adds a batch, and returns as JSON the Moments that it adds to each RunningNorm.
+    def observed(self, batch: Batch) -> list[Moments]:
+        """Adds a batch, and returns what it adds to each RunningNorm.
 
         Raises NotImplementedError if the actor keeps statistics elsewhere: nothing says how those
         of several learners would be joined.
@@ -189,11 +189,13 @@ class Statistics:
                     "several learners can only combine statistics of a RunningNorm: keep them in a "
                     "RunningNorm, or use one learner"
                 )
-        pairs = zip(self._norms, before, strict=True)
-        return [[part.tolist() for part in norm.moments().without(was)] for norm, was in pairs]
+        return [norm.moments().without(was) for norm, was in zip(self._norms, before, strict=True)]
 
     def add(self, observed: Sequence[Sequence[Sequence[Any]]]) -> None:
-        """Adds what several learners have `observed`, in their order."""
+        """Adds what several learners have `observed`, in their order.
+
+        observed: for each learner and RunningNorm its Moments, as arrays or lists.
+        """
         for norm, *parts in zip(self._norms, *observed, strict=True):
             seen = [moments for part in parts if (moments := _like(norm, part)).rows]
             norm.set_moments(functools.reduce(Moments.merged, seen, norm.moments()))
@@ -204,7 +206,8 @@ class Statistics:
         own = self.observed(batch)
         if not self._norms:
             return
-        messages = ranks.gather({"observed": own})
+        texts = [[part.tolist() for part in moments] for moments in own]
+        messages = ranks.gather({"observed": texts})
         check_same_place(messages)
         for norm, moments in zip(self._norms, before, strict=True):
             norm.set_moments(moments)

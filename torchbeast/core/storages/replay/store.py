@@ -47,8 +47,8 @@ class RolloutStore(ABC):
     `arrays` is a dict of numpy arrays [T+1, B, ...] by field of Rollout, which may be views of
     torch's memory.
 
-    inserted, sampled: steps inserted and read so far. lock: hold it for every call, if several
-    threads make calls.
+    inserted, sampled: steps inserted and read so far. lock: hold it for every call but
+    `facts`, if several threads make calls.
     """
 
     def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
