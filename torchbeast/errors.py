@@ -66,7 +66,7 @@ def as_usage_error() -> Iterator[None]:
 
 
 @contextmanager
-def refusing_paths(remedy: str, path: Path | None = None) -> Iterator[None]:
+def refusing_paths(remedy: str, path: Path | str | None = None) -> Iterator[None]:
     """Converts an OSError of the body, which uses paths that the user gave, to a UsageError.
 
     remedy: what the user can do, such as "give another --savedir". path: of the body, if it uses

@@ -561,12 +561,28 @@ def test_a_schedule_of_seconds_counts_from_the_last_time(monkeypatch: pytest.Mon
     assert acted_at(Acting(every_seconds=5.0), 0, [1, 2, 3, 4]) == [2, 4]
 
 
+def test_a_schedule_begins_at_0_for_a_subclass_with_a_start_of_its_own() -> None:
+    class Own(Acting):
+        def on_start(self, learner: Learner) -> None:
+            pass
+
+    assert acted_at(Own(100), 0, [99, 100]) == [100]
+
+
 def test_a_schedule_of_steps_is_due_once_for_each_multiple() -> None:
     resumed = 150
     assert acted_at(Acting(100), resumed, [199, 200, 210, 450, 500]) == [200, 450, 500]
 
 
-@pytest.mark.parametrize(("steps", "seconds"), [(None, None), (10, 5.0), (0, None), (None, -1.0)])
-def test_a_schedule_needs_one_period(steps: int | None, seconds: float | None) -> None:
-    with pytest.raises(ValueError, match="every_s"):
+@pytest.mark.parametrize(
+    ("steps", "seconds", "said"),
+    [
+        (None, None, "either every_steps or every_seconds"),
+        (10, 5.0, "either every_steps or every_seconds"),
+        (0, None, "every_steps must be greater than 0"),
+        (None, -1.0, "every_seconds must be greater than 0"),
+    ],
+)
+def test_a_schedule_needs_one_period(steps: int | None, seconds: float | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         Evaluation(steps, every_seconds=seconds)

@@ -227,6 +227,18 @@ def test_another_run_is_not_resumed(tmp_path: Path, other: Any, sentence: str) -
         Learner(other(), 10 * STEPS, tmp_path / "run")
 
 
+def test_a_refused_checkpoint_leaves_the_learner_its_agent(tmp_path: Path) -> None:
+    dials = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "Dials"}}
+    with Learner(scheme_of(dials), STEPS, tmp_path / "other") as other:
+        other.step()
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
+        learner.step()
+        before = weights_of(learner)
+        with pytest.raises(UsageError, match="^env must be Dials, as in"):
+            learner.restore(tmp_path / "other" / "model.tar")
+        assert_same(before, weights_of(learner))
+
+
 def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
         learner.step()

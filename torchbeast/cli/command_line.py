@@ -43,8 +43,7 @@ from torchbeast.reporting.output import lossy_output
 KWARGS = Mapping[str, Any]
 """The type of a field whose flag is a JSON object."""
 
-flatten = recorded
-"""Returns the value of every flag by its name on the command line, without groups."""
+flatten = recorded  # the value of every flag by its name on the command line, without groups
 
 REGISTRY = ConstructorRegistry()
 """Tells tyro how to read and show these flags."""

@@ -174,4 +174,4 @@ def _is_of(kind: Any, value: Any) -> bool:
     if origin is typing.Literal:
         return value in arguments
     allowed = (int, float) if kind is float else origin or kind
-    return isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
+    return isinstance(value, allowed) and not (kind in (int, float) and isinstance(value, bool))

@@ -21,11 +21,12 @@ from torchbeast.envs.spec import EnvError
 class _Toy(ABC):
     """Common base of the tasks: a random generator per environment, no lives."""
 
+    env_id: str
     frame_stack = 1
     action_space: Discrete | MultiDiscrete
 
     def __init__(self, num_envs: int) -> None:
-        self.num_envs, self.env_id = num_envs, type(self).__name__
+        self.num_envs = num_envs
 
     def reset(self, seed: int) -> ArrayNest:
         self._seeds = np.array(environment_seeds(seed, self.num_envs))
@@ -74,6 +75,8 @@ class Catch(_Toy):
     lost one; else 0. The mean return is about -0.6 for random actions and 1 for the best policy.
     """
 
+    env_id = "Catch"
+
     def __init__(self, num_envs: int, rows: int = 10, columns: int = 5) -> None:
         super().__init__(num_envs)
         _check_at_least(2, rows=rows)
@@ -115,6 +118,8 @@ class Memory(_Toy):
     Reward: with the last action, 1 for the right answer and -1 for the wrong one; else 0.
     """
 
+    env_id = "Memory"
+
     def __init__(self, num_envs: int, episode_length: int = 8) -> None:
         super().__init__(num_envs)
         _check_at_least(2, episode_length=episode_length)
@@ -151,6 +156,7 @@ class Dials(_Toy):
     for a policy that sets one dial at random and the others right, and 1 for the best policy.
     """
 
+    env_id = "Dials"
     positions = (3, 4, 5)
     episode_length = 10
 
@@ -191,6 +197,8 @@ class BitFlip(_Toy):
     the bits, and desired_goal. Bits and goal are random at first, and differ. Reward: 0 with the
     step that reaches the goal, which ends the episode, else -1. After `bits` steps it is truncated.
     """
+
+    env_id = "BitFlip"
 
     def __init__(self, num_envs: int, bits: int = 10) -> None:
         super().__init__(num_envs)
@@ -252,6 +260,7 @@ class Mock(_Toy):
     reward is 1, and every episode ends after episode_length steps.
     """
 
+    env_id = "Mock"
     _step: int  # of the episodes, which all began together
 
     def __init__(self, num_envs: int, episode_length: int = 200) -> None:

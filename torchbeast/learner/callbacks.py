@@ -109,6 +109,7 @@ class _Periodic(Callback):
         )
         above(0, every_steps=every_steps, every_seconds=every_seconds)
         self._every_steps, self._every_seconds = every_steps or math.inf, every_seconds or math.inf
+        self._last_step, self._last_time = 0, 0.0  # also for an `on_start` that replaces ours
 
     def on_start(self, learner: Learner) -> None:
         """Begins to wait."""

@@ -436,9 +436,9 @@ class Learner:
         self._session = Session(supervisor, folder)
         envs = scheme.train_envs_factory
         described = DescribedEnv(env=spec, observation_space=envs.sent_space, make=envs.make)
-        self._run = LearnerRun(settings, described, self._session, resumed)
-        self._run.assemble(making_agent(scheme), making_weights(scheme))
-        self._progress = self._run.progress
+        run = LearnerRun(settings, described, self._session, resumed)
+        run.assemble(making_agent(scheme), making_weights(scheme))
+        self._run, self._progress = run, run.progress  # a refused one leaves those before
         if scheme.gradients is None:
             config = settings.learner
             source = functools.partial(make_source, scheme, config=config, ending=ending)

@@ -104,7 +104,8 @@ class RunFolder:
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
-        refusing = refusing_paths("make room there, or give another --savedir", path)
+        what = f"the run's folder {path}"
+        refusing = refusing_paths("make room there, or give another --savedir", what)
         with ExitStack() as opened, refusing:
             self._is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)

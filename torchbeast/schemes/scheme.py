@@ -320,13 +320,18 @@ class Scheme:
         return self.grad_worker_resources.get("num_cpus", 1.0)
 
     @property
+    def col_cpus(self) -> float:
+        """CPUs that Ray reserves for a worker that collects."""
+        return self.col_worker_resources.get("num_cpus", 1.0)
+
+    @property
     def ray(self) -> RayConfig:
         """The actors of Ray."""
         return RayConfig(
             num_actors=self.num_envs,
             num_workers=self.col_remote_workers,
             num_buffers=self.num_envs if self.is_synchronous else None,
-            actor_cpus=self.col_worker_resources.get("num_cpus", 1.0),
+            actor_cpus=self.col_cpus,
         )
 
     def __repr__(self) -> str:

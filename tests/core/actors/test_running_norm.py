@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchbeast.core.actors.torsos import LIMIT, RunningNorm
+from torchbeast.core.actors.running_norm import LIMIT, RunningNorm
 
 SIZES = (3, 1, 40, 7)
 

@@ -507,7 +507,7 @@ def test_every_damaged_byte_and_every_missing_end_is_a_sentence_and_leaves_an_em
     for place in places:
         damaged = bytearray(data)
         damaged[place] ^= 1 << int(rng.integers(8))
-        with pytest.raises(ValueError, match="the saved replay cannot be used: "):
+        with pytest.raises(ValueError, match="the saved replay (is damaged|cannot be used): "):
             replay.load(io.BytesIO(bytes(damaged)))
         assert replay.size == replay.episodes == 0
     for end in rng.integers(len(data), size=50):
@@ -611,7 +611,7 @@ def test_a_false_header_is_refused_or_used_without_harm(false: Any) -> None:
 @pytest.mark.parametrize("text", [b"", b"[" * 100_000, b"\xff", b"1", b"{}"])
 def test_a_header_that_is_none_is_a_sentence(text: bytes) -> None:
     data = b"torchbeast replay\n" + len(text).to_bytes(8, "little") + text
-    with pytest.raises(ValueError, match="the saved replay cannot be used: "):
+    with pytest.raises(ValueError, match="the saved replay (is damaged|cannot be used): "):
         RolloutReplay(fields(3, 1, 2), 60, 2).load(io.BytesIO(data))
 
 

@@ -20,6 +20,5 @@ if TYPE_CHECKING:
     from torchbeast.core.actors.registry import OffPolicyActorCritic as OffPolicyActorCritic
     from torchbeast.core.actors.registry import OnPolicyActorCritic as OnPolicyActorCritic
     from torchbeast.core.actors.registry import get_feature_extractor as get_feature_extractor
-    from torchbeast.core.actors.torsos import RunningNorm as RunningNorm
 
 __all__, __getattr__, __dir__ = importing(__name__)

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchbeast.core.actors.running_norm import RunningNorm
 from torchbeast.core.actors.torsos import (
     ImageTorso,
     PreparedTorso,
-    RunningNorm,
     Scale,
     ShallowTorso,
     Torso,

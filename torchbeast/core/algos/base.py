@@ -444,7 +444,12 @@ class AlgoFactory:
         return f"{self.algo.__name__}.create_factory({', '.join(told)})"
 
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
-        """Returns this factory with other values of these hyperparameters."""
+        """Returns this factory with other values of these hyperparameters.
+
+        Raises KeyError if the algorithm's Config lacks one.
+        """
+        if unknown := hyperparameters.keys() - settings_of(self.config).keys():
+            raise KeyError(", ".join(sorted(unknown)))
         config = _replaced(self.config, hyperparameters)
         return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
 

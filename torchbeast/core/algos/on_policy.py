@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor, ActorCritic
-from torchbeast.core.actors.torsos import LIMIT, SMALLEST_VARIANCE, RunningNorm
+from torchbeast.core.actors.running_norm import LIMIT, SMALLEST_VARIANCE, RunningNorm
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, RewardConfig
 from torchbeast.core.base.nest import flatten
@@ -68,11 +68,12 @@ class ReturnNorm(RunningNorm):
         """
         goes_on = self._discounting * (1.0 - rollout.done.double())
         value, share = torch.zeros_like(goes_on[0]), torch.ones_like(goes_on[0])
-        is_step = torch.ones_like(goes_on[1:]).bool() if rollout.mask is None else rollout.mask
+        mask = rollout.mask
         values, shares = [], []
         for t in range(rollout.unroll_length):
-            value = torch.where(is_step[t], rollout.reward[t + 1] + goes_on[t] * value, value)
-            share = torch.where(is_step[t], goes_on[t] * share, share)
+            new, left = rollout.reward[t + 1] + goes_on[t] * value, goes_on[t] * share
+            value = new if mask is None else torch.where(mask[t], new, value)
+            share = left if mask is None else torch.where(mask[t], left, share)
             values.append(value)
             shares.append(share)
         return torch.stack(values), torch.stack(shares)

@@ -19,6 +19,7 @@ PettingZoo is imported only to convert its own environments.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -144,6 +145,8 @@ class AgentsEnv:
                     self._plays[column] = True
                     continue
                 reward[column] = rewards[name]
+                if not math.isfinite(reward[column]):
+                    check_rewards(reward, self._where)
                 terminated[column] = bool(ends[name])
                 truncated[column] = bool(cuts[name]) and not ends[name]
                 if truncated[column]:
@@ -152,7 +155,6 @@ class AgentsEnv:
                     infos[column] = dict(told.get(name, {}))
                     self._plays[column] = False
                     self._fill(rows, column)
-            check_rewards(reward, self._where)
             if not game.agents:
                 self._begin(number, None, rows)
         last = [np.stack(leaf) for leaf in zip(*finals, strict=True)]

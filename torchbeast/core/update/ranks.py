@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.torsos import Moments, RunningNorm
+from torchbeast.core.actors.running_norm import Moments, RunningNorm
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.losses import Reduction
 from torchbeast.core.storages.batch import Batch

@@ -132,10 +132,10 @@ class TorchRanks:
         """Returns the messages of all ranks, in their order."""
         own = json.dumps(message).encode()
         blocks = self._blocks(own, _BLOCK)
-        longest = max(int.from_bytes(block[:_LENGTH], "little") for block in blocks)
-        if longest > _BLOCK:
-            blocks = self._blocks(own, longest)
-        return [json.loads(block[_LENGTH:]) for block in blocks]
+        ends = [_LENGTH + int.from_bytes(block[:_LENGTH], "little") for block in blocks]
+        if max(ends) > _LENGTH + _BLOCK:
+            blocks = self._blocks(own, max(ends) - _LENGTH)
+        return [json.loads(block[_LENGTH:end]) for block, end in zip(blocks, ends, strict=True)]
 
     def add(self, vector: Tensor) -> Tensor:
         """Returns the sum of the ranks' vectors [n], added in their order."""
@@ -194,9 +194,9 @@ class TorchRanks:
             dist.destroy_process_group()
 
     def _blocks(self, own: bytes, size: int) -> list[bytes]:
-        """Returns the length of every message with its first `size` bytes, or spaces behind it."""
+        """Returns the length of every message with its first `size` bytes, or zeros behind it."""
         content = (len(own).to_bytes(_LENGTH, "little") + own)[: _LENGTH + size]
-        padded = bytearray(content.ljust(_LENGTH + size))
+        padded = bytearray(content.ljust(_LENGTH + size, b"\0"))
         block = torch.frombuffer(padded, dtype=torch.uint8)
         blocks = [torch.empty_like(block) for _ in range(self.size)]
         with self._others_needed():

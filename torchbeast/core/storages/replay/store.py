@@ -204,7 +204,9 @@ class RolloutStore(ABC):
             self._load(ReplayReader(file))
         except (LookupError, TypeError, AttributeError, OverflowError, ValueError) as error:
             self._clear(first_chunk=0)
-            raise ValueError(f"the saved replay cannot be used: {error}") from None
+            is_said = isinstance(error, ValueError)
+            how = f"cannot be used: {error}" if is_said else f"is damaged: {error!r}"
+            raise ValueError(f"the saved replay {how}") from None
 
     def _load(self, reader: ReplayReader) -> None:
         header = reader.header
