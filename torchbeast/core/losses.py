@@ -141,8 +141,10 @@ def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
     Raises:
         ValueError: For anything else, such as an "auto" that was not resolved.
     """
+    if clipping == "none":
+        return rewards
     one_of(get_args(RewardClipping), reward_clipping=clipping)
-    return rewards.clamp(-1.0, 1.0) if clipping == "abs_one" else rewards
+    return rewards.clamp(-1.0, 1.0)
 
 
 def mean(values: Tensor, mask: Tensor | None = None) -> Mean:

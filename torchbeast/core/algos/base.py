@@ -369,21 +369,21 @@ def checked_losses(algo: Algorithm[Any], found: Losses) -> Losses:
     Raises ValueError unless its terms are scalars that weights can change, and its metrics scalars.
     """
     name = f"{type(algo).__name__}.losses"
-    require(
-        isinstance(found, Losses),
-        f"{name} must return Losses(terms, metrics), got {type(found).__name__}",
-    )
-    require(bool(found.terms), f"{name} must return at least one term to minimise, got none")
+    if not isinstance(found, Losses):
+        raise ValueError(f"{name} must return Losses(terms, metrics), got {type(found).__name__}")
+    if not found.terms:
+        raise ValueError(f"{name} must return at least one term to minimise, got none")
     groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
     # A term may depend on a parameter alone that is frozen.
     has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
     for term, loss in found.terms.items():
         _check_scalar(f"{name}: the term {term}", loss, "sum it over the steps, or take the mean")
-        require(
-            loss.requires_grad or has_frozen,
-            f"{name}: the term {term} must depend on a parameter, got a constant: compute it "
-            "from the network's outputs without detach() and no_grad(), or return it as a metric",
-        )
+        if not (loss.requires_grad or has_frozen):
+            raise ValueError(
+                f"{name}: the term {term} must depend on a parameter, got a constant: compute "
+                "it from the network's outputs without detach() and no_grad(), or return it as a "
+                "metric"
+            )
     check_metrics(name, found.metrics)
     return found
 
