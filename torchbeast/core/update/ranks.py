@@ -223,4 +223,6 @@ class Statistics:
 def _like(norm: RunningNorm, moments: Sequence[Any]) -> Moments:
     """Returns moments with the dtypes of the norm's, on its device."""
     both = zip(moments, norm.moments(), strict=True)
-    return Moments(*(torch.tensor(part, dtype=own.dtype, device=own.device) for part, own in both))
+    return Moments(
+        *(torch.as_tensor(part, dtype=own.dtype, device=own.device) for part, own in both)
+    )
