@@ -15,6 +15,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -222,7 +223,5 @@ class Statistics:
 
 def _like(norm: RunningNorm, moments: Sequence[Any]) -> Moments:
     """Returns moments with the dtypes of the norm's, on its device."""
-    both = zip(moments, norm.moments(), strict=True)
-    return Moments(
-        *(torch.as_tensor(part, dtype=own.dtype, device=own.device) for part, own in both)
-    )
+    both = zip(map(np.asarray, moments), norm.moments(), strict=True)
+    return Moments(*(torch.tensor(part, dtype=own.dtype, device=own.device) for part, own in both))
