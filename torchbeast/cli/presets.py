@@ -22,7 +22,7 @@ class Preset(NamedTuple):
 
     sentence: str
     words: str
-    """As on the command line. A program ignores flags that it does not have."""
+    """Flags as on the command line. A program ignores the flags that it lacks."""
 
     @property
     def flags(self) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class MinibatchReport:
     """A learner's findings in a minibatch, apart from the gradients.
 
     figures: addends. steps: learnt from. env_steps: newly collected, counted with the first
-    minibatch of a batch. minibatch: its number in the batch. feedback: of one learner alone:
-    several have no replay.
+    minibatch of a batch. minibatch: its number in the batch. feedback: for the replay, which only
+    a single learner can have.
     """
 
     figures: Mapping[str, Any]  # scalar tensors, or floats
