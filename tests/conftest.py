@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib.util
 import logging
 import os
@@ -59,6 +60,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu", action="store_true", help="do not hide the GPU; for tests that use it"
     )
     parser.addoption("--no-skips", action="store_true", help="let tests fail that would be skipped")
+
+
+def pytest_collection_finish() -> None:
+    """Has the collector leave out torch and thousands of tests, which take it half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

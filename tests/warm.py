@@ -2,7 +2,7 @@
 """Children of the tests that need not import torch, which takes more than a second of a core.
 
     tests --- request, descriptors ---> warm process, which has imported torch
-          <-- process id -------------      |
+          <-- process id, in a pipe --      |
                                             forks ---> child
 
 The warm process forks one that forks the child and ends, and the child becomes one of the tests'
@@ -11,7 +11,7 @@ process, as if that had started it. Whole programs, and their children, import w
 
 from __future__ import annotations
 
-import array
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-WITH_TORCH = ("actor_main", "local_main")  # the children that import it
+WITH_TORCH = ("actor_main", "agent_main", "local_main")  # the children that import it
 PIPE = subprocess.PIPE  # for those that start children by this module
 _ADOPT = 36  # Linux's PR_SET_CHILD_SUBREAPER
 _HIGH = 300  # above the descriptors that a child inherits
@@ -68,18 +68,25 @@ class _Warm:
 
 
 def _forked(request: dict[str, Any], descriptors: list[int]) -> int:
-    """Returns the process id of a new child that has these descriptors."""
+    """Returns the process id of a new child that has these descriptors.
+
+    Each request has a pipe of its own for the answer: a Ctrl-C may come before the answer, which
+    the next request would then take for its own.
+    """
     libc = ctypes.CDLL(None)
-    with _Warm.lock, tempfile.TemporaryFile("w+") as file:
+    answers, answering = os.pipe()
+    with _Warm.lock, tempfile.TemporaryFile("w+") as file, os.fdopen(answers, "rb") as answer:
         if not _Warm.pid:
             _start()
         json.dump(request, file)
         file.seek(0)
         libc.prctl(_ADOPT, 1, 0, 0, 0)
-        socket.send_fds(_Warm.ours, [b"\n"], [file.fileno(), *descriptors])
-        answer = array.array("i", _Warm.ours.recv(8, socket.MSG_WAITALL))
-        libc.prctl(_ADOPT, 0, 0, 0, 0)
-    return answer[0]
+        try:
+            socket.send_fds(_Warm.ours, [b"\n"], [file.fileno(), answering, *descriptors])
+            os.close(answering)
+            return int(answer.read())  # its end comes when the child is ours
+        finally:
+            libc.prctl(_ADOPT, 0, 0, 0, 0)
 
 
 def _start() -> None:
@@ -102,18 +109,19 @@ def _serve(requests: socket.socket, path: list[str]) -> None:
             sys.exit()
         with open(descriptors.pop(0)) as file:
             request = json.load(file)
+        answering = descriptors.pop(0)
         if request["args"][0] == "-m":
             importlib.import_module(request["args"][1])
         if (between := os.fork()) == 0:
             if child := os.fork():
-                requests.send(array.array("i", [child]).tobytes())
+                with contextlib.suppress(BrokenPipeError):  # a Ctrl-C: the test does not wait
+                    os.write(answering, str(child).encode())
                 os._exit(0)
             requests.close()
             _become(request, descriptors, path)
             return
         os.waitpid(between, 0)
-        requests.send(array.array("i", [0]).tobytes())  # it is a child of the tests now
-        for descriptor in descriptors:
+        for descriptor in [answering, *descriptors]:
             os.close(descriptor)
 
 

@@ -36,7 +36,7 @@ def environments(observe: Observe, cuts: bool = True) -> SyncVecEnv:
 def test_observations_of_any_kind_pass_unchanged_through_monobeasts_shared_memory(
     name: str, cuts: bool
 ) -> None:
-    observe = (PLAYED)[name]
+    observe = PLAYED[name]
     player = Player(environments(observe, cuts), model="source_models:CountingNet")
     player.play(0)
     player.play(1)
@@ -56,7 +56,7 @@ def test_observations_of_any_kind_pass_unchanged_through_polybeasts_core(name: s
     assert running.supervisor.failure is None
     assert any(rollout.truncated[1:].any() for rollout in rollouts)
     for rollout in rollouts:
-        assert_is_right_in_parts(rollout, (PLAYED)[name])
+        assert_is_right_in_parts(rollout, PLAYED[name])
 
 
 @pytest.mark.parametrize("name", PLAYED)
@@ -82,10 +82,10 @@ def assert_is_right_in_parts(rollout: Rollout, observe: Observe) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("name", NESTS | BARE)
+@pytest.mark.parametrize("name", PLAYED)
 def test_observations_of_any_kind_are_acted_on_and_learnt_from_in_slices(name: str) -> None:
     """The gradients of the slices add up to that of the whole batch."""
-    observe = (NESTS | BARE)[name]
+    observe = PLAYED[name]
     torch.manual_seed(0)
     player = Player(environments(observe), model="auto")
     player.play(0)

@@ -63,8 +63,9 @@ def exported(tmp_path: Path, name: str, file: str, **options: Any) -> Path:
 
 
 FILES = [
-    *(("masked", "p.pt2"), ("shallow", "p.pt2"), ("nest", "p.pt2"), ("sac", "p.pt2")),
-    ("masked", "p.onnx"),
+    *(("nest", "p.pt2"), ("sac", "p.pt2"), ("masked", "p.onnx")),
+    pytest.param("masked", "p.pt2", marks=pytest.mark.long),
+    pytest.param("shallow", "p.pt2", marks=pytest.mark.long),
     pytest.param("stacked-box", "p.onnx", marks=pytest.mark.long),
 ]
 

@@ -27,9 +27,9 @@ def use(rounds):
         del blocks
 
 def measure(where):
-    use(20)
+    use(8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    use(10)
+    use(4)
     found[where] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 keep_freed_memory()

@@ -38,6 +38,7 @@ def test_the_cartpole_example_learns_and_evaluates(
     assert "mean return of 100 episodes" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_only_the_curriculum_teaches_the_long_corridor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
