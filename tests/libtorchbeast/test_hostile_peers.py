@@ -633,7 +633,6 @@ def peak_bytes(process: subprocess.Popen[bytes]) -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-@pytest.mark.alone
 def test_a_tls_handshake_that_is_not_completed_is_cut_off_after_ten_seconds(
     tmp_path: Path,
 ) -> None:
