@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 
 from torchbeast.cli import command_line
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.source import FleetSource, process_source
 from torchbeast.collect.weights import SharedWeights, ring_size
@@ -43,7 +42,7 @@ def run(flags: MonoBeastFlags) -> int:
     """Trains or evaluates, depending on --mode."""
     check_alone(PROGRAM)
     if flags.command.mode != "train":
-        return test_run(flags, flags.environment.asked)
+        return flags.test_run(flags.environment.asked)
     num_actors = flags.processes.environments()  # recorded, so that a resumed run keeps it
     processes = dataclasses.replace(flags.processes, num_actors=num_actors)
     flags = dataclasses.replace(flags, processes=processes)
@@ -71,7 +70,7 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
         processes=flags.processes.processes(),
         fixed_lag=flags.processes.fixed_lag,
     )
-    settings = run_settings(flags, spec.name, collection)
+    settings = flags.run_settings(spec.name, collection)
     described = DescribedEnv(env=spec, observation_space=spaces[0])
     weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
     run = LearnerRun(settings, described, opened)

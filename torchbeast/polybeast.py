@@ -31,9 +31,7 @@ def run(flags: PolyBeastFlags) -> int:
     """Trains or evaluates, depending on --mode."""
     check_alone(PROGRAM)
     if flags.command.mode != "train":
-        from torchbeast.cli.learner_settings import test_run
-
-        return test_run(flags, flags.environment.asked)
+        return flags.test_run(flags.environment.asked)
     import libtorchbeast  # noqa: F401 - raises immediately if it was not built
 
     num_actors = flags.fleet.environments()  # recorded, so that a resumed run keeps it

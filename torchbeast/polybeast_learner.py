@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
-from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.checks import counted
@@ -76,7 +75,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
     if replica is not None:
         _check_shared(flags, replica)
     if flags.command.mode != "train":
-        return test_run(flags, flags.environment.asked)
+        return flags.test_run(flags.environment.asked)
     import torchbeast.servers.discovery  # noqa: F401 - raises immediately if not built
 
     silence_grpc()
@@ -246,7 +245,7 @@ def train(
     wanted = None if door is None else flags.fleet.num_actors
     served: Any = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
     settings = dataclasses.replace(  # the run records the actual number
-        run_settings(dataclasses.replace(flags, fleet=served), env.name, collection),
+        dataclasses.replace(flags, fleet=served).run_settings(env.name, collection),
         of_command=[] if wanted is None else ["--num_actors", str(wanted)],
     )
     others_serve = started is None

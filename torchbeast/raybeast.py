@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 
 from torchbeast.cli import command_line
 from torchbeast.cli.flags import RayBeastFlags
-from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetSource
@@ -45,7 +44,7 @@ def run(flags: RayBeastFlags) -> int:
     """Trains or evaluates, depending on --mode."""
     check_alone(PROGRAM)
     if flags.command.mode != "train":
-        return test_run(flags, flags.environment.asked)
+        return flags.test_run(flags.environment.asked)
     with session(flags.run.folder, command_line.flatten(flags)) as opened, ExitStack() as ending:
         train(flags, opened, ending)
     return EXIT_DONE
@@ -74,7 +73,7 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
         acting = precision(flags.hardware, reproducible=False)
         return FleetSource(learner, spec, acting, fleet, flags.ray, workers)
 
-    settings = run_settings(flags, spec.name, _collection(flags, workers, room))
+    settings = flags.run_settings(spec.name, _collection(flags, workers, room))
     described = DescribedEnv(env=spec, observation_space=spaces[0])
     run = LearnerRun(settings, described, opened)
     run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), SharedWeights, source)

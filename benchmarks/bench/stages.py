@@ -23,7 +23,6 @@ from bench.network_cost import costs, table
 from bench.replay import replay, shared_replay
 from bench.sample import Measure, check_goes_on
 from torchbeast.cli.flags import PolyBeastFlags
-from torchbeast.cli.learner_settings import learner_config
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.specs import ActorSpec
@@ -49,7 +48,7 @@ class Stages:
         self._flags = flags
         self._supervisor = supervisor
         self._env = flags.environment.spec
-        self._config = learner_config(flags, self._env.name)
+        self._config = flags.learner_config(self._env.name)
         check_batches(Rollout, self._config.algo)
         self._plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
         check = functools.partial(check_goes_on, supervisor)

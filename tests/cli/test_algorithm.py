@@ -18,7 +18,6 @@ from bench.flags import BenchFlags
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import run_settings
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import Algorithm, Losses
@@ -233,7 +232,7 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
 
     def assembled(*words: str) -> Any:
         flags = parse(MonoBeastFlags, "monobeast", ["--algo", "laser", *words])
-        config = run_settings(flags, "Catch", HERE).learner
+        config = flags.run_settings("Catch", HERE).learner
         return assemble(config, agent_of_a_box, PublishedWeights)
 
     message = "some actions are continuous: use replay_kl_threshold inf .*, or another algorithm"
@@ -255,7 +254,7 @@ def agent(spec: ActorSpec) -> Agent:
 
 def test_a_learner_is_assembled_with_the_algorithm() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE, "--step_size", "0.25"])
-    settings = run_settings(flags, "Catch", HERE)
+    settings = flags.run_settings("Catch", HERE)
     made = assemble(settings.learner, agent, PublishedWeights)
     assert type(made.algo) is Mine
     assert made.algo.optimisers["actor"].param_groups[0]["lr"] == 0.25
@@ -269,7 +268,7 @@ def resume(folder: Path, *words: str) -> MonoBeastFlags:
     """Starts a run that has nothing left to learn, so that it is only assembled."""
     args = ["--savedir", str(folder), "--xpid", "run", *words]
     flags = parse(MonoBeastFlags, "monobeast", args)
-    settings = run_settings(flags, "Catch", HERE)
+    settings = flags.run_settings("Catch", HERE)
 
     def source(learner: Any) -> Any:
         raise AssertionError("nothing is left to learn")
@@ -283,7 +282,7 @@ def resume(folder: Path, *words: str) -> MonoBeastFlags:
 def save_complete(folder: Path, **flags: Any) -> None:
     """Saves the checkpoint of a run that has learnt all its steps."""
     args = ["--algo", flags.get("algo", "impala")]
-    settings = run_settings(parse(MonoBeastFlags, "monobeast", args), "Catch", HERE)
+    settings = parse(MonoBeastFlags, "monobeast", args).run_settings("Catch", HERE)
     made = assemble(settings.learner, agent, PublishedWeights)
     saved = {
         **made.optimiser_step.state_dict(),
@@ -331,7 +330,7 @@ def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
     setattr(Broken, method, fail)
 
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = run_settings(flags, "Catch", HERE).learner
+    config = flags.run_settings("Catch", HERE).learner
     object.__setattr__(config, "algo", Broken)
     with pytest.raises(kind, match="a bug") as error:
         assemble(config, agent, PublishedWeights)
@@ -344,7 +343,7 @@ def test_an_algorithm_that_forgot_super_is_refused_in_a_sentence() -> None:
             pass
 
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = run_settings(flags, "Catch", HERE).learner
+    config = flags.run_settings("Catch", HERE).learner
     object.__setattr__(config, "algo", Forgetful)
     with pytest.raises(UsageError, match="Forgetful has no `actor`: its __init__ must call super"):
         assemble(config, agent, PublishedWeights)
@@ -355,7 +354,7 @@ def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> N
         needs = ("no_such_extra",)
 
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = run_settings(flags, "Catch", HERE).learner
+    config = flags.run_settings("Catch", HERE).learner
     object.__setattr__(config, "algo", Wanting)
     with pytest.raises(UsageError, match="no_such_extra"):
         assemble(config, agent, PublishedWeights)

@@ -10,7 +10,6 @@ import pytest
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import learner_config
 from torchbeast.collect.config import ReplayConfig
 from torchbeast.errors import UsageError
 
@@ -36,7 +35,7 @@ def test_an_algorithm_without_v_trace_has_few_environments_unless_servers_decide
 
 
 def test_the_source_collects_one_rollout_at_a_time() -> None:
-    config = learner_config(parsed("--algo", "sac", "--unroll_length", "7"), "Pendulum-v1")
+    config = parsed("--algo", "sac", "--unroll_length", "7").learner_config("Pendulum-v1")
     assert config.learns_from_transitions and config.spare_columns == 0
     online = config.online_rollouts
     assert (online.batch_size, online.unroll_length) == (1, 7)
@@ -45,7 +44,7 @@ def test_the_source_collects_one_rollout_at_a_time() -> None:
 
 def test_with_a_fixed_lag_of_0_all_environments_collect_between_updates() -> None:
     flags = parsed("--algo", "dqn", "--fixed_lag", "0", "--num_actors", "6")
-    config = learner_config(flags, "Catch")
+    config = flags.learner_config("Catch")
     assert config.synchronous_rollouts == config.online_rollouts.batch_size == 6
 
 

@@ -18,7 +18,6 @@ from test_learner_run import agent
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import run_settings
 from torchbeast.collect.contract import Away, LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.storages.rollout import Rollout
@@ -131,7 +130,7 @@ def learn(case: str, words: list[str], among: replicas.Replica | None) -> int:
     is_kept = among is None or among.leads
     try:
         with session(flags.run.folder, flatten(flags), is_kept) as opened:
-            settings = run_settings(flags, "Catch", HERE)
+            settings = flags.run_settings("Catch", HERE)
             run = _Run(settings, DescribedEnv(env=EnvSpec("Catch")), opened, replica=among)
             run.train(agent, PublishedWeights, source)
     finally:

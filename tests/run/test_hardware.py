@@ -12,7 +12,6 @@ import torch
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import learner_config
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.specs import ActorSpec
@@ -185,7 +184,7 @@ def test_a_small_batch_has_one_thread_unless_more_are_given(
     """Threads for slices, and inside operations, with 6 cores; 32 rollouts of 20 steps."""
     monkeypatch.setattr("torchbeast.run.assemble.available_cores", lambda: 6)
     words = ["--batch_size", "32", "--unroll_length", "20", "--disable_cuda", *given]
-    config = learner_config(parse(MonoBeastFlags, "monobeast", words), "Catch")
+    config = parse(MonoBeastFlags, "monobeast", words).learner_config("Catch")
 
     def make(spec: ActorSpec) -> Agent:
         return make_agent(spec, ArraySpec(shape, "uint8"), Discrete(6), 1)

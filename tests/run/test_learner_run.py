@@ -18,7 +18,6 @@ from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
-from torchbeast.cli.learner_settings import run_settings
 from torchbeast.collect.config import ProcessesConfig, RolloutConfig
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
@@ -104,7 +103,7 @@ def train_from(
 ) -> None:
     """Learns from the source until it ends the run."""
     here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
-    settings = run_settings(flags, env_id, here)
+    settings = flags.run_settings(env_id, here)
 
     def source(learner: LearnerInfo[PublishedWeights]) -> EndingSource:
         LEARNERS.append(learner)

@@ -22,7 +22,6 @@ from background import SOON
 from one_replica import UPDATES
 
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import run_settings
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
 from torchbeast.core.update.torch_ranks import RankGone, store_of_torchrun
 from torchbeast.errors import RunError, UsageError, exit_code_of
@@ -326,7 +325,7 @@ def settings_of_rank(hardware: HardwareConfig) -> Any:
     ranks: Any = None
     here = Collection(program="polybeast_learner", num_actors=4, processes=2, fixed_lag=None)
     flags = MonoBeastFlags(hardware=hardware)
-    settings = run_settings(flags, "Catch", here)
+    settings = flags.run_settings("Catch", here)
     return Replica(Launch(3, 4, 1, 2), ranks).share_of(settings)
 
 

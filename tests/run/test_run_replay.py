@@ -13,7 +13,6 @@ from test_learner_run import GOOD, train_with
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -44,7 +43,7 @@ def agent() -> Agent:
 
 def config(*words: str) -> LearnerConfig:
     usual = ["--batch_size", str(B), "--unroll_length", str(T), "--xpid", "x"]
-    return learner_config(parse(MonoBeastFlags, "monobeast", [*usual, *words]), "Catch")
+    return parse(MonoBeastFlags, "monobeast", [*usual, *words]).learner_config("Catch")
 
 
 def made(size: int = 1000, free: int | None = None) -> RolloutReplay:

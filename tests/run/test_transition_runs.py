@@ -12,7 +12,6 @@ import torch
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.learner_settings import learner_config
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.specs import ActorSpec
@@ -33,7 +32,7 @@ BUFFERS = 1_000_000
 
 def config(*words: str) -> LearnerConfig:
     args = ["--xpid", "x", "--learn_start", "0", *words]
-    return learner_config(parse(MonoBeastFlags, "monobeast", args), "Catch")
+    return parse(MonoBeastFlags, "monobeast", args).learner_config("Catch")
 
 
 def agent(spec: ActorSpec) -> Agent:

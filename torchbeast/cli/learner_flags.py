@@ -2,14 +2,16 @@
 """The flags that every learner program has, and MonoBeast's own: groups of components' Configs.
 
 The default, check and help text of a flag are in the Config of the component that it configures.
-This module adds the flags that select what to run, and checks that involve several groups. The
-messages of these checks name flags as you type them.
+This module adds the flags that select what to run, checks that involve several groups, and what a
+run is made of. The messages of these checks name flags as you type them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchbeast.collect.config import (
     ProcessesConfig,
@@ -18,14 +20,19 @@ from torchbeast.collect.config import (
     TransitionsConfig,
 )
 from torchbeast.core.algos import registry
-from torchbeast.core.algos.config import IMPALAConfig, StepConfig
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import ModelConfig
-from torchbeast.envs.spec import EnvConfig
+from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.config import CheckpointConfig, EvaluationConfig, HardwareConfig, TrainingConfig
+
+if TYPE_CHECKING:  # they import torch, as the methods do that use them
+    from torchbeast.reporting.diagnosis import Collection
+    from torchbeast.run.assemble import LearnerConfig
+    from torchbeast.run.learner_run import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +133,73 @@ class LearnerFlags:
     def is_reproducible(self) -> bool:
         """Whether the run gives the same results on all machines of one kind."""
         return False
+
+    # --- what programs do with their flags
+
+    def run_settings(self, env_id: str, collection: Collection) -> RunSettings:
+        """Returns the settings of a run in this environment."""
+        from torchbeast.run.learner_run import RunSettings
+
+        learner = self.learner_config(env_id)
+        return RunSettings(
+            run=self.run,
+            checkpoints=self.checkpoints,
+            display=self.display,
+            learner=learner,
+            collection=collection,
+            recorded={**recorded(self), **recorded(learner.algorithm)},
+            loggers=self.logs.loggers(),
+            metrics=self.metrics,
+        )
+
+    def learner_config(self, env_id: str) -> LearnerConfig:
+        """Returns the settings of a learner for this environment."""
+        from torchbeast.run.assemble import LearnerConfig
+
+        return LearnerConfig(
+            actor=self.model.spec,
+            algo=registry.find(self.defaults.algo),
+            algorithm=self.algorithm,
+            step=self.step,
+            total_steps=self.training.total_steps,
+            rollouts=self.rollouts,
+            replay=self.replay,
+            transitions=self.transitions,
+            hardware=self.hardware,
+            synchronous_rollouts=self.synchronous_rollouts,
+            reproducible=self.is_reproducible,
+        ).in_environment(env_id)
+
+    def test_run(self, asked: EnvSpec) -> int:
+        """Evaluates the checkpoints of the run that the flags name; returns the exit code.
+
+        Raises UsageError if they name another network or algorithm than the run has.
+        """
+        from torchbeast.evaluation.following import follow
+        from torchbeast.evaluation.play import NEEDED, test
+        from torchbeast.run.earlier_run import EarlierRun
+
+        folder, config, seed = self.run.folder, self.evaluation, self.run.seed
+        if config.follow:
+            return follow(folder, config, asked, seed=seed or 0, check=self._check_typed)
+        earlier = EarlierRun.newest(folder / config.checkpoint, NEEDED)
+        earlier.check_same_algorithm(self.defaults.algo)
+        earlier.check_same_model(earlier.actor(self.model.spec))
+        film = self.command.mode == "test_render"
+        return test(folder, config, asked, seed=seed, film=film)
+
+    def _check_typed(self, saved: dict[str, Any], path: Path) -> None:
+        """Raises UsageError like `test_run`; default values stand for the run's own values."""
+        from torchbeast.run.checkpoint import FoundCheckpoint, actor_spec
+        from torchbeast.run.earlier_run import EarlierRun
+
+        earlier, known = EarlierRun(FoundCheckpoint(saved, path)), actor_spec(saved)
+        if self.defaults.algo != registry.DEFAULT:
+            earlier.check_same_algorithm(self.defaults.algo)
+        typed, usual = self.model.spec, ModelConfig().spec
+        wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
+        changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}
+        earlier.check_same_model(dataclasses.replace(known, **changed))
 
 
 @dataclass(frozen=True, kw_only=True)
