@@ -6,7 +6,8 @@
                                             forks ---> child
 
 The warm process forks one that forks the child and ends, and the child becomes one of the tests'
-process, as if that had started it. Whole programs, and their children, import what they need.
+process, as if that had started it. Whole programs, except the agents of a sweep that runs in the
+tests' process, and their children, import what they need.
 """
 
 from __future__ import annotations
