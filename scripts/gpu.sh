@@ -34,7 +34,7 @@ bench() {
     --batch_size 32 --unroll_length 20 --seconds 2 --repeats 1 --json "$folder/bench-$name.json" "$@"
 }
 
-tests=("$PYTHON" -m pytest -q -p no:cacheprovider -m "not alone and not long and not families")
+tests=("$PYTHON" -m pytest -q -p no:cacheprovider -m "not long and not families")
 
 part build 180 "$PYTHON" setup.py build_ext --inplace
 export OMP_NUM_THREADS=1
