@@ -139,6 +139,13 @@ def test_closing_ends_the_pause_and_nobody_starts(
     assert office.first.starts == 2 and office.supervisor.failure is None
 
 
+def test_a_failure_in_the_start_of_a_worker_ends_the_run(office: Office) -> None:
+    office.supervisor.on_close(office.places.close)
+    office.second.start = lambda: office.supervisor.fail("worker 1", TAKEN)  # type: ignore[method-assign]
+    Background(office.places.start, office.second).result()
+    assert office.places.closed.is_set()
+
+
 def test_nobody_is_replaced_once_closed(office: Office) -> None:
     office.places.close()
     office.places.ended(office.second, KILLED)

@@ -371,15 +371,22 @@ def test_a_run_that_learns_whole_batches_prints_that(
     assert "whole batches at once" in said
 
 
-def no_room(*_: object) -> None:
-    raise OSError(28, "No space left on device")
+NO_ROOM = OSError(28, "No space left on device")
+NO_PICKLE = TypeError("cannot pickle '_thread.lock' object")
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(NO_ROOM, "no checkpoint was written to .*No space left on device"), (NO_PICKLE, "cannot p")],
+)
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "write_newest", no_room)
-    with pytest.raises(RunError, match=r"no checkpoint was written to .*No space left on device"):
+    def refused(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoints, "write_newest", refused)
+    with pytest.raises(RunError, match=said):
         train(tmp_path, GOOD)
     assert '"successful": false' in (tmp_path / "run" / "meta.json").read_text()
 

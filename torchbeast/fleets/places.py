@@ -89,7 +89,7 @@ class Places:
         self.supervisor = supervisor
         self._log = log
         self._any_works = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a failure of `place.start` may close, in the same thread
 
     def start(self, place: Place) -> None:
         """Starts the first worker in a place."""

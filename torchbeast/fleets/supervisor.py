@@ -87,9 +87,9 @@ class Supervisor:
     def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         """Runs `body` in a thread. If it raises, the run fails, unless it has already ended."""
         thread = _RunThread(target=self._run, args=(name, body), name=name, daemon=True)
-        with self._lock:
+        with self._lock:  # `join` needs threads that have started
+            thread.start()
             self._threads.append(thread)
-        thread.start()
         return thread
 
     def on_close(self, close: Callable[[], None]) -> None:

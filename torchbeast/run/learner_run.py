@@ -29,7 +29,7 @@ from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.diagnosis import Collection
@@ -306,7 +306,7 @@ class LearnerRun:
         if failure is None or not isinstance(failure.error, NonFiniteError):
             try:
                 saving.save(training)
-            except RunError as error:
+            except Exception as error:
                 self.session.supervisor.fail_at_end("", error)
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
