@@ -241,16 +241,18 @@ def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
     assert first.versions == [{CATCH.version + update} for update in range(50)]
 
 
-def on_demand(num_updates: int, num_buffers: int) -> Learnt:
-    """Batches of all environments, with three versions published after each."""
-    setup = dataclasses.replace(CATCH, num_groups=2, batch_size=CATCH.num_envs)
+def on_demand(num_updates: int, num_buffers: int, batch_size: int = CATCH.num_envs) -> Learnt:
+    """Batches with three versions published after each."""
+    setup = dataclasses.replace(CATCH, num_groups=2, batch_size=batch_size)
     learnt, version = Learnt([], [], []), setup.version
     options = {"fixed_lag": 0, "num_buffers": num_buffers, "on_demand": True}
     with running_mono(setup, **options) as running:
-        for rollout in itertools.islice(running.source.batches(), num_updates):
+        for update, rollout in enumerate(itertools.islice(running.source.batches(), num_updates)):
             learnt.batches.append(digest(rollout))
             learnt.versions.append(set(rollout.policy_version[1:].flatten().tolist()))
-            assert rollout.env_index[0].tolist() == list(range(setup.num_envs))
+            numbers = range(update * batch_size, (update + 1) * batch_size)
+            in_turn = [number % setup.num_envs for number in numbers]
+            assert rollout.env_index[0].tolist() == in_turn
             for _ in range(3):
                 version += 1
                 running.weights.publish(running.agent.model, version)
@@ -274,10 +276,12 @@ def test_a_batch_that_was_asked_for_in_vain_is_the_next_one() -> None:
             running.weights.publish(running.agent.model, setup.version + index + 1)
 
 
-def test_rollouts_on_demand_are_of_all_environments() -> None:
-    setup = dataclasses.replace(CATCH, batch_size=2)
-    with pytest.raises(ValueError, match="a batch_size of num_actors 4, got .* batch_size 2"):
-        source_of(setup, LocalFleet(WORKER, {}), fixed_lag=0, on_demand=True)
+@pytest.mark.parametrize("batch_size", [CATCH.num_envs // 2, 2 * CATCH.num_envs])
+def test_rollouts_on_demand_may_be_of_some_environments_or_several_of_each(
+    batch_size: int,
+) -> None:
+    found = on_demand(6, CATCH.num_envs, batch_size).versions
+    assert found == [{CATCH.version + 3 * update} for update in range(6)]
 
 
 def test_an_actor_reads_observations_as_the_learners_network_does() -> None:

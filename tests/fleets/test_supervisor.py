@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import uninterrupted
 from torchbeast.reporting.run_folder import RunFolder
 
 SOON = 10.0
@@ -120,6 +122,19 @@ def test_a_thread_that_does_not_end_is_named_and_not_waited_for() -> None:
     assert supervisor.join(SOON) == []
 
 
+def test_a_thread_that_the_system_refuses_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    supervisor = Supervisor()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        supervisor.start_thread("refused", lambda: None)
+    assert supervisor.join(SOON) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_run_without_a_failure(number: signal.Signals) -> None:
     supervisor = Supervisor()
@@ -153,6 +168,20 @@ def test_the_previous_signal_handlers_are_restored() -> None:
     with Supervisor().signals():
         assert signal.getsignal(signal.SIGINT) != before
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_ctrl_c_waits_for_the_end_of_a_short_body_and_a_second_one_does_not() -> None:
+    done = []
+    for interrupts in (0, 1, 2):
+        with contextlib.suppress(KeyboardInterrupt), uninterrupted():
+            for _ in range(interrupts):
+                signal.raise_signal(signal.SIGINT)
+            done.append(interrupts)
+        done.append("after" if interrupts else "not interrupted")
+    assert done == [0, "not interrupted", 1, "after", "after"]
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_signal_ends_the_process_at_once() -> None:

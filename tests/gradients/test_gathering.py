@@ -21,23 +21,22 @@ class Answering:
     def __init__(self, count: int, arrivals: list[tuple[int, Any]]) -> None:
         self.names = [f"worker {index}" for index in range(count)]
         self.arrivals, self.asked, self.hurried = arrivals, [], []  # type: ignore[var-annotated]
-        self.then: dict[int, Callable[[Any], None]] = {}
+        self.then: dict[int, list[Callable[[Any], None]]] = {}  # of tasks, the oldest first
         workers: list[Any] = [
             SimpleNamespace(call=partial(self._called, index)) for index in range(count)
         ]
         self.gathering = Gathering(self.names, workers, lambda index, error: error)
 
     def _called(self, index: int, then: Any, method: str) -> None:
-        assert index not in self.then, "one task at a time"
         self.asked.append((index, method))
-        self.then[index] = then
+        self.then.setdefault(index, []).append(then)
         self._arrive()
 
     def _arrive(self) -> None:
         """Delivers the next answers, as far as their workers are asked."""
-        while self.arrivals and self.arrivals[0][0] in self.then:
+        while self.arrivals and self.then.get(self.arrivals[0][0]):
             index, answer = self.arrivals.pop(0)
-            self.then.pop(index)(answer)
+            self.then[index].pop(0)(answer)
 
     def all(self, fraction: float = 1.0) -> Any:
         return self.gathering.all(lambda index: ("work",), fraction, self.hurried.append)
@@ -79,7 +78,29 @@ def test_asynchronous_answers_come_as_they_arrive_and_only_their_worker_goes_on(
     assert next(answers) == (1, "e")
     assert [index for index, _ in workers.asked] == [0, 1, 2, 1]
     assert next(answers) == (0, "a")
-    assert set(workers.then) == {1, 2} and workers.nobody_works_ahead
+    assert [len(workers.then[index]) for index in range(3)] == [0, 1, 1]
+    assert workers.nobody_works_ahead
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_answers_to_the_tasks_of_an_interrupted_caller_are_dropped(mode: str) -> None:
+    workers = Answering(2, [(0, "old"), (0, "new"), (1, "b")])
+
+    def interrupted(index: int) -> tuple[str]:
+        if index:
+            raise KeyboardInterrupt
+        return ("work",)
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.gathering.all(interrupted)
+    assert first(workers, mode) == (["new", "b"] if mode == "synchronous" else (0, "new"))
+
+
+def test_a_fraction_of_the_workers_is_not_rounded_up_by_an_inexact_product() -> None:
+    assert 0.28 * 25 > 7
+    workers = Answering(25, [(index, "a") for index in range(25)])
+    workers.all(0.28)
+    assert sorted(workers.hurried) == list(range(7, 25))
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

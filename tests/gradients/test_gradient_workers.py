@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -288,10 +289,11 @@ def test_a_worker_that_dies_ends_the_run_soon_and_is_named(how: Any) -> None:
         processes = [worker.process for worker in fleet._workers]
         batch = next(rounds)
         began = time.monotonic()
-        os.kill(processes[1].pid, 9)
-        with pytest.raises(RunError, match=r"gradient worker 1: process \d+ was killed by SIGKILL"):
+        os.kill(processes[0].pid, 9)
+        with pytest.raises(RunError, match=r"gradient worker 0: process \d+ was killed by SIGKILL"):
             workers.update(batch)
         assert time.monotonic() - began < NOTICED_S
+        assert workers.state_dict()["scheduler_state_dict"]["version"] == 1, "another one has it"
     for process in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
@@ -318,6 +320,47 @@ def test_the_end_of_the_run_ends_every_wait(how: Any) -> None:
         assert supervisor.join(NOTICED_S) == []
         assert workers.state_dict()["scheduler_state_dict"]["version"] >= 0
     assert supervisor.failure is None
+
+
+@pytest.mark.parametrize("how", [CENTRAL, DECENTRAL, FREE])
+def test_after_an_interrupt_wherever_it_comes_the_workers_learn_together_again(how: Any) -> None:
+    """The n-th attempt is interrupted after its n-th task, answer or choice of weights."""
+    learning, batches = Learning(kind=TwoSteps), given(2, 60)
+    straight, centre = learning.step(), learning.step()
+    make = partial(of_given, learning=learning, batches=batches)
+    with running(make, centre, **how) as (workers, fleet):
+        left, seen = [0], []
+
+        def interrupting(call: Any, *arguments: Any) -> Any:
+            result = call(*arguments)
+            left[0] -= 1
+            if left[0] == 0:
+                seen.append(call.__name__)
+                raise KeyboardInterrupt
+            return result
+
+        for of, names in (
+            (workers._gathering, ("_start", "_take")),
+            (workers, ("_newer_weights",)),
+        ):
+            for name in names:
+                setattr(of, name, partial(interrupting, getattr(of, name)))
+        for attempt in [*range(1, 25), -1]:
+            left[0] = attempt
+            with contextlib.suppress(KeyboardInterrupt):
+                batch = next(workers.batches())
+                for worker in fleet.workers if how is CENTRAL else []:
+                    models = centre.algo.actor, worker._worker._step.algo.actor
+                    assert all(map(torch.equal, *(model.parameters() for model in models)))
+                workers.update(batch)
+        workers.state_dict()
+    assert set(seen) == {"_start", "_take", "_newer_weights"}
+    if how is DECENTRAL:  # interrupted rounds and updates are completed
+        with running(make, straight, **how) as (workers, _):
+            learnt(workers, centre.version)
+            workers.state_dict()
+        for name, array in as_arrays(straight).items():
+            np.testing.assert_array_equal(as_arrays(centre)[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("how", [CENTRAL, APART, FREE])

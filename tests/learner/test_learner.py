@@ -345,6 +345,34 @@ def test_after_an_interrupt_the_next_step_goes_on(tmp_path: Path) -> None:
         assert learner.train(40)["step"] == 40
 
 
+class InterruptedLaser(LASER):
+    """Ctrl-C arrives in its third update."""
+
+    left = 3
+
+    def losses(self, batch: Any) -> Any:
+        type(self).left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().losses(batch)
+
+
+@pytest.mark.parametrize("axes", [{}, {"col_remote_workers": 2}])
+def test_after_an_interrupted_update_with_replayed_rollouts_the_next_step_goes_on(
+    axes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InterruptedLaser, "left", 3)
+    storage = OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400, replay_ratio=1.0)
+    algo = InterruptedLaser.create_factory()
+    scheme = scheme_of(algo=algo, storage=storage, recurrent=True, **axes)
+    with Learner(scheme, 10_000, tmp_path / "run") as learner:
+        learner.step()
+        learner.step()
+        with pytest.raises(KeyboardInterrupt):
+            learner.step()
+        assert max(learner.step()["max_lag"] for _ in range(4)) <= 1
+
+
 def test_after_a_nan_the_checkpoint_stays_as_it_was(tmp_path: Path) -> None:
     learner = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
     learner.train(STEPS)

@@ -59,6 +59,7 @@ from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.fleet import Failed, Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost
 from torchbeast.fleets.places import Deaths, Places
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import uninterrupted
 from torchbeast.seeds import seed_of
 
 WORKER = "torchbeast.collect.worker:RolloutWorker"
@@ -114,14 +115,12 @@ class FleetSource:
 
         precision: of the workers' features on the CPU. fleet: makes WORKERs. actors: with a fixed
         lag, whole rollouts must fill a batch. on_demand: collect only when the learner asks for a
-        batch, in one thread; needs a fixed lag of 0 and a batch_size equal to the number of
-        environments.
+        batch, in one thread, whatever the version of the weights; needs a fixed lag of 0.
         """
         self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
         require(
-            not on_demand or (fixed_lag == 0 and self._batch_size == num_envs),
-            f"rollouts on demand need fixed_lag 0 and a batch_size of num_actors {num_envs}, got "
-            f"fixed_lag {fixed_lag} and batch_size {self._batch_size}",
+            not on_demand or fixed_lag == 0,
+            f"rollouts on demand need fixed_lag 0, got {fixed_lag}",
         )
         self._learner, self._env, self._precision, self._fleet = learner, env, precision, fleet
         self._weights, self._lag, self._on_demand = learner.weights, fixed_lag, on_demand
@@ -304,14 +303,15 @@ class FleetSource:
             self._wake.release()
 
     def _run_events(self) -> None:
-        while self._events and self._running.acquire(blocking=False):
-            try:
-                while self._events:
-                    self._events.popleft()()
-            except Exception as error:
-                self._supervisor.fail("dispatcher", error)
-            finally:
-                self._running.release()
+        with uninterrupted():
+            while self._events and self._running.acquire(blocking=False):
+                try:
+                    while self._events:
+                        self._events.popleft()()
+                except Exception as error:
+                    self._supervisor.fail("dispatcher", error)
+                finally:
+                    self._running.release()
 
     def _begin(self, actor: _Actor, worker: Worker) -> None:
         """Starts a new worker in an actor's place."""

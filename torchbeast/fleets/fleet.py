@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import failure
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.fleets.system import uninterrupted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -199,8 +200,8 @@ class LocalWorker:
             then(error)
             return
         message = pickle.dumps((number, method, arguments), protocol=pickle.HIGHEST_PROTOCOL)
-        with self._sending, contextlib.suppress(OSError):  # if it has ended, `_end` answers
-            self._connection.send_bytes(message)
+        with uninterrupted(), self._sending, contextlib.suppress(OSError):
+            self._connection.send_bytes(message)  # if the worker has ended, `_end` answers
 
     def kill(self) -> None:
         """Kills the worker."""

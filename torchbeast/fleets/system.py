@@ -15,10 +15,13 @@ import ctypes
 import os
 import resource
 import select
+import signal
 import stat
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchbeast.errors import UsageError
 
@@ -170,6 +173,31 @@ def is_lost(stream: int, pipes: bool) -> bool:
     poll.register(stream, 0)  # only reports that the other end is gone
     gone = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
     return gone and (pipes or stat.S_ISCHR(os.fstat(stream).st_mode))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delays Ctrl-C until the end of a short body in the main thread, which a Learner's user may
+    interrupt. A second Ctrl-C interrupts the body, too.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+
+    def delay(number: int, frame: Any) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, delay)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(came) == 1:
+            handler(*came[0])
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

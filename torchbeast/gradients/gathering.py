@@ -4,7 +4,8 @@
     all()     start all -------- wait for all -------------> [a, b, c]
     each()    start all -------- wait for the first -------> (1, b)     start 1 again
 
-A worker has one task at a time, so at most one answer per worker is queued.
+A worker has one task at a time. If the gathering thread is interrupted, the next `all` or `each`
+gives every worker another task, and drops the answers to the tasks before.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Gathering:
         """
         self.doing: dict[int, tuple[str, float]] = {}
         self._names, self._workers, self._explain = names, workers, explain
-        self._answers: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._number = 0  # of the current `all` or `each`
+        self._answers: queue.SimpleQueue[tuple[int, int, Any] | None] = queue.SimpleQueue()
 
     def close(self) -> None:
         """Ends every wait, now and later."""
@@ -62,6 +64,7 @@ class Gathering:
         has answered, it calls `hurry` for the others.
         """
         everyone = range(len(self._names))
+        self._number += 1
         for index in everyone:
             self._start(index, task)
         found: dict[int, Any] = {}
@@ -72,7 +75,7 @@ class Gathering:
             found[index] = answer
             if not (isinstance(answer, Failed) and answer.is_consequence):  # the cause follows
                 self._check(index, answer)
-            if len(found) == math.ceil(fraction * len(everyone)):
+            if len(found) == math.ceil(round(fraction * len(everyone), 6)):  # 0.28 * 25 > 7
                 for other in set(everyone) - set(found):
                     hurry(other)
         for index, answer in found.items():
@@ -83,6 +86,7 @@ class Gathering:
         """Yields answers as they arrive, with the numbers of their workers, until closed. When the
         caller asks for the next one, the worker of the last one starts its next task.
         """
+        self._number += 1
         for index in range(len(self._names)):
             self._start(index, task)
         while (taken := self._take()) is not None:
@@ -93,18 +97,22 @@ class Gathering:
     def _start(self, index: int, task: Callable[[int], Task]) -> None:
         method, *arguments = task(index)
         self.doing[index] = method, time.monotonic()
-        self._workers[index].call(functools.partial(self._put, index), method, *arguments)
+        self._workers[index].call(
+            functools.partial(self._put, self._number, index), method, *arguments
+        )
 
-    def _put(self, index: int, answer: Any) -> None:
+    def _put(self, number: int, index: int, answer: Any) -> None:
         self.doing.pop(index, None)
-        self._answers.put((index, answer))
+        self._answers.put((number, index, answer))
 
     def _take(self) -> tuple[int, Any] | None:
         """Returns the next answer; None once closed."""
-        taken = self._answers.get()
-        if taken is None:
-            self.close()  # for the next wait
-        return taken
+        while (taken := self._answers.get()) is not None:
+            number, index, answer = taken
+            if number == self._number:
+                return index, answer
+        self.close()  # for the next wait
+        return None
 
     def _check(self, index: int, answer: Any) -> None:
         """Raises the failure of a worker."""

@@ -2,7 +2,7 @@
 """A gradient worker: a source of batches, and a copy of the learner that computes gradients.
 
     start()        makes source and learner
-    collect()      takes the next batch                             synchronous
+    collect()      takes the batch of a round                       synchronous
     contribute()   computes gradients of its next minibatch         synchronous, centralised
     update()       updates, together with the other ranks           decentralised
     step()         computes gradients of the next minibatch, from the next batch if necessary
@@ -12,6 +12,9 @@
     place()        returns where it runs                            at any time
     end()          ends the source                                  at any time
     close()        ends what the source has started                 after all others
+
+A learner that was interrupted while it waited for `start`, `collect` or `update` calls it again,
+with the same number, and gets the same result.
 
 Threads: one thread calls all methods, except that other threads may call `stop_early`, `place` and
 `end`. This module does not know about processes or Ray. The learner sends a function that makes the
@@ -78,6 +81,10 @@ Meeting = tuple[str, int, str]
 Weights = tuple[Packed, tuple[bool, ...]]
 """The weights of all models of an algorithm, and requires_grad of each parameter."""
 
+Updated = tuple[dict[str, float], dict[str, int]] | str
+"""The metrics of all ranks, except that metrics of the whole batch are the rank's own, and the
+counters; or the reason why a loss or gradient is not finite."""
+
 
 def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a method return a Failed in place of raising an exception."""
@@ -107,7 +114,9 @@ class GradientWorker(FleetWorker):
         self._supervisor = Supervisor()
         self._end: Callable[[], None] = lambda: None
         self.ranks: TorchRanks | None = None
+        self._is_started = False
         self._round = -1  # number of the batch
+        self._updated: tuple[int, Updated] = -1, ""  # number of the last update, and its result
         self._stopped = -1, 0.0  # number of a batch to cut short, and its share to collect first
         self._version = 0  # of the weights
         self._minibatches: Iterator[Contribution] = iter(())
@@ -121,6 +130,8 @@ class GradientWorker(FleetWorker):
         make: a pickled `Make`. meeting: where ranks meet; None: another process applies the
         gradients. state: of the learner.
         """
+        if self._is_started:
+            return
         make_parts: Make = pickle.loads(make)
         if meeting is not None:
             host, port, device = meeting
@@ -135,17 +146,19 @@ class GradientWorker(FleetWorker):
         made.source.start(self._supervisor)
         self._supervisor.on_close(made.source.close)
         self._batches = iter(made.source.batches())
+        self._is_started = True
 
     @_reporting
     def collect(self, number: int, counters: Mapping[str, int], weights: Weights | None) -> Report:
-        """Loads newer weights, if given, and takes the next batch.
+        """Loads newer weights, if given, and takes the batch of this round.
 
-        number: of the round, for `stop_early`. counters: the run's counters at the weights that the
-        worker then has.
+        number: of the round. counters: the run's counters at the weights that the worker then has.
         """
         self._load(counters, weights)
-        self._publish(counters["version"])
-        return self._collect(number)
+        if number != self._round:
+            self._publish(counters["version"])
+            self._report = self._collect(number)
+        return self._report
 
     @_reporting
     def contribute(
@@ -158,14 +171,18 @@ class GradientWorker(FleetWorker):
         return self._next_contribution()
 
     @_reporting
-    def update(self, trained: tuple[bool, ...]) -> tuple[dict[str, float], dict[str, int]] | str:
-        """Updates with the batch, together with the other ranks; trained: see Weights.
+    def update(self, number: int, trained: tuple[bool, ...]) -> Updated:
+        """Updates with the batch of this round, together with the other ranks. If a loss or
+        gradient is not finite, it changes nothing.
 
-        Returns the counters and the metrics of all ranks, except for metrics of the whole batch,
-        which are this rank's own. If a loss or gradient is not finite, it changes nothing and
-        returns the reason.
+        trained: see Weights.
         """
-        self._freeze(trained)
+        if number != self._updated[0]:
+            self._freeze(trained)
+            self._updated = number, self._update()
+        return self._updated[1]
+
+    def _update(self) -> Updated:
         try:
             with own_settings():
                 figures = self._step.update(self._batch).figures

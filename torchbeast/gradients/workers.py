@@ -31,7 +31,7 @@ from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, Optimi
 from torchbeast.core.update.ranks import Contribution
 from torchbeast.core.update.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Fleet, Worker, WorkerLocation, WorkerLost
+from torchbeast.fleets.fleet import Failed, Fleet, Worker, WorkerLocation, WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.gradients.config import GradientConfig
@@ -76,10 +76,12 @@ class GradientWorkers(JointLearner):
         self._names = [f"gradient worker {index}" for index in range(config.num_workers)]
         self._supervisor: Supervisor | None = None
         self._workers: list[Worker] = []  # empty until they are started
+        self._are_started = False
         self._places: dict[int, Any] = {}  # of the workers that have reported theirs
         self._gathering = Gathering(self._names, self._workers, self._explain)
         self._one_thread = threading.Lock()
         self._round = 0
+        self._revision = 0  # counts changes of the centre's weights
         self._latest: dict[int, Report] = {}  # by worker
         self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
 
@@ -91,12 +93,14 @@ class GradientWorkers(JointLearner):
     def batches(self) -> Iterator[JointBatch]:
         """Yields the batches of rounds. Update before you ask for the next one.
 
+        If an exception from outside ends an iterator or an update, another iterator can continue.
         If a worker fails, the iterator ends and the run fails; without `start`, it raises the
         failure.
         """
         try:
             with self._one_thread:
-                if self._start_workers() is not None:
+                if self._start_workers():
+                    self._revision += 1  # an interrupt may have kept weights from some workers
                     yield from self._rounds()
         except (RunError, UsageError) as error:
             if self._supervisor is None:
@@ -148,11 +152,11 @@ class GradientWorkers(JointLearner):
     def _rounds(self) -> Iterator[JointBatch]:
         """Repeatedly lets each worker collect a batch."""
         while True:
-            self._round += 1
             fraction = self._config.fraction_workers
             reports = self._gathering.all(self._collecting, fraction, self._stop_early)
             if reports is None:
                 return
+            self._round += 1
             self._latest = dict(enumerate(reports))
             yield JointBatch(reports)
 
@@ -173,18 +177,22 @@ class GradientWorkers(JointLearner):
 
     # --- the workers
 
-    def _start_workers(self) -> list[Any] | None:
-        """Starts the workers with the centre's state; returns None if the run ends before that."""
+    def _start_workers(self) -> bool:
+        """Starts the workers with the centre's state; returns False if the run ends before that."""
+        if self._are_started:
+            return True
+        while (index := len(self._workers)) < self._config.num_workers:
+            self._workers.append(self._fleet.worker(self._names[index]))
+            placed = functools.partial(self._places.__setitem__, index)
+            self._workers[index].call(placed, "place")
         count, meeting = self._config.num_workers, self._meeting()
-        self._workers += [self._fleet.worker(name) for name in self._names]
-        for index, worker in enumerate(self._workers):
-            worker.call(functools.partial(self._places.__setitem__, index), "place")
         make, state = self._fleet.put(self._make), self._fleet.put(saved(self._step))
 
         def start(index: int) -> Task:
             return "start", make, index, count, meeting, state
 
-        return self._gathering.all(start)
+        self._are_started = self._gathering.all(start) is not None
+        return self._are_started
 
     def _meeting(self) -> Meeting | None:
         """Returns where the workers meet as ranks, or None if they do not."""
@@ -206,7 +214,6 @@ class Centralised(GradientWorkers):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._revision = 0  # counts changes of the centre's weights
         # The state of each worker: a revision, and which parameters are frozen.
         self._held = [self._state()] * self._config.num_workers
         self._stored: tuple[Any, Any] = None, None  # such a state, and its stored weights
@@ -325,34 +332,58 @@ class Asynchronous(Centralised):
 class Decentralised(GradientWorkers):
     """Synchronous gradients that the workers all-reduce, and each of them applies."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._store: Any = None
+        self._updating: Task | None = None  # an update that has not ended
+
     def update(self, batch: JointBatch) -> Learnt:
         """Lets all workers update together with their batches."""
-        trained = self._trained()
-        answers = self._asked(lambda index: ("update", trained))
+        self._updating = "update", self._round, self._trained()
+        return self._finish_update()
+
+    def _rounds(self) -> Iterator[JointBatch]:
+        if self._updating is not None:  # an interrupt ended the wait for it
+            self._finish_update()
+        yield from super()._rounds()
+
+    def _finish_update(self) -> Learnt:
+        """Waits until all workers have updated: those that have started it wait for the others."""
+        task = self._updating
+        assert task is not None
+        answers = self._asked(lambda index: task)
         for answer in answers:
             if isinstance(answer, str):
                 raise NonFiniteError(answer)
         self.counters.load_state_dict(answers[0][1])
+        self._updating = None
         return Learnt(means(figures for figures, _ in answers))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, which is the same in all workers, and copies it to the centre."""
-        if self._workers:
-            load(self._step, self._state_of_first())
+        if self._are_started:
+            load(self._step, self._state_of_one())
         return super().state_dict()
 
-    def _state_of_first(self) -> bytes:
-        """Asks the first worker for its state, even after the end of the run."""
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._workers[0].call(answer.put, "state")
-        try:
-            with waiting_for(self._names[0]):
-                return answer.get(timeout=_ANSWER_S)
-        except queue.Empty:
-            raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
+    def _state_of_one(self) -> bytes:
+        """Asks one worker after the other for the state, even after the end of the run."""
+        for index, worker in enumerate(self._workers):
+            answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            worker.call(answer.put, "state")
+            try:
+                with waiting_for(self._names[index]):
+                    state = answer.get(timeout=_ANSWER_S)
+            except queue.Empty:
+                why = f"it did not answer within {_ANSWER_S:g} s"
+            else:
+                if isinstance(state, bytes):
+                    return state
+                why = str(state.exception() if isinstance(state, Failed) else state)
+        raise RunError(f"no worker has sent its state. The last one, {self._names[-1]}: {why}")
 
     def _meeting(self) -> Meeting:
-        self._store = served_store()  # while they need it
+        if self._store is None:
+            self._store = served_store()  # while they need it
         # If workers share a GPU they add on the CPU, because nccl refuses two ranks on one GPU.
         device = "cuda" if self._config.gpus >= 1 else "cpu"
         return self._fleet.host, self._store.port, device

@@ -199,8 +199,15 @@ class Learner:
         if self._is_in_callback:
             raise RuntimeError("step() cannot be called from a callback, which step() itself calls")
         self._start_callbacks()
-        with self._own, self._watching.step():
-            self._learn_from(self._next_batch())
+        version: int | None = None  # of the weights after the update, once it has begun
+        try:
+            with self._own, self._watching.step():
+                batch = self._next_batch()
+                version = self.updates + 1
+                self._learn_from(batch)
+        except BaseException:
+            self._drop_batch(version)
+            raise
         try:
             self._step_callbacks()
             self._save_in_time()
@@ -415,6 +422,7 @@ class Learner:
             raise
         _OPEN[self.log_dir] = self
         self._batches: Iterator[Batch] | None = None
+        self._is_started = False
         self._first_step, self._began = self.steps, time.monotonic()
         self._save_at = self._began + FIRST_CHECKPOINT_S
         self._is_closed = self._is_stopped = self._is_taken_over = False
@@ -526,19 +534,27 @@ class Learner:
                 self._session.supervisor.fail_at_end(f"callback {callback.name}", error)
 
     def _next_batch(self) -> Batch:
-        if self._batches is None:
+        if not self._is_started:
             if workers := _workers(self.scheme):
                 print(f"Starting {workers}.", flush=True)
             self._source.start(self._session.supervisor)
             self._watching.start()
+            self._is_started = True
+        if self._batches is None:
             self._batches = self._source.batches()
         batch = next(self._batches, None)
-        if batch is None and not self._session.supervisor.ended:
-            self._batches = self._source.batches()  # an interrupt ended the iterator before
-            batch = next(self._batches, None)
         if batch is None:
             self._fail(None)
         return batch
+
+    def _drop_batch(self, version: int | None) -> None:
+        """Makes the next step begin with another batch.
+
+        version: of the weights after the interrupted update; None: it has not begun.
+        """
+        self._batches = None  # so the source does not count the batch as learnt
+        if version is not None and not self._is_closed:
+            self._training.publish_interrupted(version)
 
     def _fail(self, error: Exception | None, origin: str = "") -> NoReturn:
         """Ends the run and raises its first failure."""

@@ -146,9 +146,12 @@ def make_source(
 ) -> Source:
     """Returns the source; `ending` closes its environments or ends its workers.
 
-    config: of the run's learner. stops_early: see LocalSource, which alone asks for it.
+    config: of the run's learner. stops_early: of a gradient worker, see LocalSource, which alone
+    asks for it.
     """
     env, on_demand = env_spec(scheme), scheme.synchronous_rollouts > 0
+    if stops_early is not None:  # whose versions skip numbers, and where batches may be dropped
+        on_demand = scheme.is_synchronous
     acting = precision(config.hardware, config.reproducible)
     if scheme.inference == "central":
         from torchbeast.learner.served import served_source  # compiled

@@ -182,6 +182,15 @@ class Training:
                     self._update(batch.map(cuda_stream.hand_over), on_host)
         return True
 
+    def publish_interrupted(self, version: int) -> None:
+        """Publishes the weights after an interrupted update, which may have changed them.
+
+        version: for which workers with a fixed lag wait, as after a complete update.
+        """
+        step = self.optimiser_step
+        step.counters.version = version
+        self.weights.publish(step.algo.actor, version)
+
     def _update(self, batch: Batch, on_host: Batch) -> None:
         # Lags and episodes come from the batch on the host, which avoids waiting for the device.
         lags, before = on_host.lags(self.updates), time.perf_counter()
