@@ -63,8 +63,8 @@ def start(argv: Sequence[str]) -> int:
         return run_with(flags_of(argv), run)
     from torchbeast.run.replicas import replica
 
-    with replica(launch) as among, among.words(argv, lambda words: flags_of(words).run) as words:
-        return run_with(flags_of(words), functools.partial(run, replica=among))
+    with replica(launch) as among, among.flags(argv, flags_of) as flags:
+        return run_with(flags, functools.partial(run, replica=among))
 
 
 def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:

@@ -6,6 +6,7 @@ python one_replica.py CASE ARGUMENTS...      prints a line of JSON for each even
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -114,9 +115,8 @@ class GivenSource:
         return []
 
 
-def learn(case: str, words: list[str], among: replicas.Replica | None) -> int:
+def learn(case: str, flags: MonoBeastFlags, among: replicas.Replica | None) -> int:
     """Learns until the batches end; says the weights and the seeds of this learner."""
-    flags = parse(MonoBeastFlags, "monobeast", words)
     rank = None if among is None else among.rank
     if among is not None:
         among.check_can_share(flags.rollouts, flags.replay, flags.hardware)
@@ -157,12 +157,11 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
 def main(case: str, words: list[str]) -> int:
     if case == "silent":
         replicas.SILENT_S = 3.0
-    launch = launched()
+    launch, flags_of = launched(), functools.partial(parse, MonoBeastFlags, "monobeast")
     if launch is None:
-        return learn(case, words, None)
-    with replica(launch) as among:
-        with among.words(words, lambda own: parse(MonoBeastFlags, "monobeast", own).run) as same:
-            return learn(case, same, among)
+        return learn(case, flags_of(words), None)
+    with replica(launch) as among, among.flags(words, flags_of) as flags:
+        return learn(case, flags, among)
 
 
 if __name__ == "__main__":

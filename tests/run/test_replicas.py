@@ -21,6 +21,7 @@ import warm
 from background import SOON
 from one_replica import UPDATES
 
+from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
 from torchbeast.core.update.torch_ranks import RankGone, store_of_torchrun
@@ -238,6 +239,19 @@ class Broadcast:
         return data
 
 
+class Received:
+    """Ranks that receive what rank 0 has sent."""
+
+    def __init__(self, leader: Broadcast) -> None:
+        self._run, self._sent = leader.run, iter(leader.sent)
+
+    def told(self, name: str, pause: object) -> str:
+        return json.dumps(self._run)
+
+    def broadcast(self, data: bytes) -> bytes:
+        return next(self._sent)
+
+
 def test_the_newest_checkpoint_that_is_not_damaged_is_sent_to_the_others(tmp_path: Path) -> None:
     good = {key: {} for key in checkpoints.KEYS}
     run = RunConfig(savedir=str(tmp_path), xpid="a", seed=3)
@@ -245,10 +259,32 @@ def test_the_newest_checkpoint_that_is_not_damaged_is_sent_to_the_others(tmp_pat
     (run.folder / "model.tar").write_bytes(b"half of a che")
     checkpoints.save(run.folder / "model.1.tar", good)
     ranks: Any = Broadcast()
-    with Replica(Launch(0, 2, 0, 2), ranks).words(["--x"], lambda words: run) as words:
-        assert words == ["--x", "--xpid", "a", "--seed", "3"]
+    asked = MonoBeastFlags(run=run)
+    with Replica(Launch(0, 2, 0, 2), ranks).flags([], lambda words: asked) as flags:
+        assert flags == asked
     assert ranks.run == {"xpid": "a", "seed": 3}
-    assert ranks.sent == [(run.folder / "model.1.tar").read_bytes()]
+    assert ranks.sent == [(run.folder / "model.1.tar").read_bytes(), b"", b""]
+
+
+def test_without_a_checkpoint_all_ranks_have_the_settings_in_meta_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may be resolved settings, which the same command does not name."""
+    (tmp_path / "a").mkdir()
+    meta = {"args": {"reward_clipping": "none", "unroll_length": 7, "seed": 3}}
+    (tmp_path / "a" / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "a" / "logs.csv").write_text("# _tick,_time,step\n0,0,20\n")
+    parsed = functools.partial(parse, MonoBeastFlags, "monobeast")
+    words, sender = ["--xpid", "a", "--savedir", str(tmp_path)], Broadcast()
+    leading: Any = sender
+    with Replica(Launch(0, 2, 0, 2), leading).flags(words, parsed) as flags:
+        first = flatten(flags)
+    assert capsys.readouterr().out.count("starting again from step 0") == 1
+    following: Any = Received(sender)
+    with Replica(Launch(1, 2, 1, 2), following).flags(words, parsed) as flags:
+        assert flatten(flags) == first | {"savedir": flags.run.savedir}
+    assert first["reward_clipping"] == "none" and first["unroll_length"] == 7
+    assert first["seed"] == 3
 
 
 def test_an_error_of_another_rank_is_of_its_kind_and_names_the_rank(

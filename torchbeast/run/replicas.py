@@ -53,7 +53,7 @@ from torchbeast.gradients.joint import (
     total,
 )
 from torchbeast.reporting.metrics import MetricsConfig
-from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig
+from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import HardwareConfig
 from torchbeast.run.earlier_run import EarlierRun
@@ -74,6 +74,9 @@ PATIENCE_S = 1.0
 
 _RUN = "run"  # the run of rank 0, announced once it has read the checkpoint
 _LOOK_S = 0.1  # between two polls for that announcement
+# Files from which rank 0 resumes. Of logs.csv it only matters whether it is empty.
+_FILES = (CHECKPOINT, "meta.json", "logs.csv")
+_LONGEST = 2**20  # bytes that are sent of a file other than the checkpoint
 # Flags that may differ between ranks, because they belong to a command or to a machine.
 _OF_ONE_RANK = (*OF_ONE_COMMAND, "pipes_basename", "torch_threads", "device")
 
@@ -91,34 +94,31 @@ class Replica:
         self.ranks = ranks
 
     @contextmanager
-    def words(
-        self, words: Sequence[str], run_of: Callable[[Sequence[str]], RunConfig]
-    ) -> Iterator[list[str]]:
-        """Yields the command line with which this rank starts or resumes the run of rank 0.
+    def flags(self, words: Sequence[str], parse: Callable[[Sequence[str]], Any]) -> Iterator[Any]:
+        """Yields the flags with which this rank starts or resumes the run of rank 0.
 
-        run_of: parses a command line; only rank 0 calls it. The other ranks receive the run's name,
-        seed and checkpoint, in a folder that is removed when the block ends.
+        parse: parses a command line. The other ranks receive the run's name, its seed and the files
+        that record its settings, in a folder that is removed when the block ends.
         """
-        run: dict[str, Any]
-        checkpoint = b""
         if self.leads:
-            asked = run_of(words)
-            run = {"xpid": asked.xpid, "seed": EarlierRun().seed(asked.seed)}
-            if checkpoints.existing(newest := asked.folder / CHECKPOINT):
-                checkpoint = checkpoints.load_newest(newest).path.read_bytes()
-            self.ranks.tell(_RUN, json.dumps(run))
-        else:  # polls, because a large checkpoint may take rank 0 longer than SILENT_S
-            run = json.loads(self.ranks.told(_RUN, lambda: time.sleep(_LOOK_S)))
-        checkpoint = self.ranks.broadcast(checkpoint)
-        same = [*words, "--xpid", run["xpid"], "--seed", str(run["seed"])]
-        if self.leads:
-            yield same
+            flags = parse(words)
+            run = dataclasses.replace(flags.run, seed=EarlierRun().seed(flags.run.seed))
+            files = _files(run.folder)
+            self.ranks.tell(_RUN, json.dumps({"xpid": run.xpid, "seed": run.seed}))
+            for name in _FILES:
+                self.ranks.broadcast(files.get(name, b""))
+            yield dataclasses.replace(flags, run=run)
             return
+        # Polls, because a large checkpoint may take rank 0 longer than SILENT_S.
+        told = json.loads(self.ranks.told(_RUN, lambda: time.sleep(_LOOK_S)))
+        same = [*words, "--xpid", told["xpid"], "--seed", str(told["seed"])]
         with tempfile.TemporaryDirectory(prefix=f"torchbeast-rank{self.rank}-") as folder:
-            if checkpoint:
-                (Path(folder) / run["xpid"]).mkdir()
-                (Path(folder) / run["xpid"] / CHECKPOINT).write_bytes(checkpoint)
-            yield [*same, "--savedir", folder]
+            own = Path(folder) / told["xpid"]
+            own.mkdir()
+            for name in _FILES:
+                if content := self.ranks.broadcast(b""):
+                    (own / name).write_bytes(content)
+            yield parse([*same, "--savedir", folder])
 
     def check_same(self, settings: Mapping[str, Any]) -> None:
         """Raises UsageError in every rank unless all have the settings of rank 0.
@@ -218,6 +218,17 @@ class Replica:
         updates.
         """
         return RankedLearner(source, self.ranks.gather, self.rank, step)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """Returns the newest checkpoint of a run, or else the files that record its settings."""
+    if checkpoints.existing(newest := folder / CHECKPOINT):
+        return {CHECKPOINT: checkpoints.load_newest(newest).path.read_bytes()}
+    files = {}
+    for name in _FILES[1:]:
+        with contextlib.suppress(OSError), open(folder / name, "rb") as file:
+            files[name] = file.read(_LONGEST)
+    return files
 
 
 @contextmanager
