@@ -59,8 +59,8 @@ _REPLAYS = {
 }
 _CARTPOLE, _UNIT = "0 to 500", "-1 to 1"
 _HALF_CHEETAH = Panel(
-    "HalfCheetah-v5, SAC",
-    {"MonoBeast": "halfcheetah/sac-*.csv"},
+    "HalfCheetah-v5",
+    {"SAC": "halfcheetah/sac-*.csv", "TD3": "halfcheetah/td3-*.csv"},
     marks={"Stable-Baselines3, seed 21, evaluated": 4376},
 )
 _BITFLIP = Panel(
