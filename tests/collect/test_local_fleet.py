@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from torchbeast.fleets.fleet import Failed, LocalFleet, WorkerLost
+from torchbeast.fleets.fleet import Failed, LocalFleet, WorkerLost, returning_failures
 
 TIMEOUT_S = 120.0
 NAME = "test_local_fleet:Echo"
@@ -89,6 +90,11 @@ def test_an_exception_is_an_answer_and_the_worker_goes_on(worker: Any) -> None:
     failed = answer(worker, "fail")
     assert isinstance(failed, Failed) and "nothing there" in failed.error
     assert answer(worker, "say", 1)[1] == 1
+
+
+def test_user_code_that_exits_is_an_exception_with_its_traceback() -> None:
+    answer = returning_failures(sys.exit)(0)
+    assert isinstance(answer, Failed) and "SystemExit: 0" in answer.error
 
 
 def test_another_lane_is_answered_while_a_call_is_busy(worker: Any) -> None:

@@ -75,7 +75,7 @@ def returning_failures(method: Callable[P, T]) -> Callable[P, T | Failed]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T | Failed:
         try:
             return method(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # user code may call sys.exit
             return Failed(**failure(error))
 
     return call
