@@ -34,7 +34,14 @@ def unread() -> TextIO:
     return os.fdopen(ours, "w")
 
 
-nobody_hears = pytest.mark.parametrize("opened", [full, unread])
+def unread_unbuffered() -> TextIO:
+    """The same under PYTHONUNBUFFERED."""
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    return unbuffered(ours)
+
+
+nobody_hears = pytest.mark.parametrize("opened", [full, unread, unread_unbuffered])
 
 
 @nobody_hears
@@ -62,9 +69,9 @@ def buffered(path: Path) -> TextIO:
     return open(path, "w")
 
 
-def unbuffered(path: Path) -> TextIO:
+def unbuffered(file: Path | int) -> TextIO:
     """Returns a stream without a buffer, like the stdout of `python -u`."""
-    raw: Any = io.FileIO(path, "w")
+    raw: Any = io.FileIO(file, "w")
     return io.TextIOWrapper(raw, write_through=True)
 
 

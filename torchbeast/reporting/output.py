@@ -48,7 +48,8 @@ class LossyStream:
             try:
                 return self._stream.write(text)
             except OSError as error:
-                self._fail(error)
+                self._fail(error, lost=text.count("\n"))
+                return len(text)
         self._lost += text.count("\n")
         return len(text)
 
@@ -66,8 +67,9 @@ class LossyStream:
         with suppress(OSError):
             self._stream.close()
 
-    def _fail(self, error: OSError) -> None:
-        self._is_failing = True  # first, because the warning may come here too
+    def _fail(self, error: OSError, lost: int = 0) -> None:
+        # First, because the warning may come here too, and a stream that lost nothing looks mended.
+        self._is_failing, self._lost = True, self._lost + lost
         _log.warning(
             "%s cannot be written (%s): output there is lost until it can; the run continues",
             self._name,
