@@ -303,15 +303,23 @@ def test_a_run_is_resumed_with_its_algorithm_and_settings(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("recorded", "now"), [({"algo": MINE}, "impala"), ({"algo": "impala"}, MINE), ({}, MINE)]
+    ("recorded", "now"),
+    [
+        ({"algo": MINE}, "impala"),
+        ({"algo": "impala"}, MINE),
+        ({}, MINE),
+        ({"algo": "ppo", "replay_size": 0}, "dqn"),  # which cannot use such a replay
+    ],
 )
 def test_a_run_is_not_resumed_with_another_algorithm(
-    tmp_path: Path, recorded: dict[str, str], now: str
+    tmp_path: Path, recorded: dict[str, Any], now: str
 ) -> None:
     """Before algorithms were recorded all runs learnt with impala."""
     save_complete(tmp_path, **recorded)
     before = recorded.get("algo", "impala")
-    expected = f"^algo must be {before}, as in the run run, not {now}: give that, or another run"
+    expected = (
+        f"^(--)?algo must be {before}, as in the run run, not {now}: give that, or another run"
+    )
     with pytest.raises(UsageError, match=expected):
         resume(tmp_path, "--algo", now)
 

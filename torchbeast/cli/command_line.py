@@ -209,6 +209,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     with lossy_output(), refusing_paths("give another --savedir or --xpid"):
         recorded = resuming.recorded(words)
     algo = _algorithm(words, {**recorded, **of_preset})
+    resuming.check_algorithm(words, algo, recorded)
     made = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
     usual = {} if resuming.is_test(words) else _without_served(flags_type, defaults_of(algo))

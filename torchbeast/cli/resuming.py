@@ -142,6 +142,22 @@ def usable(
     return values
 
 
+def check_algorithm(args: Sequence[str], algo: str, recorded: Mapping[str, Any]) -> None:
+    """Raises UsageError if a run would resume with another algorithm.
+
+    A learner checks it too, but the recorded settings may not suit the other algorithm's checks.
+    """
+    if is_test(args) or recorded.get("algo", algo) == algo:
+        return
+    from torchbeast.run.earlier_run import EarlierRun  # imports torch
+
+    earlier = EarlierRun.newest(_savedir(args) / recorded["xpid"] / CHECKPOINT, ("flags",))
+    try:
+        earlier.check_same_algorithm(algo)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from None
+
+
 def check_environment(
     args: Sequence[str], values: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> None:
