@@ -62,6 +62,12 @@ def test_a_gpu_is_chosen_by_its_number_and_refused_if_it_is_not_there() -> None:
         chosen(device="cuda:2")
 
 
+def test_without_gpus_no_other_number_of_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="PyTorch finds 0 GPUs: give device auto$"):
+        chosen(device="cuda:0")
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:-1", "cuda:0,1"])
 def test_a_device_of_no_known_form_is_refused(device: str) -> None:
     with pytest.raises(ValueError, match="must be auto, cpu, or a GPU's number as in cuda:0, got"):

@@ -118,9 +118,10 @@ def _device(config: HardwareConfig) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda:0" if config.device == "auto" else config.device)
     if device.index >= count:
+        other = f", or one below {count}" if count else ""
         raise UsageError(
-            f"device {config.device} does not exist, PyTorch finds {count} GPUs: give one below "
-            f"{count}, or device auto"
+            f"device {config.device} does not exist, PyTorch finds {count} GPUs: give device auto"
+            f"{other}"
         )
     return device
 
