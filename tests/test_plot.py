@@ -226,6 +226,17 @@ def test_a_run_without_episodes_is_left_out_with_a_warning(
     assert f"No episode has ended in {runs[1]} yet: skipping it." in capsys.readouterr().err
 
 
+def test_other_files_of_a_sweeps_folder_are_not_taken_for_runs_without_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = write_run(tmp_path / "a", [1.0]), tmp_path / "sweep.csv"
+    other.write_text("rank,agent,step\n1,seed=1,5120\n")
+    (group,) = plot.group_runs([run, other])
+    assert [*group.curves] == [run]
+    expected = f"{other} is neither the folder of a run nor a kept curve: skipping it.\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [1.0])
     (tmp_path / "latest").symlink_to("a")

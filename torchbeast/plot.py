@@ -123,6 +123,8 @@ def group_runs(
 def _lack(folder: Path, column: str) -> str:
     """Returns why a run has no point to plot."""
     known = {name for row in read_logs(folder) for name in row}
+    if folder.is_file() and not known:
+        return f"{folder} is neither the folder of a run nor a kept curve"
     if column == RETURN or column in known:
         return f"no episode has ended in {folder} yet"
     similar = [name for name in sorted(known) if column in name]  # such as mean_episode_length
