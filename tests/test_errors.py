@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -11,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from torchbeast.core.envs.vec_env import SyncVecEnv
-from torchbeast.errors import RunError, UsageError, exit_code_of, without_our_frames
+from torchbeast.errors import (
+    RunError,
+    UsageError,
+    exit_code_of,
+    refusing_paths,
+    without_our_frames,
+)
 
 
 def fail() -> None:
@@ -33,6 +42,21 @@ def test_each_kind_of_error_has_its_exit_code(
 
     assert exit_code_of("polybeast", body) == code
     assert capsys.readouterr().err.startswith("polybeast: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "make room there, or give another --savedir"),
+        (errno.EDQUOT, "make room there, or give another --savedir"),
+        (errno.ENOENT, "give another --savedir"),
+    ],
+)
+def test_only_for_a_full_disk_the_remedy_is_room(number: int, remedy: str) -> None:
+    said = f"/runs cannot be used ({os.strerror(number)}): {remedy}"
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+        with refusing_paths("give another --savedir", "/runs"):
+            raise OSError(number, os.strerror(number))
 
 
 def test_a_missing_compiled_module_is_reported_with_an_alternative(

@@ -76,7 +76,8 @@ def refusing_paths(remedy: str, path: Path | str | None = None) -> Iterator[None
         yield
     except OSError as error:
         what = path or error.filename or "the current folder"  # os.getcwd does not set it
-        raise UsageError(f"{what} cannot be used ({error.strerror}): {remedy}") from None
+        room = "make room there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise UsageError(f"{what} cannot be used ({error.strerror}): {room}{remedy}") from None
 
 
 def expanded(path: str | Path) -> Path:

@@ -179,7 +179,8 @@ def test_meta_json_stays_as_it_was_where_it_cannot_be_written(
 def test_a_run_that_cannot_write_at_its_start_is_refused(tmp_path: Path) -> None:
     with largest_file(0):
         with pytest.raises(
-            UsageError, match=r"the run's folder .*run cannot be used \(File too .*make room there"
+            UsageError,
+            match=r"the run's folder .*run cannot be used \(File too large\): give another",
         ):
             RunFolder(tmp_path / "run", {})
     RunFolder(tmp_path / "run", {}).finish(successful=True)  # the folder is not locked

@@ -105,8 +105,7 @@ class RunFolder:
         self.path = path
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
-        refusing = refusing_paths("make room there, or give another --savedir", what)
-        with ExitStack() as opened, refusing:
+        with ExitStack() as opened, refusing_paths("give another --savedir", what):
             self._is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             file, held = _lock(path)
