@@ -76,19 +76,26 @@ def test_an_unknown_name_is_refused_in_one_sentence(env_id: str, sentence: str) 
     assert "\n" not in str(raised.value)
 
 
-def test_the_package_of_a_known_family_is_imported_without_being_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_package_of_a_known_family_is_imported_without_being_named() -> None:
     pytest.importorskip("minigrid")
     options = envs.EnvOptions(observation_keys=("image",))
     assert envs.make(envs.EnvSpec("MiniGrid-Empty-5x5-v0", options=options), 1).num_envs == 1
-    for env_id, package in (
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package"),
+    [
         ("MiniHack-River-v0", "minihack, which is not installed: pip install minihack"),
         ("NetHackLore-v9", r"nle, which is not installed: pip install 'torchbeast\[nethack\]'"),
-    ):
-        monkeypatch.setattr(spec, "find_spec", lambda name: None)
-        with pytest.raises(envs.EnvError, match=f"{env_id} needs {package}$"):
-            envs.make(env_id, 1)
+        ("nle:NetHackLore-v9", r"nle, which .* pip install 'torchbeast\[nethack\]'"),
+    ],
+)
+def test_without_the_package_of_a_known_family_its_ids_say_what_to_install(
+    env_id: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spec, "find_spec", lambda name: None)
+    with pytest.raises(envs.EnvError, match=f"^{env_id} needs {package}$"):
+        envs.make(env_id, 1)
 
 
 OF_ATARI = {"sticky_actions": 0.1, "frame_skip": 4, "full_action_space": True}

@@ -86,6 +86,8 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
     """Returns Gymnasium's spec of an id; `module:Id-v0` imports the module first."""
     module_name, _, name = env_id.rpartition(":")
     if module_name:
+        if to_install := dict(_PACKAGES.values()).get(module_name):
+            need(module_name, env_id, to_install)
         import_module(module_name, env_id)
     elif name not in gymnasium.registry:
         _import_package_of(name)
