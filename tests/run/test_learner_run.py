@@ -462,3 +462,6 @@ def test_rollouts_that_the_memory_cannot_hold_are_refused_with_both_sizes(
     assert monobeast.main([*small, *run]) == 2
     said = capsys.readouterr().err
     assert "the rollout buffers need " in said and "but 3.0 MB are free" in said, said
+    monkeypatch.undo()
+    assert monobeast.main([*small, *run, "--unroll_length", "1000000000"]) == 2
+    assert "the rollout buffers need 8288.0 GB of memory" in capsys.readouterr().err

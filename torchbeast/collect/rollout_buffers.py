@@ -35,6 +35,7 @@ from torchbeast.core.envs.contract import write_numbers
 from torchbeast.core.envs.frame_stack import frame_spec, rebuild_rows, store_row
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.fleets.system import check_buffers, free_memory
 
 RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
 
@@ -216,8 +217,10 @@ def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
 
 
 def batch_buffers(learner: LearnerInfo[Any], spec: RolloutSpec, count: int) -> list[BatchBuffer]:
-    """Makes `count` buffers for the batches of a learner."""
+    """Makes `count` buffers for the batches of a learner; raises UsageError without room."""
     size, pin = learner.rollouts.batch_size, learner.device.type == "cuda"
+    # Before the allocator fails, whose message names no setting.
+    check_buffers(count * spec.num_bytes(size + learner.spare_columns), free_memory())
     return [BatchBuffer(spec, size, pin, learner.spare_columns) for _ in range(count)]
 
 
