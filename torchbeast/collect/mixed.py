@@ -86,7 +86,7 @@ class MixedSource(WithReplay):
         self._learn_start = learn_start
         self._initial_state = initial_state
         self._lanes = [_Lane(number, online.batches()) for number in range(in_flight)]
-        self._ready: queue.SimpleQueue[_Lane | None] = queue.SimpleQueue()
+        self._ready: queue.Queue[_Lane | None] = queue.Queue()  # as in Collector
         self._is_too_small = False
         self._is_reached = False  # learn_start; stays True, though later tracks reduce the size
 

@@ -242,7 +242,8 @@ class Collector:
 
     def __init__(self, batches: Iterable[BatchBuffer]) -> None:
         self.num_bytes = 0
-        self._ready: queue.Queue[BatchBuffer | None] = queue.Queue()
+        # A SimpleQueue would lose a batch if Ctrl-C came while `get` waits for the GIL with it.
+        self._ready: queue.Queue[tuple[BatchBuffer, Rollout] | None] = queue.Queue()
         self._free: queue.Queue[BatchBuffer | None] = queue.Queue()
         for batch in batches:
             self.num_bytes += batch.num_bytes
@@ -267,13 +268,14 @@ class Collector:
                 if first == rollout.num_envs:
                     rollout.release()
                     rollout = None
-            self._ready.put(batch)
+            self._ready.put((batch, batch.rollout()))
 
     def batches(self) -> Iterator[Rollout]:
         """Yields batches, each valid until the iterator advances or ends."""
-        while (batch := self._ready.get()) is not None:
+        while (full := self._ready.get()) is not None:
+            batch, rollout = full
             try:
-                yield batch.rollout()
+                yield rollout
             finally:  # also if the iterator is abandoned
                 batch.clear()
                 self._free.put(batch)

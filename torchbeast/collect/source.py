@@ -269,8 +269,9 @@ class FleetSource:
     def _tell_dispatcher(self) -> None:
         reads = self._lag is None and all(actor.reads_weights for actor in self._actors)
         if not (reads or self._is_told.is_set()):
-            self._is_told.set()
-            self._do(self._has_newer_weights)
+            with uninterrupted():
+                self._is_told.set()
+                self._do(self._has_newer_weights)
 
     # --- the thread that starts or replaces a worker
 
