@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -95,6 +96,22 @@ def test_an_exception_is_an_answer_and_the_worker_goes_on(worker: Any) -> None:
 def test_user_code_that_exits_is_an_exception_with_its_traceback() -> None:
     answer = returning_failures(sys.exit)(0)
     assert isinstance(answer, Failed) and "SystemExit: 0" in answer.error
+
+
+def test_ctrl_c_while_a_task_is_sent_does_not_cut_it_short(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = worker._connection.send_bytes
+
+    def interrupted(message: bytes) -> None:
+        signal.raise_signal(signal.SIGINT)
+        send(message)
+
+    monkeypatch.setattr(worker._connection, "send_bytes", interrupted)
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with pytest.raises(KeyboardInterrupt):
+        worker.call(found.put, "place")
+    assert found.get(timeout=TIMEOUT_S).pid == worker.process.pid
 
 
 def test_another_lane_is_answered_while_a_call_is_busy(worker: Any) -> None:

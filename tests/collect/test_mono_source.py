@@ -276,6 +276,18 @@ def test_a_batch_that_was_asked_for_in_vain_is_the_next_one() -> None:
             running.weights.publish(running.agent.model, setup.version + index + 1)
 
 
+def test_ctrl_c_ends_no_event_halfway() -> None:
+    source, ran = source_of(CATCH, LocalFleet(WORKER, {})), []
+
+    def event() -> None:
+        signal.raise_signal(signal.SIGINT)
+        ran.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        source._do(event)
+    assert ran == [True]
+
+
 @pytest.mark.parametrize("batch_size", [CATCH.num_envs // 2, 2 * CATCH.num_envs])
 def test_rollouts_on_demand_may_be_of_some_environments_or_several_of_each(
     batch_size: int,

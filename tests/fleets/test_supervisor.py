@@ -173,7 +173,7 @@ def test_the_previous_signal_handlers_are_restored() -> None:
 def test_ctrl_c_waits_for_the_end_of_a_short_body_and_a_second_one_does_not() -> None:
     done = []
     for interrupts in (0, 1, 2):
-        with contextlib.suppress(KeyboardInterrupt), uninterrupted():
+        with contextlib.suppress(KeyboardInterrupt), uninterrupted(), uninterrupted():
             for _ in range(interrupts):
                 signal.raise_signal(signal.SIGINT)
             done.append(interrupts)

@@ -96,6 +96,22 @@ def test_answers_to_the_tasks_of_an_interrupted_caller_are_dropped(mode: str) ->
     assert first(workers, mode) == (["new", "b"] if mode == "synchronous" else (0, "new"))
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_failure_in_a_task_of_an_interrupted_caller_is_reported(mode: str) -> None:
+    workers = Answering(2, [(1, Failed("the robot fell over", usage=False))])
+    take = workers.gathering._take
+    workers.gathering._take = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        workers.all()
+    workers.gathering._take = take  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="worker 1: the robot fell over"):
+        first(workers, mode)
+
+
+def interrupt() -> Any:
+    raise KeyboardInterrupt
+
+
 def test_a_fraction_of_the_workers_is_not_rounded_up_by_an_inexact_product() -> None:
     assert 0.28 * 25 > 7
     workers = Answering(25, [(index, "a") for index in range(25)])

@@ -18,7 +18,7 @@ import select
 import signal
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,26 +178,34 @@ def is_lost(stream: int, pipes: bool) -> bool:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delays Ctrl-C until the end of a short body in the main thread, which a Learner's user may
-    interrupt. A second Ctrl-C interrupts the body, too.
+    interrupt. A second Ctrl-C interrupts the body, too. Bodies may be nested.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(handler) or isinstance(handler, _Delay):
         yield
         return
-    came: list[tuple[int, Any]] = []
-
-    def delay(number: int, frame: Any) -> None:
-        came.append((number, frame))
-        if len(came) > 1:
-            handler(number, frame)
-
+    delay = _Delay(handler)
     signal.signal(signal.SIGINT, delay)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if len(came) == 1:
-            handler(*came[0])
+        if len(delay.came) == 1:
+            handler(*delay.came[0])
+
+
+class _Delay:
+    """Keeps the first signal for later, and handles the second."""
+
+    def __init__(self, handler: Callable[[int, Any], Any]) -> None:
+        self._handler = handler
+        self.came: list[tuple[int, Any]] = []
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.came.append((number, frame))
+        if len(self.came) > 1:
+            self._handler(number, frame)
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

@@ -4,8 +4,8 @@
     all()     start all -------- wait for all -------------> [a, b, c]
     each()    start all -------- wait for the first -------> (1, b)     start 1 again
 
-A worker has one task at a time. If the gathering thread is interrupted, the next `all` or `each`
-gives every worker another task, and drops the answers to the tasks before.
+A worker has one task at a time, unless the gathering thread is interrupted. Then the next `all` or
+`each` gives every worker another task, and drops the answers to the tasks before, but no failure.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Gathering:
             found[index] = answer
             if not (isinstance(answer, Failed) and answer.is_consequence):  # the cause follows
                 self._check(index, answer)
-            if len(found) == math.ceil(round(fraction * len(everyone), 6)):  # 0.28 * 25 > 7
+            if len(found) == max(1, math.ceil(round(fraction * len(everyone), 6))):
                 for other in set(everyone) - set(found):
                     hurry(other)
         for index, answer in found.items():
@@ -109,7 +109,7 @@ class Gathering:
         """Returns the next answer; None once closed."""
         while (taken := self._answers.get()) is not None:
             number, index, answer = taken
-            if number == self._number:
+            if number == self._number or isinstance(answer, Failed):
                 return index, answer
         self.close()  # for the next wait
         return None

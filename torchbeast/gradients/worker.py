@@ -13,8 +13,8 @@
     end()          ends the source                                  at any time
     close()        ends what the source has started                 after all others
 
-A learner that was interrupted while it waited for `start`, `collect` or `update` calls it again,
-with the same number, and gets the same result.
+A learner that was interrupted while it waited for `start`, `collect` or `update` calls it again
+with the same number. If the first call succeeded, the second returns the same result.
 
 Threads: one thread calls all methods, except that other threads may call `stop_early`, `place` and
 `end`. This module does not know about processes or Ray. The learner sends a function that makes the
@@ -116,7 +116,9 @@ class GradientWorker(FleetWorker):
         self.ranks: TorchRanks | None = None
         self._is_started = False
         self._round = -1  # number of the batch
-        self._updated: tuple[int, Updated] = -1, ""  # number of the last update, and its result
+        # Numbers of the last batch and of the last update, and what was returned about them.
+        self._collected: tuple[int, Report] = -1, Report({}, {})
+        self._updated: tuple[int, Updated] = -1, ""
         self._stopped = -1, 0.0  # number of a batch to cut short, and its share to collect first
         self._version = 0  # of the weights
         self._minibatches: Iterator[Contribution] = iter(())
@@ -155,10 +157,10 @@ class GradientWorker(FleetWorker):
         number: of the round. counters: the run's counters at the weights that the worker then has.
         """
         self._load(counters, weights)
-        if number != self._round:
+        if number != self._collected[0]:
             self._publish(counters["version"])
-            self._report = self._collect(number)
-        return self._report
+            self._collected = number, self._collect(number)
+        return self._collected[1]
 
     @_reporting
     def contribute(

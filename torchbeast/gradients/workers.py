@@ -44,7 +44,7 @@ WORKER = "torchbeast.gradients.worker:GradientWorker"
 
 Answer = TypeVar("Answer")
 
-_ANSWER_S = 60.0  # for one worker, which may have to finish an update first
+_ANSWER_S = 60.0  # for all workers together
 _DOING = {"start": "starting", "collect": "collecting", "step": "collecting or learning"}
 
 
@@ -102,7 +102,7 @@ class GradientWorkers(JointLearner):
                 if self._start_workers():
                     self._revision += 1  # an interrupt may have kept weights from some workers
                     yield from self._rounds()
-        except (RunError, UsageError) as error:
+        except (RunError, UsageError, NonFiniteError) as error:
             if self._supervisor is None:
                 raise
             self._supervisor.fail("", error)
@@ -367,14 +367,15 @@ class Decentralised(GradientWorkers):
 
     def _state_of_one(self) -> bytes:
         """Asks one worker after the other for the state, even after the end of the run."""
+        each_s = _ANSWER_S / len(self._workers)
         for index, worker in enumerate(self._workers):
             answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
             worker.call(answer.put, "state")
             try:
                 with waiting_for(self._names[index]):
-                    state = answer.get(timeout=_ANSWER_S)
+                    state = answer.get(timeout=each_s)
             except queue.Empty:
-                why = f"it did not answer within {_ANSWER_S:g} s"
+                why = f"it did not answer within {each_s:g} s"
             else:
                 if isinstance(state, bytes):
                     return state

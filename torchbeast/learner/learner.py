@@ -37,6 +37,7 @@ from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import Episodes, parallel_envs, play
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import warn
 from torchbeast.learner.callbacks import (
     Callback,
@@ -80,7 +81,7 @@ class Learner:
     The process stays yours: after every call, signals, torch's number of threads and its random
     numbers are as before. If a step takes more than 10 s, a warning says what it waits for. Ctrl-C
     in a notebook interrupts a step, which is dropped; the next step starts new episodes if it has
-    to.
+    to. An update that decentralised workers have begun is completed by the next step.
 
     Attributes:
         scheme: The scheme.
@@ -199,14 +200,15 @@ class Learner:
         if self._is_in_callback:
             raise RuntimeError("step() cannot be called from a callback, which step() itself calls")
         self._start_callbacks()
-        version: int | None = None  # of the weights after the update, once it has begun
+        version, is_taken = self.updates + 1, False
         try:
             with self._own, self._watching.step():
                 batch = self._next_batch()
-                version = self.updates + 1
+                is_taken = True
                 self._learn_from(batch)
         except BaseException:
-            self._drop_batch(version)
+            with uninterrupted():
+                self._drop_batch(version if is_taken else None)
             raise
         try:
             self._step_callbacks()
@@ -553,7 +555,8 @@ class Learner:
         version: of the weights after the interrupted update; None: it has not begun.
         """
         self._batches = None  # so the source does not count the batch as learnt
-        if version is not None and not self._is_closed:
+        on_demand = self.scheme.grad_remote_workers > 0  # whatever the version
+        if version is not None and not self._is_closed and not on_demand:
             self._training.publish_interrupted(version)
 
     def _fail(self, error: Exception | None, origin: str = "") -> NoReturn:
