@@ -43,8 +43,8 @@ class Visits:
     def step(self, actions: dict[str, Any]) -> Any:
         assert set(actions) == set(self.agents)
         self.time += 1
-        ends = {name: (self.time, name) in self.terminated for name in NAMES}
-        cuts = {name: (self.time, name) in self.truncated for name in NAMES}
+        ends = {name: (self.time, name) in self.terminated for name in self.possible_agents}
+        cuts = {name: (self.time, name) in self.truncated for name in self.possible_agents}
         here = self.present[self.time]
         seen = {name: self._seen(name, actions.get(name, -1)) for name in here}
         rewards = {name: float(actions.get(name, 0)) for name in here}

@@ -6,8 +6,11 @@ environment.
     game     0  0  0    1  1  1    -  -          cannot hold a whole game, and stay idle
     agent    a  b  c    a  b  c    -  -
 
-All agents have one policy. An agent that is not in the game, before it joins or after its end, has
-rows of VecStep.resets, from which nothing learns. The next game begins when all agents have ended.
+All agents have one policy. An agent's episode begins when the agent joins the game's list `agents`,
+and ends when the game reports that it terminated or was truncated, or removes it from `agents`,
+which counts as terminated. Outside its episode an agent has rows of VecStep.resets, from which
+nothing learns. The next game begins when no agent has an episode. docs/how-to/several-agents.md
+has the table of cases. An agent's share of a step is read like SyncVecEnv's steps, by `read_step`.
 
 In a game of turns every agent has a row in every turn. An agent that waits may only choose the
 action 0, by its action mask, and the game ignores it: such a step changes no policy, because its
@@ -19,8 +22,7 @@ PettingZoo is imported only to convert its own environments.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,6 @@ from torchbeast.core.envs.contract import (
     MASK,
     FinalInfo,
     FiniteCheck,
-    check_rewards,
     env_repr,
     picture_of,
     refusing,
@@ -42,7 +43,16 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_spec,
 )
-from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
+from torchbeast.core.envs.vec_env import (
+    VecStep,
+    action_rows,
+    check_step,
+    check_takes_options,
+    close_all,
+    environment_seeds,
+    read_step,
+    reset_one,
+)
 from torchbeast.errors import UsageError
 
 _log = logging.getLogger("torchbeast.agents")
@@ -89,8 +99,9 @@ class AgentsEnv:
         self._check_finite = FiniteCheck(space)
         self._steps = [0] * len(self._games)
         self.began = np.zeros(len(self._games), bool)
-        self._options: Mapping[str, Any] | None = None
-        self._plays = np.zeros(num_envs, bool)  # agents that are in their game
+        self._options: Mapping[str, Any] = {}
+        self._listed = np.zeros(num_envs, bool)  # agents that their game had in `agents`
+        self._plays = np.zeros(num_envs, bool)  # and whose episode has not ended
         self.final_info = {}
 
     def resized(self, num_envs: int) -> AgentsEnv:
@@ -98,7 +109,13 @@ class AgentsEnv:
         return AgentsEnv(self._games[0], self._make_game, num_envs, self.env_id)
 
     def set_options(self, options: Mapping[str, Any]) -> None:
-        """Gives the games options, which each gets whenever it is reset from now on."""
+        """Gives the games options, which each gets whenever it is reset from now on.
+
+        Raises UsageError if the `reset` of a game takes no options.
+        """
+        for number, game in enumerate(self._games):
+            made = game.env if isinstance(game, _Turns) else game
+            check_takes_options(made, f"game {number} of {self.env_id}")
         self._options = dict(options)
 
     def reset(self, seed: int) -> ArrayNest:
@@ -117,7 +134,6 @@ class AgentsEnv:
             )
         rows = self._empty_rows()
         self.final_info = {}
-        self._plays[:] = False
         for number, game_seed in enumerate(environment_seeds(seed, len(self._games))):
             self._begin(number, game_seed, rows)
         return self._checked(rows)
@@ -130,37 +146,24 @@ class AgentsEnv:
         self.final_info = infos = {}
         self.began[:] = False
         split = self._split(action)
-        for number, game in enumerate(self._games):
-            columns = self._columns(number)
-            chosen = {name: split(column) for name, column in columns.items() if before[column]}
-            seen, rewards, ends, cuts, told = game.step(chosen)
-            self._steps[number] += 1
-            for name, column in columns.items():
-                if name not in seen:  # it is not in the game, or no longer
-                    terminated[column] = before[column]
-                    self._plays[column] = False
-                    continue
-                self._write(rows, number, column, seen[name])
-                if not before[column]:  # it joins
-                    self._plays[column] = True
-                    continue
-                reward[column] = rewards[name]
-                if not math.isfinite(reward[column]):
-                    check_rewards(reward, self._where)
-                terminated[column] = bool(ends[name])
-                truncated[column] = bool(cuts[name]) and not ends[name]
-                if truncated[column]:
-                    finals.append([row[column].copy() for row in rows])
-                if terminated[column] or truncated[column]:
-                    infos[column] = dict(told.get(name, {}))
-                    self._plays[column] = False
-                    self._fill(rows, column)
-            if not game.agents:
+        for number in range(len(self._games)):
+            for column, is_there, own in self._play(number, split):
+                seen, gained, over, cut, info = own
+                self._plays[column] = goes_on = is_there and not over and not cut
+                if goes_on:
+                    self._write(rows, column, seen)
+                if not before[column]:
+                    continue  # it joins
+                reward[column] = gained
+                terminated[column], truncated[column] = not goes_on and not cut, cut
+                if cut:
+                    finals.append(self._final(column, seen))
+                if not goes_on:
+                    infos[column] = dict(info)
+            if not self._plays[list(self._columns(number).values())].any():
                 self._begin(number, None, rows)
         last = [np.stack(leaf) for leaf in zip(*finals, strict=True)]
         final = pack_as(self.observation_space, last) if finals else None
-        if final is not None:
-            self._check_finite(last, lambda _: f"{self.env_id}, a last observation")
         ended, resets = terminated | truncated, ~before
         late = resets if resets.any() else None
         return VecStep(
@@ -173,8 +176,7 @@ class AgentsEnv:
 
     def close(self) -> None:
         """Closes every game."""
-        for game in self._games:
-            game.close()
+        close_all(self._games)
 
     def _columns(self, number: int) -> dict[str, int]:
         """Returns the column of each agent of a game."""
@@ -183,30 +185,101 @@ class AgentsEnv:
 
     def _begin(self, number: int, seed: int | None, rows: list[np.ndarray]) -> None:
         """Starts a game, and writes the first observations of its agents."""
-        seen, _ = self._games[number].reset(seed=seed, options=self._options)
+        result = reset_one(self._games[number], seed, self._options)
+        seen = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         self._steps[number], self.began[number] = 0, True
+        self._check_by_agent(number, "reset", "observations", seen)
+        agents = self._agents(number)
+        if not agents:
+            raise ValueError(
+                f"{self._where_in(number)}: expected the agents of the new game in its list "
+                f"`agents` after reset, got none of {', '.join(self._names)}"
+            )
         for name, column in self._columns(number).items():
-            self._plays[column] = name in seen
-            if name in seen:
-                self._write(rows, number, column, seen[name])
+            self._plays[column] = self._listed[column] = name in agents
+            if name in agents:
+                self._write(rows, column, seen.get(name))
+
+    def _play(
+        self, number: int, split: Callable[[int], Any]
+    ) -> Iterator[tuple[int, bool, tuple[Any, float, bool, bool, Mapping[str, Any]]]]:
+        """Steps a game. Yields the column of each agent that has an episode or joins, whether the
+        agent is in the game's list, and what it got, see read_step.
+        """
+        columns, listed = self._columns(number), self._listed
+        actions = {name: split(column) for name, column in columns.items() if listed[column]}
+        result = self._games[number].step(actions)
+        self._steps[number] += 1
+        agents, parts = self._agents(number), self._parts(number, result)
+        for name, column in columns.items():
+            is_there = name in agents
+            joins, listed[column] = is_there and not listed[column], is_there
+            if self._plays[column] or joins:
+                own = _of_agent(name, parts, is_there and not joins)
+                yield column, is_there, read_step(own, self._where, column)
+
+    def _agents(self, number: int) -> set[str]:
+        """Returns the agents that a game has now; raises ValueError for unknown ones."""
+        found = set(getattr(self._games[number], "agents", None) or ())
+        self._check_known(number, "`agents`", found)
+        return found
+
+    def _parts(self, number: int, result: Any) -> list[Mapping[str, Any]]:
+        """Returns the values that step returned, each a dict by agent; raises ValueError."""
+        check_step(result, self._where_in, number)
+        *parts, infos = result
+        for what, part in zip(_VALUES[len(parts)], parts, strict=True):
+            self._check_by_agent(number, "step", what, part)
+        return [*parts, infos if isinstance(infos, Mapping) else {}]
+
+    def _check_by_agent(self, number: int, method: str, what: str, found: Any) -> None:
+        if not isinstance(found, Mapping):
+            raise ValueError(
+                f"{self._where_in(number)}: {method} returned {type(found).__name__} as {what}, "
+                "expected a dict with an entry for each agent"
+            )
+        self._check_known(number, f"the {what} of {method}", found)
+
+    def _check_known(self, number: int, what: str, found: Iterable[str]) -> None:
+        if unknown := set(found).difference(self._names):
+            raise ValueError(
+                f"{self._where_in(number)}: expected agents of possible_agents in {what}, got "
+                f"{unknown.pop()!r}: possible_agents must name every agent that a game may have"
+            )
 
     def _empty_rows(self) -> list[np.ndarray]:
-        """Returns leaves [E, ...] of agents that are not in their game."""
-        rows = [np.empty((self.num_envs, *spec.shape), spec.dtype) for spec in self._specs]
-        self._fill(rows, slice(None))
-        return rows
+        """Returns the observations of idle agents, leaves [E, ...]: zeros, and a mask that allows
+        all actions.
+        """
+        return [
+            np.full((self.num_envs, *spec.shape), filler, spec.dtype)
+            for spec, filler in zip(self._specs, self._filler, strict=True)
+        ]
 
-    def _fill(self, rows: list[np.ndarray], columns: int | slice) -> None:
-        """Writes what agents see that are not in their game: zeros, and a mask that allows all."""
-        for row, filler in zip(rows, self._filler, strict=True):
-            row[columns] = filler
-
-    def _write(self, rows: list[np.ndarray], number: int, column: int, observation: Any) -> None:
-        name = self._names[column % self.num_agents]
-        path = f"{self.env_id}, agent {name}: observation"
-        leaves = matching_leaves(self.observation_space, observation, path)
-        for row, leaf in zip(rows, leaves, strict=True):
+    def _write(self, rows: list[np.ndarray], column: int, seen: Any) -> None:
+        """Writes the observation of an agent that continues."""
+        if seen is None:
+            raise ValueError(
+                f"{self._where(column)}: expected an observation, because the agent is in `agents` "
+                "and has not ended, got none: return one for every agent in `agents`"
+            )
+        for row, leaf in zip(rows, self._leaves(column, seen), strict=True):
             row[column] = leaf
+
+    def _final(self, column: int, seen: Any) -> list[np.ndarray]:
+        """Returns copies of the leaves of the last observation of an episode that is cut."""
+        if seen is None:
+            raise ValueError(
+                f"{self._where(column)}: expected the last observation of an agent that was "
+                "truncated, got none: return it, or report the agent as terminated"
+            )
+        final = [np.array(leaf) for leaf in self._leaves(column, seen)]
+        self._check_finite([leaf[None] for leaf in final], lambda _: self._where(column))
+        return final
+
+    def _leaves(self, column: int, seen: Any) -> Iterator[np.ndarray]:
+        path = f"{self._where(column)}: observation"
+        return matching_leaves(self.observation_space, seen, path)
 
     def _checked(self, rows: list[np.ndarray]) -> ArrayNest:
         self._check_finite(rows, self._where)
@@ -214,8 +287,10 @@ class AgentsEnv:
 
     def _where(self, column: int) -> str:
         number, index = divmod(column, self.num_agents)
-        step = self._steps[number]
-        return f"agent {self._names[index]} of game {number} of {self.env_id}, step {step}"
+        return f"agent {self._names[index]} of {self._where_in(number)}"
+
+    def _where_in(self, number: int) -> str:
+        return f"game {number} of {self.env_id}, step {self._steps[number]}"
 
     def _split(self, action: ArrayNest) -> Callable[[int], Any]:
         """Returns a function that gives the action of a column."""
@@ -224,6 +299,26 @@ class AgentsEnv:
             for space, leaf in zip(flatten(self.action_space), flatten(action), strict=True)
         ]
         return lambda column: pack_as(self.action_space, [leaf[column] for leaf in leaves])
+
+
+_VALUES = {  # of a step, before its infos
+    4: ("observations", "rewards", "terminations", "truncations"),
+    3: ("observations", "rewards", "dones"),
+}
+
+
+def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) -> tuple[Any, ...]:
+    """Returns an agent's values of a step. One that is missing is None, which read_step refuses as
+    a reward or an end, or, unless it is needed, 0 or False.
+    """
+    nothing = [None, 0.0, *[False] * (len(parts) - 3), None]
+    found = []
+    for part, default in zip(parts, nothing, strict=True):
+        try:
+            found.append(part[name])  # of a defaultdict, too
+        except KeyError:
+            found.append(None if is_needed else default)
+    return tuple(found)
 
 
 def _names(game: Any, env_id: str) -> list[str]:
@@ -265,7 +360,7 @@ class _Turns:
     """A game of turns with the parallel interface: a step is the turn of one agent."""
 
     def __init__(self, env: Any, env_id: str) -> None:
-        self._env = env
+        self.env, self._env_id = env, env_id
         self.possible_agents = list(env.possible_agents)
         for name in self.possible_agents:
             action = from_gymnasium(env.action_space(name))
@@ -277,38 +372,63 @@ class _Turns:
                     f"{name} has {env.action_space(name)} and {env.observation_space(name)}"
                 )
         self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.render, self.close = env.render, env.close
 
     @property
     def agents(self) -> list[str]:
         """The agents that have not ended."""
-        return [name for name in self._env.agents if not self._has_ended(name)]
+        ends = self._ends()
+        return [n for n in self.env.agents if not any(said.get(n) for said in ends)]
 
-    def reset(self, seed: int | None, options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        self._env.reset(seed=seed, options=options)
-        return self._seen(self.agents), {}
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        reset_one(self.env, seed, options or {})
+        self._go_on()
+        return self._seen(self.agents)
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
-        env, playing = self._env, self.agents
+        env, playing = self.env, self.agents
         env.step(actions[env.agent_selection])
-        rewards, infos = dict(env.rewards), dict(env.infos)
-        ends, cuts = dict(env.terminations), dict(env.truncations)
-        seen = self._seen(playing)
-        while env.agents and self._has_ended(env.agent_selection):
-            env.step(None)  # takes it out of the game
-        return seen, rewards, ends, cuts, infos
+        rewards, infos = dict(env.rewards), dict(getattr(env, "infos", {}))
+        ends = [dict(said) for said in self._ends()]
+        last = self._seen([n for n in playing if n in env.agents and n not in self.agents])
+        self._go_on()
+        return {**last, **self._seen(self.agents)}, rewards, *ends, infos
 
-    def _has_ended(self, name: str) -> bool:
-        return bool(self._env.terminations[name] or self._env.truncations[name])
+    def render(self) -> Any:
+        return getattr(self.env, "render", lambda: None)()
 
-    def _seen(self, names: list[str]) -> dict[str, Any]:
+    def close(self) -> None:
+        close_all([self.env])
+
+    def _ends(self) -> list[Mapping[str, Any]]:
+        """Returns terminations and truncations, or the `dones` of PettingZoo's older interface."""
+        env = self.env
+        is_new = hasattr(env, "terminations")
+        return [env.terminations, env.truncations] if is_new else [env.dones]
+
+    def _go_on(self) -> None:
+        """Takes agents that have ended out of the game until it is the turn of another one. Where
+        all have ended, the next game begins anyway.
+        """
+        for _ in self.possible_agents:
+            if self.env.agent_selection in (agents := self.agents) or not agents:
+                return
+            self.env.step(None)
+        raise ValueError(
+            f"{self._env_id}: expected one of {', '.join(self.agents)} as agent_selection, got "
+            f"{self.env.agent_selection!r}: step(None) must take an agent that has ended out of "
+            "`agents`, and select another one"
+        )
+
+    def _seen(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: self._seen_by(name) for name in names}
 
-    def _seen_by(self, name: str) -> dict[str, Any]:
+    def _seen_by(self, name: str) -> Any:
         """Returns what an agent sees, which may only choose the action 0 unless it is its turn."""
-        seen = dict(self._env.observe(name))
+        seen = self.env.observe(name)
+        if not isinstance(seen, Mapping) or MASK not in seen:
+            return seen  # AgentsEnv refuses it
         mask = np.array(seen[MASK])
-        if self._env.agent_selection != name or not mask.any():
+        if self.env.agent_selection != name or not mask.any():
             mask[:] = 0
             mask[0] = 1
         return {**seen, MASK: mask}

@@ -424,11 +424,7 @@ class SyncVecEnv:
         Any thread may call it. Raises UsageError if an environment's `reset` takes no options.
         """
         for index, env in enumerate(self._envs):
-            if not accepts(env.reset, "options") and not _accepts_any(env.reset):
-                raise UsageError(
-                    f"{self._name(index)} takes no options: give its reset a parameter `options`, "
-                    "as Gymnasium's environments have"
-                )
+            check_takes_options(env, self._name(index))
         self._options = dict(options)
 
     def reset(self, seed: int) -> ArrayNest:
@@ -449,7 +445,8 @@ class SyncVecEnv:
         finals: list[list[np.ndarray]] = []
         infos: dict[int, Mapping[str, Any]] = {}
         for index, one_action in enumerate(self._split(action)):
-            observation, reward[index], over, cut, info = self._step_one(index, one_action)
+            result = self._envs[index].step(one_action)
+            observation, reward[index], over, cut, info = read_step(result, self._at_step, index)
             self._write(rows, index, observation)
             if over or cut:
                 terminated[index], truncated[index] = over, cut
@@ -471,10 +468,7 @@ class SyncVecEnv:
 
     def close(self) -> None:
         """Closes every environment."""
-        with ExitStack() as stack:  # closes the others when one of them fails
-            for env in self._envs:
-                if hasattr(env, "close"):
-                    stack.callback(env.close)
+        close_all(self._envs)
 
     def _name(self, index: int) -> str:
         return f"environment {index} of {self.env_id}"
@@ -524,7 +518,7 @@ class SyncVecEnv:
 
     def _first(self, index: int, seed: int | None) -> Any:
         """Resets an environment; returns its observation."""
-        result = _reset(self._envs[index], seed, self._options)
+        result = reset_one(self._envs[index], seed, self._options)
         is_pair = isinstance(result, tuple) and len(result) == 2
         return result[0] if is_pair and not self._is_observation(result) else result
 
@@ -575,49 +569,60 @@ class SyncVecEnv:
             for index in range(self.num_envs)
         ]
 
-    def _step_one(
-        self, index: int, action: Any
-    ) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """Returns observation, reward, terminated, truncated and info."""
-        result = self._envs[index].step(action)
-        if not isinstance(result, tuple) or len(result) not in (4, 5):
-            count = f" of {len(result)} values" if isinstance(result, tuple) else ""
-            raise ValueError(
-                f"{self._at_step(index)}: step returned {type(result).__name__}{count}, expected "
-                "(observation, reward, terminated, truncated, info) or "
-                "(observation, reward, done, info)"
-            )
-        if len(result) == 5:
-            observation, reward, ended, truncated, info = result
-            reward, ended = self._finite(index, reward), self._flag(index, ended)
-            truncated = self._flag(index, truncated) and not ended
-            return observation, reward, ended, truncated, _info(info)
-        observation, reward, ended, info = result
-        reward, ended, info = self._finite(index, reward), self._flag(index, ended), _info(info)
-        truncated = ended and bool(info.get("TimeLimit.truncated", False))
-        return observation, reward, ended and not truncated, truncated, info
 
-    def _flag(self, index: int, value: Any) -> bool:
-        """Returns whether an episode is over, from a value that step returned."""
-        if value is True or value is False:  # the usual case
-            return value
-        if isinstance(value, np.bool_):
-            return bool(value)
-        if math.isnan(number := number_in(value)):
-            raise ValueError(
-                f"{self._at_step(index)}: step returned {value!r}, expected True or False as "
-                "terminated, truncated or done"
-            )
-        return bool(number)
+def read_step(
+    result: Any, where: Callable[[int], str], index: int
+) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+    """Returns observation, reward, terminated, truncated and info, from what one environment's step
+    returned in the interface of Gymnasium or legacy Gym.
 
-    def _finite(self, index: int, reward: Any) -> float:
-        try:
-            value = float(reward)
-        except (TypeError, ValueError):
-            value = number_in(reward)
-        if not abs(value) <= _LARGEST_REWARD:
-            raise ValueError(f"{self._at_step(index)}: expected a finite reward, got {reward!r}")
+    where: names environment `index` and its step for the message of a ValueError.
+    """
+    check_step(result, where, index)
+    if len(result) == 5:
+        observation, reward, ended, truncated, info = result
+        reward, ended = _finite(reward, where, index), _flag(ended, where, index)
+        truncated = _flag(truncated, where, index) and not ended
+        return observation, reward, ended, truncated, _info(info)
+    observation, reward, ended, info = result
+    reward, ended, info = _finite(reward, where, index), _flag(ended, where, index), _info(info)
+    truncated = ended and bool(info.get("TimeLimit.truncated", False))
+    return observation, reward, ended and not truncated, truncated, info
+
+
+def check_step(result: Any, where: Callable[[int], str], index: int) -> None:
+    """Raises ValueError unless a step returned four or five values; see read_step."""
+    if not isinstance(result, tuple) or len(result) not in (4, 5):
+        count = f" of {len(result)} values" if isinstance(result, tuple) else ""
+        raise ValueError(
+            f"{where(index)}: step returned {type(result).__name__}{count}, expected "
+            "(observation, reward, terminated, truncated, info) or "
+            "(observation, reward, done, info)"
+        )
+
+
+def _flag(value: Any, where: Callable[[int], str], index: int) -> bool:
+    """Returns whether an episode is over, from a value that step returned."""
+    if value is True or value is False:  # the usual case
         return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if math.isnan(number := number_in(value)):
+        raise ValueError(
+            f"{where(index)}: step returned {value!r}, expected True or False as terminated, "
+            "truncated or done"
+        )
+    return bool(number)
+
+
+def _finite(reward: Any, where: Callable[[int], str], index: int) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = number_in(reward)
+    if not abs(value) <= _LARGEST_REWARD:
+        raise ValueError(f"{where(index)}: expected a finite reward, got {reward!r}")
+    return value
 
 
 def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
@@ -639,7 +644,24 @@ def _info(value: Any) -> Mapping[str, Any]:
     return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
-def _reset(env: Any, seed: int | None, options: Mapping[str, Any]) -> Any:
+def check_takes_options(env: Any, whose: str) -> None:
+    """Raises UsageError if an environment's reset takes no options; whose: its name."""
+    if not accepts(env.reset, "options") and not _accepts_any(env.reset):
+        raise UsageError(
+            f"{whose} takes no options: give its reset a parameter `options`, as Gymnasium's "
+            "environments have"
+        )
+
+
+def close_all(envs: Sequence[Any]) -> None:
+    """Closes environments that can be closed, the others too if one of them fails."""
+    with ExitStack() as stack:
+        for env in envs:
+            if hasattr(env, "close"):
+                stack.callback(env.close)
+
+
+def reset_one(env: Any, seed: int | None, options: Mapping[str, Any]) -> Any:
     """Resets the environment, seeded if a seed is given and the environment accepts one."""
     more = {"options": dict(options)} if options else {}
     if seed is None:
