@@ -40,6 +40,53 @@ class Reach:
         return distance.sum() if self._is_scalar else distance
 
 
+class Scaled:
+    """A wrapper that scales rewards, and forwards no attributes, like Gymnasium's."""
+
+    def __init__(self) -> None:
+        self.env = Inner()
+        self.action_space, self.observation_space = (
+            self.env.action_space,
+            self.env.observation_space,
+        )
+        self.unwrapped = self.env.env
+        self.reset, self.step = self.env.reset, self.env.step
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return 10 * (1 + self.env.env.compute_reward(achieved, desired, info))
+
+
+class Inner:
+    """A wrapper without a compute_reward of its own."""
+
+    def __init__(self) -> None:
+        self.env = Reach()
+        self.action_space, self.observation_space = (
+            self.env.action_space,
+            self.env.observation_space,
+        )
+        self.reset, self.step = self.env.reset, self.env.step
+
+    def compute_terminated(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return (achieved == desired).all(-1)
+
+
+class ReadsInfo(Reach):
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self._read = {
+            "key": lambda info: info["is_success"],
+            "get": lambda info: info.get("is_success", 0),
+            "in": lambda info: "is_success" in info,
+            "all": lambda info: [each["is_success"] for each in info],
+            "any": bool,
+        }[read]
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        self._read(info)
+        return super().compute_reward(achieved, desired, info)
+
+
 def outcome_of(name: str, **kwargs: Any) -> env_process.Outcome:
     with closing(make(EnvSpec(name, kwargs), 1)) as env:
         return env_process.outcome_in(env, name)
@@ -61,10 +108,22 @@ def test_an_environment_without_goals_is_a_sentence() -> None:
         outcome_of("Catch")
 
 
-def test_rewards_of_another_shape_are_a_sentence() -> None:
-    outcome = outcome_of(f"{__name__}:Reach", is_scalar=True)
-    with pytest.raises(UsageError, match=r"compute_reward returns shape \[\] for 3 goals"):
-        outcome(ACHIEVED, DESIRED)
+def test_rewards_of_another_shape_are_refused_before_the_run() -> None:
+    with pytest.raises(UsageError, match=r"compute_reward returns shape \[\] for 2 goals"):
+        outcome_of(f"{__name__}:Reach", is_scalar=True)
+
+
+def test_the_outermost_wrapper_with_a_method_says_rewards_and_ends() -> None:
+    rewards, terminated = outcome_of(f"{__name__}:Scaled")(ACHIEVED, DESIRED)
+    assert rewards.tolist() == [10, 0, 10]
+    assert terminated.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("read", ["key", "get", "in", "all", "any"])
+def test_a_reward_that_reads_the_info_is_refused_before_the_run(read: str) -> None:
+    message = "ReadsInfo: compute_reward .* reads the info's .*, but replays do not store infos: "
+    with pytest.raises(UsageError, match=message):
+        outcome_of(f"{__name__}:ReadsInfo", read=read)
 
 
 def test_a_run_asks_for_outcomes_in_a_process_that_ends_with_it() -> None:

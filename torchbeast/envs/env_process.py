@@ -12,7 +12,8 @@ An environment with goals also says what a step would have brought, had the goal
 observation is a dict with `achieved_goal` and `desired_goal`, and it has the method
 compute_reward(achieved_goal, desired_goal, info), which takes arrays [N, *shape] of any N, as the
 environments of Gymnasium-Robotics do. If it also has compute_terminated with the same arguments,
-that says where an episode would have ended; otherwise none would.
+that says where an episode would have ended; otherwise none would. The outermost wrapper that has
+a method computes the outcome. Replays do not store infos, so the methods must not read `info`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import Pipe
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -184,20 +185,52 @@ def outcome_of(spec: EnvSpec, supervisor: Supervisor) -> Outcome:
     return env.outcome
 
 
+class _NoInfo(Mapping[str, Any]):
+    """The info that compute_reward gets; reading it raises an EnvError, because replays do not
+    store infos.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getitem__(self, key: object) -> Any:
+        self._refuse(f"the info's {key!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        self._refuse("the info's entries")
+
+    def __len__(self) -> int:
+        self._refuse("the info's entries")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise EnvError(
+            f"{self._name}: compute_reward or compute_terminated reads {what}, but replays do not "
+            "store infos: compute rewards from the goals alone, for example with more entries in "
+            "achieved_goal, or leave out hindsight_share"
+        )
+
+
 def outcome_in(env: VecEnv, name: str) -> Outcome:
-    """Returns the same for an environment of this name, which may be closed afterwards."""
-    task = getattr(env, "task", env)
-    rewards_of = getattr(task, "compute_reward", None)
+    """Returns the outcome function of an environment of this name.
+
+    It is reset here, and may be closed afterwards. Raises EnvError unless it computes rewards from
+    goals alone.
+    """
+    says: Callable[[str], Any] = getattr(
+        env, "outermost", lambda method: getattr(env, method, None)
+    )
+    rewards_of = says("compute_reward")
     if rewards_of is None:
         raise EnvError(
             f"{name} has no compute_reward(achieved_goal, desired_goal, info), which "
             "hindsight needs: leave out hindsight_share"
         )
-    ends_of = getattr(task, "compute_terminated", lambda achieved, *_: np.zeros(len(achieved)))
+    ends_of = says("compute_terminated") or (lambda achieved, *_: np.zeros(len(achieved)))
+    info = _NoInfo(name)
 
     def outcome(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rewards = np.asarray(rewards_of(achieved, desired, {}), np.float32)
-        terminated = np.asarray(ends_of(achieved, desired, {}), bool)
+        rewards = np.asarray(rewards_of(achieved, desired, info), np.float32)
+        terminated = np.asarray(ends_of(achieved, desired, info), bool)
         for method, found in (("compute_reward", rewards), ("compute_terminated", terminated)):
             if found.shape != achieved.shape[:1]:
                 raise EnvError(
@@ -206,4 +239,7 @@ def outcome_in(env: VecEnv, name: str) -> Outcome:
                 )
         return rewards, terminated
 
+    seen: Any = env.reset(0)
+    goals = (np.repeat(seen[key], 2, axis=0) for key in ("achieved_goal", "desired_goal"))
+    outcome(*goals)  # raises before the run begins
     return outcome

@@ -289,6 +289,28 @@ def test_the_share_of_changed_goals_is_as_asked_for() -> None:
     assert changed.mean() == pytest.approx(0.25, abs=0.02)
 
 
+@pytest.mark.parametrize("scale", [1, 10])
+def test_rewards_unlike_those_of_the_goals_are_reported_once(
+    scale: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def scaled(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rewards, ended = outcome(achieved, desired)
+        return rewards + scale - 1, ended
+
+    sampling = replace(UNIFORM, hindsight=scaled, hindsight_share=0.5)
+    replay = TransitionReplay(goal_fields(), 8 * T, seed=3, sampling=sampling)
+    for index in range(11):
+        replay.insert(counting(index), slice(0, 1), agent=0)
+    for _ in range(3):
+        replay.sample(50)
+    reports = [record.getMessage() for record in caplog.records]
+    assert len(reports) == (scale != 1)
+    assert all("another reward than compute_reward returns" in report for report in reports)
+    assert all(
+        "50 of 50 sampled steps" in report and "0 instead of 9" in report for report in reports
+    )
+
+
 def test_hindsight_is_refused_where_it_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"achieved_goal and desired_goal.*\['image', 'vector'\]"):
         check_goals(fields(T, 1, 1)["observation"], 1)

@@ -413,10 +413,14 @@ class SyncVecEnv:
         self._began = [0] * self.num_envs  # the step at which the episode began
         self.final_info = {}
 
-    @property
-    def task(self) -> Any:
-        """The first environment without its wrappers, for what it says of its task."""
-        return getattr(self._envs[0], "unwrapped", self._envs[0])
+    def outermost(self, name: str) -> Any:
+        """Returns an attribute of the first environment from its outermost wrapper that has it, or
+        None. Gymnasium's wrappers do not forward attributes.
+        """
+        env = self._envs[0]
+        while not hasattr(env, name) and hasattr(env, "env"):
+            env = env.env
+        return getattr(env, name, None)
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         """Gives the environments options, which each gets whenever it is reset from now on.

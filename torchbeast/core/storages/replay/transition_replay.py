@@ -20,6 +20,7 @@ Thread safety: none; the caller makes one call at a time.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.frame_stack import shifted
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.replay.tracks import Track
+
+_log = logging.getLogger("torchbeast.replay")
 
 
 class SumTree:
@@ -302,6 +305,8 @@ class TransitionReplay(RolloutStore):
         """
         if self._how.hindsight is None:
             return drawn
+        if self.sampled == len(starts):  # the first sample
+            self._compare(drawn, self._how.hindsight)
         share = self._how.hindsight_share
         left = self._left[self._ring_rows(starts)]
         chosen = self._generator.random(len(starts)) < share
@@ -313,6 +318,20 @@ class TransitionReplay(RolloutStore):
             observation[GOAL][which] = goals
         drawn.reward[which], drawn.terminated[which] = rewards, terminated
         return drawn
+
+    def _compare(self, drawn: Sample, hindsight: Outcome) -> None:
+        """Warns if steps have other rewards than the environment computes for their goals."""
+        kept = np.flatnonzero(~drawn.terminated)  # of the others the last observation is unknown
+        goals = (drawn.next_observation[name][kept] for name in (ACHIEVED, GOAL))
+        given, computed = drawn.reward[kept], hindsight(*goals)[0]
+        differs = np.flatnonzero(~np.isclose(given, computed, rtol=1e-3, atol=1e-5))
+        if len(differs):
+            _log.warning(
+                "%d of %d sampled steps have another reward than compute_reward returns for their "
+                "goals, for example %g instead of %g. Hindsight trains on both kinds of rewards: "
+                "if a wrapper changes the reward, give it a compute_reward that agrees",
+                *(len(differs), len(kept), given[differs[0]], computed[differs[0]]),
+            )
 
     def _achieved_later(self, rows: np.ndarray, left: np.ndarray) -> np.ndarray:
         """Returns goals [N, *shape] achieved after rows, each 1 to `left` steps later.
