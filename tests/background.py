@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +34,22 @@ def wait_for(condition: Callable[[], Any], timeout: float = SOON) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what the test waits for did not happen"
         time.sleep(0.001)
+
+
+@contextmanager
+def a_fork() -> Iterator[None]:
+    """Lets a fork of this process live during the block, like the caller's Pool or DataLoader."""
+    context = multiprocessing.get_context("fork")
+    begun, ended = context.Event(), context.Event()
+    fork = context.Process(target=lambda: (begun.set(), ended.wait()))
+    fork.start()
+    try:
+        assert begun.wait(SOON)
+        yield
+        assert fork.is_alive()
+    finally:
+        ended.set()
+        fork.join()
 
 
 class Background(Generic[T]):

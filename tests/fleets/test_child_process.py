@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from background import SOON, wait_for
+from background import SOON, a_fork, wait_for
 
 import torchbeast
 from torchbeast.envs.spec import EnvError
@@ -80,6 +80,13 @@ def test_a_child_that_is_asked_to_end_ends_without_a_failure(start: Any) -> None
     assert child.ends.empty()
     child.process.send({"too": "late"})  # nothing happens
     end_all([child.process])  # nor now
+
+
+def test_a_child_that_is_asked_to_end_ends_although_a_fork_of_the_program_lives(start: Any) -> None:
+    child = start("echo")
+    with a_fork():
+        child.process.ask_to_end()
+        wait_for(lambda: child.process.has_ended)
 
 
 def test_a_failure_of_a_child_that_is_asked_to_end_is_logged(

@@ -12,10 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from background import a_fork
 
 from torchbeast.errors import RunError, UsageError
+from torchbeast.reporting import run_folder
 from torchbeast.reporting.log_files import AppendedFile
-from torchbeast.reporting.run_folder import RunFolder, is_in_use, write_atomically
+from torchbeast.reporting.output import Lock
+from torchbeast.reporting.run_folder import RunConfig, RunFolder, is_in_use, write_atomically
+from torchbeast.sweep.config import SweepConfig
 
 
 def meta(folder: Path) -> dict:
@@ -97,6 +101,23 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_runs(tmp_path:
     RunFolder(tmp_path / "a", {}).finish(successful=True)
 
 
+def test_runs_and_sweeps_without_a_name_never_share_a_folder_within_a_second_and_a_process_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _: "20190101-000000")  # and a container's pid is 1
+    folders = [RunConfig().folder for _ in range(8)]
+    folders += [SweepConfig(set=("seed=1",)).folder() for _ in range(8)]
+    assert len({*folders}) == 16
+
+
+def test_a_fork_of_the_caller_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a", {})
+    with a_fork():
+        assert is_in_use(tmp_path / "a"), "the fork did not unlock it"
+        run.finish(successful=True)
+        RunFolder(tmp_path / "a", {}).finish(successful=True)
+
+
 def test_a_run_begins_while_another_process_looks_whether_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,9 +148,25 @@ def test_a_run_begins_on_a_file_system_without_locks_and_says_that_it_is_not_loc
     assert rows.lock() and not is_in_use(tmp_path / "a")
     rows.close()
     run.finish(successful=True)
-    said = f"{run.path} cannot be locked here, because its file system has no locks: make sure"
+    said = f"{run.path} cannot be locked here, because its file system has no locks: this run"
     assert f"Warning: {said}" in capsys.readouterr().err
     assert (run.path / "out.log").read_text().count(said) == 1
+
+
+def test_without_locks_the_first_run_finds_out_that_a_second_one_uses_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "lock", lambda _: Lock.NONE)
+    first = RunFolder(tmp_path / "a", {})
+    first.check_is_ours()
+    second = RunFolder(tmp_path / "a", {})
+    with pytest.raises(RunError, match="another process has started in .*/a, which cannot be"):
+        first.check_is_ours()
+    first.finish(successful=False)
+    second.check_is_ours()
+    second.finish(successful=True)
+    second.discard()
+    assert second.path.exists(), "the first run made it"
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_a_message(tmp_path: Path) -> None:

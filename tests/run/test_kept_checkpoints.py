@@ -419,6 +419,9 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
     class Folder:
         checkpoint = tmp_path / "model.tar"
 
+        def check_is_ours(self) -> None:
+            pass
+
     class Training:
         updates = 1
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.system import close_in_forks
 
 _log = logging.getLogger("torchbeast.children")
 
@@ -76,6 +77,7 @@ class ChildProcess:
             env={**os.environ, **(environment or {})},
             start_new_session=True,  # Ctrl-C only reaches the program, which ends its children
         )
+        close_in_forks(_stream(self._process.stdin))  # else the child would outlive the program
         self.pid = self._process.pid
         self._readers = [
             self._thread("stdout", self._read_reports),

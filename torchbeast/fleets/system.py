@@ -18,10 +18,11 @@ import select
 import signal
 import stat
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from torchbeast.errors import UsageError
 
@@ -149,6 +150,30 @@ def allowed_descriptors() -> int:
     """Returns the number of files and connections that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MANY if soft == resource.RLIM_INFINITY else soft
+
+
+_NOT_IN_FORKS: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def close_in_forks(file: IO[bytes]) -> None:
+    """Makes forks of this process give up the file: they would hold its lock, or its pipe open,
+    until they end.
+    """
+    _NOT_IN_FORKS.add(file)
+
+
+def _give_up_files() -> None:
+    """Runs in a fork. Leads to nothing, because closing could wait for a lock of another thread, or
+    write what its buffer has.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for file in tuple(_NOT_IN_FORKS):
+        if not file.closed:
+            os.dup2(nothing, file.fileno(), inheritable=False)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_give_up_files)
 
 
 def leave_lost_terminal(pipes: bool = False) -> None:

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import IO, Any, TextIO, cast
 
 from torchbeast.errors import forget_unwritten
+from torchbeast.fleets.system import close_in_forks
 
 _log = logging.getLogger("torchbeast.output")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -116,7 +117,10 @@ class Lock(Enum):
 
 
 def lock(file: IO[bytes], shared: bool = False) -> Lock:
-    """Tries to lock an open file; shared: together with others that do the same."""
+    """Tries to lock an open file, and closes it in forks of this process; shared: together with
+    others that do the same.
+    """
+    close_in_forks(file)  # a worker of the user's pool or DataLoader would keep it locked
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -63,17 +64,20 @@ _PAUSE_S = 0.01
 _OF_SLURM = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 
 
-def _new_xpid() -> str:
-    return f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+def new_name(prefix: str) -> str:
+    """Returns a name that no other process or thread gets, not even in the same second, or as
+    process 1 of another container.
+    """
+    return f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The run's name, folder and seed."""
 
-    xpid: str = field(default_factory=_new_xpid)
+    xpid: str = field(default_factory=lambda: new_name("torchbeast"))
     """Name of the run. The name of an earlier run resumes it with its recorded settings, which
-    flags on the command line override. Default: made from the time."""
+    flags on the command line override. Default: made from the time and a random number."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the run's files are in {savedir}/{xpid}."""
     seed: int | None = None
@@ -103,21 +107,25 @@ class RunFolder:
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
+        self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
         with ExitStack() as opened, refusing_paths("give another --savedir", what):
-            self._is_new = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
+            self._is_new = _make(path)
             file, held = _lock(path)
             opened.callback(file.close)
             if held is Lock.OURS:  # otherwise another process may be writing them
                 _remove_unfinished(path)
+                self._claim.unlink(missing_ok=True)
+            else:
+                write_atomically(self._claim, self._number.encode())
             self._write_meta()
             opened.enter_context(_logged_to(path / "out.log"))
             self._opened = opened.pop_all()
         if held is Lock.NONE:
             _log.warning(
-                "%s cannot be locked here, because %s: make sure that no other process uses it",
+                "%s cannot be locked here, because %s: this run takes it over, and a run that "
+                "still uses it ends at its next checkpoint",
                 path,
                 held.value,
             )
@@ -138,6 +146,16 @@ class RunFolder:
         except OSError as error:
             _warn_of(self.path / "meta.json", error, f"it lacks {', '.join(entries)}")
 
+    def check_is_ours(self) -> None:
+        """Raises RunError if another process has taken the folder over, on a file system without
+        locks.
+        """
+        if self._claim.exists() and self._claim.read_text() != self._number:
+            raise RunError(
+                f"another process has started in {self.path}, which cannot be locked, so this one "
+                "ends and leaves the checkpoints there to it: give each run another name"
+            )
+
     def become_latest(self) -> None:
         """Points the symlink `latest` here, unless a real file or folder has that name.
 
@@ -146,9 +164,8 @@ class RunFolder:
         latest = self.path.parent / "latest"
         if latest.exists() and not latest.is_symlink():
             return
-        fresh = self.path.parent / f".latest.{os.getpid()}"
+        fresh = self.path.parent / f".latest.{secrets.randbits(32)}"
         try:
-            fresh.unlink(missing_ok=True)
             fresh.symlink_to(self.path.name)
             os.replace(fresh, latest)
         except OSError as error:
@@ -161,15 +178,25 @@ class RunFolder:
 
     def discard(self) -> None:
         """Removes a new folder that only contains the files made here; call it after `finish`."""
-        ours = {self.path / "meta.json", self.path / "out.log"}
-        if self._is_new and set(self.path.iterdir()) == ours:
-            for file in ours:
+        found = {*self.path.iterdir()}
+        if self._is_new and found <= {self.path / "meta.json", self.path / "out.log", self._claim}:
+            for file in found:
                 file.unlink()
             self.path.rmdir()
 
     def _write_meta(self) -> None:
         text = json.dumps(self._meta, indent=4, sort_keys=True, default=str)
         write_atomically(self.path / "meta.json", text.encode())
+
+
+def _make(path: Path) -> bool:
+    """Makes a folder; returns False if it exists. Of several processes only one gets True."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        path.mkdir(exist_ok=True)  # refuses a file
+        return False
+    return True
 
 
 def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
@@ -184,8 +211,7 @@ def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o666) ->
 @contextmanager
 def replaced_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Opens a file that replaces `path` if the block ends without an exception."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    unfinished.unlink(missing_ok=True)  # from a killed process, or planted with other permissions
+    unfinished = path.with_name(f"{path.name}.{secrets.randbits(32)}.tmp")
     try:
         with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file

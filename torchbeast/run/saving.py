@@ -56,8 +56,8 @@ class Saving:
     def save(self, training: Training, wait_s: float | None = None) -> None:
         """Writes a checkpoint, then the replay; does nothing before the first update.
 
-        Raises CheckpointNotWritten on failure; the previous files then stay. wait_s: see
-        Training.checkpoint, which raises NoMoment.
+        Raises CheckpointNotWritten on failure; the previous files then stay. Raises RunError if
+        another process uses the folder. wait_s: see Training.checkpoint, which raises NoMoment.
         """
         if self.config.disable_checkpoint or not training.updates:
             return
@@ -65,6 +65,7 @@ class Saving:
         with self._failing(
             "no checkpoint was written to", self._path, f" for {in_bytes(len(data))}"
         ):
+            self.folder.check_is_ours()
             checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
         self._save_replay()
         self.saved_at = time.time()

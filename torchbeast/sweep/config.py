@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.errors import expanded, refusing_paths
+from torchbeast.reporting.run_folder import new_name
 from torchbeast.sweep.search import Search
 
 SchedulerName = Literal["none", "asha", "pbt"]
@@ -36,7 +35,8 @@ class SweepConfig:
     """Program that trains the agents. Default: monobeast."""
     name: str | None = None
     """Name of the sweep. The name of an earlier sweep continues it with its recorded settings:
-    unfinished agents resume, finished ones stay as they are. Default: made from the time."""
+    unfinished agents resume, finished ones stay as they are. Default: made from the time and a
+    random number."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the sweep's files are in {savedir}/{name}, which has a folder per agent."""
     parallel: int | None = None
@@ -90,9 +90,8 @@ class SweepConfig:
 
     def folder(self) -> Path:
         """Returns the sweep's folder, {savedir}/{name}; without a name, a new one at each call."""
-        new = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         with refusing_paths("give another --savedir"):
-            return expanded(self.savedir).absolute() / (self.name or new)
+            return expanded(self.savedir).absolute() / (self.name or new_name("sweep"))
 
 
 @dataclass(frozen=True, kw_only=True)
