@@ -9,15 +9,18 @@ import re
 import socket
 import sys
 from collections import deque
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from background import SOON, wait_for
 from scraping import free_port, scraped
 
 from torchbeast import polybeast_env
 from torchbeast.collect.contract import Away
 from torchbeast.errors import UsageError
+from torchbeast.reporting import metrics as reporting_metrics
 from torchbeast.reporting.display import Progress, Shown
 from torchbeast.reporting.metrics import (
     Metric,
@@ -82,6 +85,35 @@ def test_the_server_ends_with_the_run() -> None:
             scraped(port)
         with pytest.raises(OSError):
             scraped(port)
+
+
+def test_strangers_open_few_connections_and_keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting_metrics, "_LONGEST_S", math.inf)
+    port = free_port()
+    with ExitStack() as opened, Metrics().served(MetricsConfig(metrics_port=str(port))):
+
+        def stranger() -> socket.socket:
+            return opened.enter_context(socket.create_connection(("127.0.0.1", port), SOON))
+
+        def is_scraped() -> bool:
+            with suppress(OSError):
+                return scraped(port) == {}
+            return False  # the last strangers have not quite gone
+
+        silent = [stranger() for _ in range(reporting_metrics._MOST_OPEN)]
+        silent[0].sendall(b"GET /metrics HTTP/1.1\r\n")  # half a request
+        assert ends(stranger()), "one too many"
+        monkeypatch.setattr(reporting_metrics, "_LONGEST_S", 0.1)
+        assert all(map(ends, silent))
+        monkeypatch.setattr(reporting_metrics, "_LONGEST_S", math.inf)
+        wait_for(is_scraped)
+
+
+def ends(connection: socket.socket) -> bool:
+    """Returns whether the other side closes the connection."""
+    with suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
 
 
 def test_without_a_host_only_this_machine_is_served() -> None:

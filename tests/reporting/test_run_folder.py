@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -189,3 +190,19 @@ def test_a_failed_write_leaves_only_the_old_file(
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_writes_its_files_although_no_more_files_can_be_opened(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a", {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                os.open(os.devnull, os.O_RDONLY)
+            for data in (b"1", b"2"):
+                write_atomically(run.checkpoint, data)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert run.checkpoint.read_bytes() == b"2"
+    run.finish(successful=True)

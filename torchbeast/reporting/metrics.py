@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
+import socketserver
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +31,8 @@ _log = logging.getLogger("torchbeast.metrics")
 _LOOPBACK = "127.0.0.1"
 _PREFIX = "torchbeast_"
 _END_S = 5.0
+_MOST_OPEN = 16  # connections at a time
+_LONGEST_S = 10.0  # from connection to answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +109,15 @@ class Metrics:
 def _serve(config: MetricsConfig, metrics: Metrics, ending: ExitStack) -> None:
     """Starts the HTTP server, or warns."""
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, MetricsHandler
     except ImportError:
         raise UsageError(
             "--metrics_port needs the package of Prometheus: pip install 'torchbeast[metrics]'"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics)
-    host, port = config.address()
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = _Server(*config.address(), MetricsHandler.factory(registry))
     except (OSError, UnicodeError) as error:
         _log.warning(
             "metrics cannot be served at %s (%s), so this run has none: give another "
@@ -121,10 +126,45 @@ def _serve(config: MetricsConfig, metrics: Metrics, ending: ExitStack) -> None:
             getattr(error, "strerror", None) or error,
         )
         return
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     ending.callback(thread.join, _END_S)
     ending.callback(server.server_close)
     ending.callback(server.shutdown)
     print(f"Metrics are at http://{_shown(config)}/metrics", flush=True)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Answers requests, a few at a time and each within a few seconds, so that connections of
+    strangers leave the run the files that it has to open.
+    """
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, host: str, port: int, handler: type) -> None:
+        self._open: dict[Any, float] = {}  # connections, and when they began
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        super().__init__((host, port), handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return len(self._open) < _MOST_OPEN
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:  # twice a second
+        for request, began in tuple(self._open.items()):
+            if time.monotonic() - began > _LONGEST_S:
+                with suppress(OSError):  # it has just ended
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def close_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().close_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Is silent: the other side has left or was interrupted."""
 
 
 def _shown(config: MetricsConfig) -> str:
