@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from background import Background, wait_for
@@ -35,6 +36,7 @@ class FakeDoor:
         self.refused: dict[int, str] = {}
         self.ends: list[tuple[str, str]] = []
         self.here: dict[str, int] = {}
+        self.is_deaf = self.is_closed = False
         self._next = 0
 
     def comes(self, host: str = "a", **said: Any) -> int:
@@ -62,13 +64,14 @@ class FakeDoor:
         return [(name, count, 2 * count) for name, count in self.here.items()]
 
     def close(self, *, run_has_ended: bool) -> None:
-        pass
+        self.is_closed = True
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
     made = FakeDoor()
     monkeypatch.setattr("libtorchbeast.Door", lambda *_, **__: made)
+    monkeypatch.setattr(door, "PortCheck", lambda _: Mock(is_deaf=lambda: made.is_deaf))
     monkeypatch.setattr(door, "check_free", lambda _: None)
     monkeypatch.setattr(door, "_SETTLED_S", 0.0)
     monkeypatch.setattr(door, "_LOOK_S", 0.0)
@@ -114,6 +117,28 @@ def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDo
     with pytest.raises(RunError, match="only here dialled in .* fewer than the 9 of --num_actors"):
         hosts.find(9, 0.2, never)
     assert hosts.find(None, 0.2, never).stream_hosts == ["here"]
+
+
+@pytest.mark.parametrize("lacks_files", [False, True])
+def test_a_door_that_became_deaf_is_opened_again_once_files_can_be_opened(
+    hosts: HostDoor,
+    fake: FakeDoor,
+    lacks_files: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    another = FakeDoor()
+    fake.is_deaf = True
+    fake.comes("only by the old door"), another.comes("again")
+    monkeypatch.setattr("libtorchbeast.Door", lambda *_, **__: another)
+    monkeypatch.setattr(door, "PortCheck", lambda _: Mock(is_deaf=lambda: another.is_deaf))
+    monkeypatch.setattr(door, "can_open_files", lambda: not lacks_files)
+    found = hosts.find(1, 10.0, never).stream_hosts
+    assert fake.is_closed is not lacks_files
+    assert found == (["only by the old door"] if lacks_files else ["again"])
+    assert ("127.0.0.1:1 does not accept connections any more" in caplog.text) is not lacks_files
+    hosts.close(run_has_ended=True)
+    assert another.is_closed is not lacks_files
 
 
 def deep(levels: int) -> Any:

@@ -15,6 +15,7 @@ from serving import serving
 
 from libtorchbeast import Credentials
 from torchbeast.errors import RunError, UsageError
+from torchbeast.servers import addresses
 from torchbeast.servers.addresses import answers, check_free
 from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import credentials as credentials_of
@@ -75,6 +76,17 @@ def test_a_server_that_accepts_nobody_does_not_answer() -> None:
         address = f"0.0.0.0:{deaf.getsockname()[1]}"
         assert not answers(address, 0.01)
     assert answers(address, 0.01), "nobody listens, so nobody is deaf"
+
+
+def test_a_port_is_deaf_after_two_checks_in_a_row_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "PROBE_EVERY_S", 0.0)
+    came = iter([False, True, False, False, True])
+    monkeypatch.setattr(addresses, "answers", lambda *_: next(came))
+    port = addresses.PortCheck("127.0.0.1:1")
+    assert [port.is_deaf() for _ in range(5)] == [False, False, False, True, True]
+    assert next(came), "it does not ask again"
 
 
 def test_a_process_that_can_open_no_connection_does_not_answer() -> None:

@@ -152,6 +152,35 @@ def allowed_descriptors() -> int:
     return _MANY if soft == resource.RLIM_INFINITY else soft
 
 
+_RESERVE: list[int] = []  # open files
+_RESERVED = 4
+
+
+@contextmanager
+def reserved_files() -> Iterator[None]:
+    """Gives the body, such as writing a checkpoint, the files that this process keeps in reserve
+    from the first body on: connections of strangers may have taken all others.
+    """
+    with contextlib.suppress(IndexError):  # other threads do the same
+        while True:
+            os.close(_RESERVE.pop())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            while len(_RESERVE) < _RESERVED:
+                _RESERVE.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def can_open_files() -> bool:
+    """Returns whether this process may open another file or connection now."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
 _NOT_IN_FORKS: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 

@@ -10,7 +10,6 @@ succeeded. It never contains the rest of the environment variables, which may in
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -19,10 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
@@ -36,6 +34,7 @@ from torchbeast.errors import (
     without_our_frames,
 )
 from torchbeast.fleets.supervisor import Failure, Supervisor
+from torchbeast.fleets.system import reserved_files
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.output import Lock, OutLog, lock, lossy_output
 
@@ -212,40 +211,19 @@ def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o666) ->
 
 @contextmanager
 def replaced_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Opens a file that replaces `path` if the block ends without an exception.
-
-    A run can do so even if connections of strangers have taken all other files that this process
-    may open.
-    """
+    """Opens a file that replaces `path` if the block ends without an exception."""
     unfinished = path.with_name(f"{path.name}.{secrets.randbits(32)}.tmp")
     try:
-        with open(unfinished, "xb", opener=partial(_open, mode=mode)) as file:
+        with (
+            reserved_files(),
+            open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+        ):
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-        _keep_spare_file()
-
-
-_SPARE: list[int] = []  # at most one open file, whose place a checkpoint can take
-
-
-def _keep_spare_file() -> None:
-    if not _SPARE:
-        with suppress(OSError):
-            _SPARE.append(os.open(os.devnull, os.O_RDONLY))
-
-
-def _open(path: str, flags: int, mode: int) -> int:
-    try:
-        return os.open(path, flags, mode)
-    except OSError as error:
-        if error.errno != errno.EMFILE or not _SPARE:
-            raise
-        os.close(_SPARE.pop())
-        return os.open(path, flags, mode)
 
 
 def _warn_of(path: Path, error: OSError, what: str) -> None:

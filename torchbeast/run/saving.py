@@ -18,7 +18,7 @@ import torch
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.errors import RunError, refusing_paths
-from torchbeast.fleets.system import in_bytes
+from torchbeast.fleets.system import in_bytes, reserved_files
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import CheckpointConfig
@@ -61,12 +61,14 @@ class Saving:
         """
         if self.config.disable_checkpoint or not training.updates:
             return
-        data = checkpoints.as_bytes(self.checkpoint(training, wait_s))
-        with self._failing(
-            "no checkpoint was written to", self._path, f" for {in_bytes(len(data))}"
-        ):
-            self.folder.check_is_ours()
-            checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
+        state = self.checkpoint(training, wait_s)
+        with reserved_files():
+            data = checkpoints.as_bytes(state)  # torch imports modules for it
+            with self._failing(
+                "no checkpoint was written to", self._path, f" for {in_bytes(len(data))}"
+            ):
+                self.folder.check_is_ours()
+                checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
         self._save_replay()
         self.saved_at = time.time()
 

@@ -20,6 +20,7 @@ import socket
 import ssl
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ MAX_SOCKET_PATH = 107  # bytes; the limit for the path of a Unix socket on Linux
 MAX_PORT = 65_535
 _UNIX = "unix:"
 _HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]", re.ASCII)
+PROBE_EVERY_S = 2.0  # between two checks whether a server still accepts connections
+_ANSWER_S = 5.0  # time limit of a check
 EVERY_NETWORK = {"0.0.0.0", "::"}  # for gRPC each means IPv4 and IPv6
 
 
@@ -145,6 +148,24 @@ def answers(address: str, seconds: float) -> bool:
     except OSError as error:
         return error.errno not in (errno.EMFILE, errno.ENFILE)
     return True
+
+
+class PortCheck:
+    """Notices that this process's server at HOST:PORT does not accept connections any more.
+
+    gRPC 1.51 stops listening for good if it cannot accept a connection, without a message.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._unanswered, self._next = 0, 0.0
+
+    def is_deaf(self) -> bool:
+        """Connects, at most every two seconds; True from the second time without an answer on."""
+        if self._unanswered < 2 and time.monotonic() >= self._next:
+            self._unanswered = 0 if answers(self._address, _ANSWER_S) else self._unanswered + 1
+            self._next = time.monotonic() + PROBE_EVERY_S
+        return self._unanswered >= 2
 
 
 def _hello() -> bytes:

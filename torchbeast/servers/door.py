@@ -19,9 +19,15 @@ from typing import Any, NamedTuple
 import libtorchbeast
 from torchbeast.core.base.checks import counted
 from torchbeast.errors import RepeatedFailures, RunError, UsageError
-from torchbeast.fleets.system import allow_descriptors, free_memory, in_bytes
+from torchbeast.fleets.system import (
+    allow_descriptors,
+    allowed_descriptors,
+    can_open_files,
+    free_memory,
+    in_bytes,
+)
 from torchbeast.fleets.waiting import say
-from torchbeast.servers.addresses import check_free
+from torchbeast.servers.addresses import PortCheck, check_free
 from torchbeast.servers.config import SecurityConfig, most_streams
 from torchbeast.servers.discovery import Description, ServerFleet, check_same, fleet_of
 from torchbeast.servers.security import credentials
@@ -54,15 +60,10 @@ class HostDoor:
         """
         check_free(listen)
         allow_descriptors()
-        self.listen = listen
-        try:
-            self._door = libtorchbeast.Door(
-                listen,
-                max_streams=min(_MOST_STREAMS, most_streams()),
-                credentials=credentials(security),
-            )
-        except ConnectionError as error:
-            raise UsageError(str(error)) from None
+        self.listen, self._security = listen, security
+        self._opening = threading.Lock()  # held while the door is replaced or closed
+        self._is_closed = False
+        self._door = self._open()
         self._waiting: list[_Stream] = []
         self._first: _Stream | None = None  # all others must serve the same
         self._promised: list[tuple[float, int]] = []  # time and bytes, for each added stream
@@ -70,6 +71,42 @@ class HostDoor:
         self._told: set[str] = set()  # warnings
         self._hosts: dict[str, int] = {}  # number of streams, as last reported
         self._seen: dict[str, int] = {}  # number of streams at the last check
+
+    def _open(self) -> Any:
+        self._port = PortCheck(self.listen)
+        try:
+            return libtorchbeast.Door(
+                self.listen,
+                max_streams=min(_MOST_STREAMS, most_streams()),
+                credentials=credentials(self._security),
+            )
+        except ConnectionError as error:
+            raise UsageError(str(error)) from None
+
+    def _next(self) -> _Stream | None:
+        """Waits a moment for another stream. If the door does not accept any, opens another one.
+
+        It waits until the process can open files again, because until then it would become deaf
+        again, and streams that have joined continue.
+        """
+        if can_open_files() and self._port.is_deaf():
+            with self._opening:
+                if not self._is_closed:
+                    self._open_again()
+        found = self._door.next(_GLANCE_S)
+        return None if found is None else _Stream(*found)
+
+    def _open_again(self) -> None:
+        _log.warning(
+            "%s does not accept connections any more, so it is closed and opened again, and hosts "
+            "dial in again. Connections of strangers may have reached the limit of %s open files "
+            "and connections: keep strangers from the port, or raise the limit (ulimit -n)",
+            self.listen,
+            f"{allowed_descriptors():,}",
+        )
+        self._door.close(run_has_ended=False)
+        self._waiting.clear()
+        self._door = self._open()
 
     def find(
         self, num_actors: int | None, timeout: float, check_goes_on: Callable[[], None]
@@ -98,10 +135,8 @@ class HostDoor:
         """Waits a moment for another stream; refuses it if it does not serve the same as the
         waiting streams.
         """
-        found = self._door.next(_GLANCE_S)
-        if found is None:
+        if (stream := self._next()) is None:
             return False
-        stream = _Stream(*found)
         if reason := _difference(self._waiting[0] if self._waiting else stream, stream):
             self._refuse(stream, reason)
         else:
@@ -138,12 +173,12 @@ class HostDoor:
             else:
                 self._door.take(stream.number, pool)
 
-        for stream in self._waiting:
-            consider(stream)
+        for waiting in self._waiting:
+            consider(waiting)
         next_look = 0.0
         while not closed.is_set():
-            if (found := self._door.next(_GLANCE_S)) is not None:
-                consider(_Stream(*found))
+            if (stream := self._next()) is not None:
+                consider(stream)
             if time.monotonic() >= next_look:
                 self._look()
                 next_look = time.monotonic() + _LOOK_S
@@ -217,7 +252,9 @@ class HostDoor:
 
     def close(self, run_has_ended: bool) -> None:
         """Ends all streams; tells hosts whether the run has ended or they may dial again."""
-        self._door.close(run_has_ended=run_has_ended)
+        with self._opening:
+            self._is_closed = True
+            self._door.close(run_has_ended=run_has_ended)
 
 
 def _difference(first: _Stream, other: _Stream) -> str:

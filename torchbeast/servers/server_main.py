@@ -32,7 +32,7 @@ from torchbeast.fleets.child_main import (
     take_stdout,
 )
 from torchbeast.fleets.system import allow_descriptors, allowed_descriptors
-from torchbeast.servers.addresses import answers, check_free, socket_path
+from torchbeast.servers.addresses import PROBE_EVERY_S, PortCheck, check_free, socket_path
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -45,8 +45,6 @@ _SERVING_S = 1.0  # between two checks whether the server stopped before it serv
 # connections that are cut off silently stay open for half a minute.
 _STREAMS_PER_STREAM = 4
 _DESCRIPTORS = 1 << 14  # enough for strangers who only connect, which takes 300 MB
-_PROBE_EVERY_S = 2.0  # between two checks whether the server still accepts connections
-_ANSWER_S = 5.0  # time limit of a check; after two failures in a row the server ends
 
 
 class ServerActivity:
@@ -231,18 +229,15 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
 def _watch(server: Any, address: str, stopped: threading.Event, report: Report) -> None:
     """Reports that the server accepts connections. If it no longer does, ends the process, so that
     it is replaced.
-
-    gRPC 1.51 stops listening for good if it cannot accept a connection, without a message.
     """
     while not server.wait_until_serving(_SERVING_S):
         if stopped.is_set():
             return
     report({"ready": True})
-    unanswered = 0
-    while unanswered < 2:
-        if socket_path(address) is not None or stopped.wait(_PROBE_EVERY_S):
+    port = PortCheck(address)
+    while socket_path(address) is not None or not port.is_deaf():
+        if stopped.wait(PROBE_EVERY_S):
             return
-        unanswered = 0 if answers(address, _ANSWER_S) else unanswered + 1
     print(
         "this server cannot accept connections any more, and exits. It may have reached its limit "
         f"of {allowed_descriptors():,} open files and connections: keep strangers from its port, "
