@@ -22,7 +22,8 @@ from small_schemes import impala_of, scheme_of
 from warm import children
 
 import torchbeast
-from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
+from torchbeast import Learner, Rollout, RunError, UsageError, VecEnv, make_env, monobeast
+from torchbeast.core.actors import OnPolicyActorCritic
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
 from torchbeast.fleets import child_process
@@ -128,6 +129,33 @@ def test_a_restored_learner_takes_the_identical_next_step(tmp_path: Path) -> Non
     assert second.steps == 5 * STEPS, "the step above counts too"
     first.close()
     second.close()
+
+
+def test_paths_of_public_functions_may_be_texts_that_begin_with_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    envs, action_space, obs_space = VecEnv.create_factory(
+        env_fn=make_env, env_kwargs={"env": "Catch"}, log_dir="~/run"
+    )
+    assert envs.log_dir == tmp_path / "run"
+    with Learner(scheme_of(), 10 * STEPS, "~/run", seed=1) as learner:
+        learner.train(STEPS)
+        assert learner.save_model("~/kept.tar") == tmp_path / "kept.tar"
+        learner.train(2 * STEPS)
+        learner.restore("~/kept.tar")
+        assert learner.steps == STEPS
+        kept = weights_of(learner)
+    assert_same(kept, torchbeast.load_agent("~/run").agent.model.state_dict())
+    assert torchbeast.load_checkpoint("~/kept.tar")["stats"]["step"] == STEPS
+    with pytest.raises(UsageError, match="there is no checkpoint at .*missing.tar"):
+        torchbeast.load_checkpoint("~/missing.tar")
+    with pytest.raises(UsageError, match="it is a folder"):
+        torchbeast.load_checkpoint("~/run")
+    restarted = OnPolicyActorCritic.create_factory(
+        obs_space, action_space, restart_model="~/kept.tar"
+    )
+    assert restarted.restart_model == tmp_path / "kept.tar"
 
 
 def test_a_restored_learner_goes_on_with_the_random_numbers_of_the_checkpoint(

@@ -321,7 +321,7 @@ class Learner:
         Returns:
             The path of the file.
         """
-        target = self._session.folder.checkpoint if path is None else Path(path)
+        target = self._session.folder.checkpoint if path is None else expanded(path)
         with self._own:
             if path is None:
                 self._saving.save(self._training)
@@ -342,7 +342,7 @@ class Learner:
             RunError: If the run failed.
         """
         own = self._session.folder.checkpoint
-        found = own if path is None else Path(path)
+        found = own if path is None else expanded(path)
         if found != own and not found.exists():  # it saves its own; an earlier one may be kept
             raise UsageError(
                 f"there is no checkpoint at {found}: give the path of a file such as {own}"

@@ -58,7 +58,7 @@ from torchbeast.core.envs.spaces import (
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.core.update.saving import ALGORITHM, check_fits
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError, as_usage_error
+from torchbeast.errors import RunError, UsageError, as_usage_error, expanded
 from torchbeast.reporting.run_folder import replaced_atomically, write_atomically
 
 # 1: has the name of the network. Earlier files, and files of TorchBeast 2019, lack a format.
@@ -96,7 +96,7 @@ def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
     return data.getbuffer()
 
 
-def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
+def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     """Reads a checkpoint to the CPU, without running code from it.
 
     Args:
@@ -112,6 +112,7 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             format.
         RunError: If the machine cannot read it now.
     """
+    path = expanded(path)
     try:
         with open(path, "rb") as file:
             _verify(path, file)

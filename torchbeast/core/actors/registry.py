@@ -40,7 +40,7 @@ from torchbeast.core.envs.spaces import (
     num_bytes,
     without_values,
 )
-from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.errors import RunError, UsageError, expanded, what_it_raised
 
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
@@ -430,7 +430,7 @@ class OnPolicyActorCritic:
             observation_space=obs_space,
             action_space=action_space,
             kind=ActorCritic,
-            restart_model=None if restart_model is None else Path(restart_model),
+            restart_model=None if restart_model is None else expanded(restart_model),
         )
 
 

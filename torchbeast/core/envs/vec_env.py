@@ -55,7 +55,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_space_of,
 )
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, expanded
 
 if TYPE_CHECKING:
     from abc import ABCMeta as _ProtocolType
@@ -161,7 +161,7 @@ class _WithFactory(_ProtocolType):
                 env_fn=env_fn,
                 env_kwargs=dict(env_kwargs),
                 vec_env_size=vec_env_size,
-                log_dir=None if log_dir is None else Path(log_dir),
+                log_dir=None if log_dir is None else expanded(log_dir),
                 info_keywords=tuple(info_keywords),
                 action_space=env.action_space,
                 sent_space=env.observation_space,
