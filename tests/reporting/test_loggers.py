@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger
-from torchbeast.reporting.log_files import FILES, LoggedRun, Logs, read_logs
+from torchbeast.reporting.log_files import FILES, CsvLogger, LoggedRun, Logs, read_logs
+from torchbeast.reporting.loggers import LogConfig, ThinnedLogger
 from torchbeast.reporting.run_folder import RunFolder
 
 
@@ -58,6 +60,41 @@ def test_every_log_gets_every_row(tmp_path: Path) -> None:
         *[("a", "write", 10, {"loss": 1.0}), ("b", "write", 10, {"loss": 1.0})],
         *[("b", "close"), ("a", "close")],
     ]
+
+
+def test_a_row_of_an_interval_sums_times_and_averages_over_episodes(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    clock = iter([0.0, 0.0, 5.0, 9.0, 11.0, 11.0, 12.0, 12.0])  # of each update, and of each row
+    log = ThinnedLogger([Noted("a", calls)], 10.0, lambda: next(clock)).open(run_in(tmp_path))
+
+    def update(step: int, episodes: int, mean: float, **more: float) -> None:
+        log.write(step, {"episodes": episodes, "mean_episode_return": mean, "time_a": 0.5, **more})
+
+    update(10, episodes=5, mean=7.0)
+    update(20, episodes=5, mean=math.nan, loss=3.0)
+    update(30, episodes=8, mean=1.0, info_won=1.0, loss=2.0)
+    assert len(calls) == 2, "opened, and the first row"
+    update(40, episodes=9, mean=5.0, info_won=math.nan)
+    update(50, episodes=9, mean=math.nan)
+    log.close()
+    first, second, last = [call[2:] for call in calls[1:4]]
+    assert first == (10, {"episodes": 5, "mean_episode_return": 7.0, "time_a": 0.5})
+    assert second[0] == 40 and second[1] == {
+        "episodes": 9,
+        "mean_episode_return": 2.0,  # 3 episodes with 1, one with 5
+        "time_a": 1.5,
+        "loss": 2.0,
+        "info_won": 1.0,
+    }
+    assert last[0] == 50 and last[1]["time_a"] == 0.5 and calls[4:] == [("a", "close")]
+
+
+def test_the_flags_of_logs_choose_loggers() -> None:
+    assert LogConfig().loggers() == FILES
+    (only,) = LogConfig(disable_tensorboard=True).loggers()
+    assert isinstance(only, CsvLogger)
+    (thinned,) = LogConfig(log_interval=60.0).loggers()
+    assert isinstance(thinned, ThinnedLogger)
 
 
 def test_logs_are_closed_when_a_later_one_cannot_be_opened(tmp_path: Path) -> None:

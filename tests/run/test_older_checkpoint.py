@@ -145,7 +145,7 @@ def test_it_is_restored_with_its_settings(
     new |= {"mask_actions": False, "info_keywords": (), "wandb_project": None, "metrics_port": None}
     new |= {"normalise_returns": False, "follow": False, "checkpoint": "model.tar"}
     new |= {"n_step": 1, "priority_exponent": 0.0, "priority_beta": 0.4, "hindsight_share": 0.0}
-    new |= {"selfplay": None, "pause_at": None}
+    new |= {"selfplay": None, "pause_at": None, "log_interval": 0.0, "disable_tensorboard": False}
     new |= {"optimiser": "rmsprop", "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
     assert now["flags"] == FLAGS | changed | new
 

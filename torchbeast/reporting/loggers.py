@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 from torchbeast.core.base.checks import at_least
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import line_of
-from torchbeast.reporting.log_files import FILES, LoggedRun, Logger
+from torchbeast.reporting.log_files import FILES, CsvLogger, Log, LoggedRun, Logger, Logs
+
+_OF_EPISODES = ("mean_episode_", "info_")  # columns that are means over the episodes of an update
 
 
 class StdoutLogger:
@@ -71,6 +73,67 @@ class StdoutLogger:
         cells = {"step": f"{self._step:,}"} | {k: f"{v:.4g}" for k, v in self._kept.items()}
         print(line_of(cells), flush=True)
         self._printed, self._kept = self._clock(), {}
+
+
+class ThinnedLogger:
+    """Gives loggers a row at intervals. It has the sums of the seconds of its updates, the means of
+    their episodes, and the newest values of other metrics.
+    """
+
+    def __init__(
+        self,
+        loggers: Sequence[Logger],
+        every_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """every_seconds: seconds between two rows, at least. clock: returns the time in seconds."""
+        self._loggers, self._every, self._clock = loggers, every_seconds, clock
+
+    def open(self, run: LoggedRun) -> ThinnedLog:
+        """Opens the logs. Their first row is the next one."""
+        return ThinnedLog(Logs(self._loggers, run), self._every, self._clock)
+
+
+class ThinnedLog:
+    """The logs of a run. Used by one thread at a time."""
+
+    def __init__(self, log: Log, every_seconds: float, clock: Callable[[], float]) -> None:
+        """See ThinnedLogger."""
+        self._log, self._every, self._clock = log, every_seconds, clock
+        self._written = -math.inf  # time of the last row
+        self._step = 0
+        self._episodes = 0.0  # in the run, after the last update
+        self._row: dict[str, float] = {}  # of the updates since the last row
+        self._counts: dict[str, float] = {}  # episodes in each mean of the row
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Adds an update to the row, and writes the row if it is time."""
+        now = figures.get("episodes", 0.0)
+        ended, self._step, self._episodes = now - self._episodes, step, now
+        for name, value in figures.items():
+            before = self._row.setdefault(name, math.nan)
+            if math.isnan(value):
+                continue
+            self._counts[name] = self._counts.get(name, 0.0) + ended
+            if not math.isnan(before):
+                if name.startswith("time_"):
+                    value += before
+                elif name.startswith(_OF_EPISODES):
+                    value = before + (value - before) * ended / max(1.0, self._counts[name])
+            self._row[name] = value
+        if self._clock() - self._written >= self._every:
+            self._write()
+
+    def close(self) -> None:
+        """Writes the row of the last updates."""
+        if self._row:
+            self._write()
+        self._log.close()
+
+    def _write(self) -> None:
+        row, self._row, self._counts = self._row, {}, {}
+        self._log.write(self._step, row)
+        self._written = self._clock()
 
 
 class WandbLogger:
@@ -172,14 +235,23 @@ class DisplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """Loggers in addition to logs.csv and TensorBoard."""
+    """The logs of the run."""
 
+    log_interval: float = 0.0
+    """Seconds between two rows of the logs, at least; a row covers all updates since the row
+    before. 0: a row for each update."""
+    disable_tensorboard: bool = False
+    """Do not write TensorBoard's events, even if TensorBoard is installed."""
     wandb_project: str | None = None
     """Also log to this project of Weights & Biases (pip install 'torchbeast[wandb]'). With the
     environment variable WANDB_MODE=offline it only writes files. Default: off."""
 
+    def __post_init__(self) -> None:
+        at_least(0, log_interval=self.log_interval)
+
     def loggers(self) -> tuple[Logger, ...]:
         """Returns the loggers of the run."""
-        if self.wandb_project is None:
-            return FILES
-        return (*FILES, WandbLogger(self.wandb_project))
+        found: list[Logger] = [CsvLogger()] if self.disable_tensorboard else [*FILES]
+        if self.wandb_project is not None:
+            found.append(WandbLogger(self.wandb_project))
+        return (ThinnedLogger(found, self.log_interval),) if self.log_interval else tuple(found)
