@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -413,8 +414,23 @@ def test_a_nan_leaves_all_checkpoints(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("number", "free_mb", "inodes", "remedy"),
+    [
+        (errno.ENOSPC, 3, 9, "make room there for 4.0 MB, 3.0 MB are free"),
+        (errno.ENOSPC, 3, None, "make room there for 4.0 MB, 3.0 MB are free"),
+        (errno.ENOSPC, 34, 0, "delete files there, because the file system has no free inode for"),
+        (errno.ENOSPC, 34, 9, "delete files there, because a quota is used up"),
+        (errno.EDQUOT, 3, 9, "delete files there, because a quota is used up"),
+    ],
+)
 def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int,
+    free_mb: int,
+    inodes: int | None,  # None: the file system does not count them
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Folder:
         checkpoint = tmp_path / "model.tar"
@@ -431,15 +447,22 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
     saving = Saving(Folder(), {}, CheckpointConfig(keep_checkpoints=2))  # type: ignore[arg-type]
 
     def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
+    free = SimpleNamespace(
+        f_bavail=free_mb * 1000,
+        f_frsize=1000,
+        f_files=0 if inodes is None else 99,
+        f_favail=inodes or 0,
+    )
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
+        patch.setattr(os, "statvfs", lambda _: free)
         with pytest.raises(CheckpointNotWritten) as error:
             saving.save(Training())  # type: ignore[arg-type]
     said = str(error.value)
-    assert f"no checkpoint was written to {Folder.checkpoint} (No space left on device)" in said
-    assert "there is none yet: make room there for 4.0 MB, " in said and said.endswith("are free")
+    assert f"no checkpoint was written to {Folder.checkpoint} ({os.strerror(number)})" in said
+    assert f"there is none yet: {remedy}" in said
 
     def refuse(_: int) -> None:
         raise OSError(13, "Permission denied")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import math
-import shutil
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -64,9 +64,7 @@ class Saving:
         state = self.checkpoint(training, wait_s)
         with reserved_files():
             data = checkpoints.as_bytes(state)  # torch imports modules for it
-            with self._failing(
-                "no checkpoint was written to", self._path, f" for {in_bytes(len(data))}"
-            ):
+            with self._failing("no checkpoint was written to", self._path, len(data)):
                 self.folder.check_is_ours()
                 checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
         self._save_replay()
@@ -87,8 +85,8 @@ class Saving:
         self._inserted = inserted
 
     @contextmanager
-    def _failing(self, what: str, path: Path, needed: str = "") -> Iterator[None]:
-        """Converts an OSError to CheckpointNotWritten; needed: disk space, for the message."""
+    def _failing(self, what: str, path: Path, needed: int = 0) -> Iterator[None]:
+        """Converts an OSError to CheckpointNotWritten; needed: bytes on the disk; 0: unknown."""
         try:
             yield
         except OSError as error:
@@ -96,8 +94,7 @@ class Saving:
             old = "an earlier one is intact" if path.exists() else "there is none yet"
             room = ""
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                free = in_bytes(shutil.disk_usage(path.parent).free)
-                room = f": make room there{needed}, {free} are free"
+                room = f": {_remedy(path.parent, error.errno, needed)}"
             raise CheckpointNotWritten(
                 f"{what} {path} ({error.strerror or error}); {old}{room}"
             ) from error
@@ -109,6 +106,18 @@ class Saving:
         path = self._path.with_name("last_good.tar")
         checkpoints.save(path, {**state, **self.labels})
         return path
+
+
+def _remedy(folder: Path, error: int, needed: int) -> str:
+    """Returns what to do when a file system is full; needed: bytes, or 0 if unknown."""
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if found.f_files and not found.f_favail:
+        return "delete files there, because the file system has no free inode for another one"
+    if error == errno.EDQUOT or free > 2 * needed > 0:
+        return "delete files there, because a quota is used up (of bytes or of files)"
+    size = f" for {in_bytes(needed)}" if needed else ""
+    return f"make room there{size}, {in_bytes(free)} are free"
 
 
 @dataclass
