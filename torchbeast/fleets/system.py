@@ -152,24 +152,53 @@ def allowed_descriptors() -> int:
     return _MANY if soft == resource.RLIM_INFINITY else soft
 
 
-_RESERVE: list[int] = []  # open files
-_RESERVED = 4
+class _Reserve:
+    """Files that are open only to keep their places. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        self._open: list[int] = []
+
+    def fill(self) -> None:
+        """Opens as many files as are wanted, or as many as it can."""
+        with contextlib.suppress(OSError):
+            while len(self._open) < self.wanted:
+                self._open.append(os.open(os.devnull, os.O_RDONLY))
+
+    def release(self) -> None:
+        """Closes all files."""
+        with contextlib.suppress(IndexError):
+            while True:
+                os.close(self._open.pop())
+
+
+_RESERVE = _Reserve()
+_FILES = 4  # in reserve for each run
+
+
+@contextmanager
+def keeping_reserve() -> Iterator[None]:
+    """Keeps files in reserve during the body, a run, for the bodies of `reserved_files`."""
+    _RESERVE.wanted += _FILES
+    _RESERVE.fill()
+    try:
+        yield
+    finally:
+        _RESERVE.wanted -= _FILES
+        _RESERVE.release()
+        _RESERVE.fill()
 
 
 @contextmanager
 def reserved_files() -> Iterator[None]:
-    """Gives the body, such as writing a checkpoint, the files that this process keeps in reserve
-    from the first body on: connections of strangers may have taken all others.
+    """Gives the body, such as writing a checkpoint, the files in reserve: connections of strangers
+    may have taken all others.
     """
-    with contextlib.suppress(IndexError):  # other threads do the same
-        while True:
-            os.close(_RESERVE.pop())
+    _RESERVE.release()
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            while len(_RESERVE) < _RESERVED:
-                _RESERVE.append(os.open(os.devnull, os.O_RDONLY))
+        _RESERVE.fill()
 
 
 def can_open_files() -> bool:

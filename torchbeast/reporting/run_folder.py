@@ -34,7 +34,7 @@ from torchbeast.errors import (
     without_our_frames,
 )
 from torchbeast.fleets.supervisor import Failure, Supervisor
-from torchbeast.fleets.system import reserved_files
+from torchbeast.fleets.system import keeping_reserve, reserved_files
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.output import Lock, OutLog, lock, lossy_output
 
@@ -113,6 +113,7 @@ class RunFolder:
         what = f"the run's folder {path}"
         with ExitStack() as opened, refusing_paths("give another --savedir", what):
             self._is_new = _make(path)
+            opened.enter_context(keeping_reserve())
             file, held = _lock(path)
             opened.callback(file.close)
             if held is Lock.OURS:  # otherwise another process may be writing them
