@@ -9,7 +9,7 @@ import time
 import pytest
 
 from torchbeast.fleets import waiting
-from torchbeast.fleets.waiting import Reminder, waiting_for
+from torchbeast.fleets.waiting import Reminder, waiting_for, warn
 
 
 def test_a_wait_is_reported_after_ten_seconds_and_then_once_a_minute() -> None:
@@ -24,10 +24,20 @@ def test_a_block_that_waits_long_says_for_what(monkeypatch: pytest.MonkeyPatch) 
     said, found = threading.Event(), []
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
     monkeypatch.setattr(waiting, "_LOOK_S", 0.001)
-    monkeypatch.setattr(waiting, "warn", lambda sentence: (found.append(sentence), said.set()))
+    monkeypatch.setattr(waiting, "warn", lambda sentence, _: (found.append(sentence), said.set()))
     with waiting_for("the shared replay"):
         assert said.wait(10)
     assert found == ["waiting for the shared replay, for 0 s so far"]
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_warning_is_printed_before_a_log_can_hang(
+    is_logged: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []  # when the log was written
+    monkeypatch.setattr(waiting._log, "info", lambda *_: printed.append(capfd.readouterr().err))
+    warn("it stalls", is_logged)
+    assert printed == (["Warning: it stalls\n"] if is_logged else [])
 
 
 def test_a_block_that_ends_soon_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:

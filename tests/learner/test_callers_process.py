@@ -178,7 +178,7 @@ def test_a_step_that_waits_says_for_what_and_can_be_interrupted(
     said: list[str] = []
     has_said = threading.Event()
 
-    def warn(sentence: str) -> None:
+    def warn(sentence: str, is_logged: bool) -> None:
         said.append(sentence)
         if is_interrupted and not has_said.is_set():
             _thread.interrupt_main()

@@ -189,7 +189,7 @@ def test_a_step_that_waits_for_room_says_so_and_goes_on_when_there_is_some(
     ray.get(others.is_set.remote())
     said: list[str] = []
 
-    def warn(sentence: str) -> None:
+    def warn(sentence: str, is_logged: bool) -> None:
         if named in sentence and not said:
             said.append(sentence)
             ray.kill(others)

@@ -71,6 +71,13 @@ def test_shares_are_those_of_the_time_between_two_readings() -> None:
     assert found == pytest.approx(Shares(0.6, 0.3, 0.1, 0.6, 0.4))
 
 
+def test_a_learner_that_waits_for_files_is_not_the_bottleneck() -> None:
+    before, now = reading(0, 0, 0, 0, 0, 0), reading(10, 1, 1, 8, 6, 4)
+    found = shares(now._replace(writing=3.0), before)
+    assert found.writing == pytest.approx(0.3)
+    assert said(found, setup()).startswith("the learner waits for files 30 % of its time: a faster")
+
+
 def test_a_stage_without_a_report_has_no_share() -> None:
     found = shares(Reading(10, {"environment": 2.0, "learning": 1.0}), Reading(0, {}))
     assert found == Shares(1.0, 0.0, 0.0, 1.0, 0.0)
@@ -78,7 +85,7 @@ def test_a_stage_without_a_report_has_no_share() -> None:
 
 def test_stages_without_any_time_have_unknown_shares() -> None:
     found = shares(reading(10, 5, 5, 5, 1, 1), reading(0, 5, 5, 5, 0, 0))
-    assert all(math.isnan(share) for share in found[:3]) and found[3:] == (0.5, 0.5)
+    assert all(math.isnan(share) for share in found[:3]) and found[3:] == (0.5, 0.5, 0.0)
     assert diagnose(found, setup()) is None
 
 

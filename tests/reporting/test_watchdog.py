@@ -55,6 +55,14 @@ def test_a_full_learner_queue_explains_the_queues_before_it() -> None:
     assert "the learner does not take them" in (watchdog.check(0, full, 100.0) or "")
 
 
+def test_files_that_the_learner_waits_for_explain_all_queues() -> None:
+    watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+    full = MONO | {"learner_queue_size": 16}
+    watchdog.check(0, full, 0.0)
+    said = watchdog.check(0, full, 100.0, learner="the learner waits for files in /a")
+    assert said and said.startswith("no update for 100 s: the learner waits for files in /a (")
+
+
 def test_a_stall_is_reported_after_ten_seconds_and_then_once_a_minute() -> None:
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
     assert watchdog.check(0, POLY, 1.0) is None

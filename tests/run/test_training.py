@@ -28,8 +28,10 @@ from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import spent
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
+from torchbeast.run import training as training_module
 from torchbeast.run.training import DONE, NoMoment, Training
 
 T, B = 5, 2
@@ -129,6 +131,25 @@ class Run:
         self.training.start(num_threads)
         assert self.supervisor.join(SOON) == []
         self.files.close()
+
+
+def test_a_row_that_is_written_slowly_is_waited_for_and_not_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_module, "_WRITING_S", 0.0)
+    seen: list[tuple[str, float]] = []
+
+    class SlowLog:
+        def write(self, *_: object) -> None:
+            began, now = run.training.reading(), run.training.reading()
+            seen.append((run.training.waits_for_files(), spent(now, began)["learning"]))
+            assert now.writing > began.writing
+
+    run = Run(tmp_path, [rollout()], total_steps=1)
+    run.training.folder, run.training.log = tmp_path, SlowLog()  # type: ignore[assignment]
+    run.learn()
+    assert seen == [(f"the learner waits for files in {tmp_path}", 0.0)]
+    assert run.training.waits_for_files() == ""
 
 
 def test_training_ends_at_the_first_update_that_reaches_total_steps(tmp_path: Path) -> None:

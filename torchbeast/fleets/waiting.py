@@ -50,8 +50,10 @@ class Reminder:
 
 
 @contextmanager
-def waiting_for(what: str | Callable[[], str]) -> Iterator[None]:
-    """Reports what the block waits for, if it takes long. what: a noun phrase."""
+def waiting_for(what: str | Callable[[], str], is_logged: bool = True) -> Iterator[None]:
+    """Reports what the block waits for, if it takes long. what: a noun phrase. is_logged: see
+    `warn`.
+    """
     ended = threading.Event()
 
     def remind() -> None:
@@ -59,10 +61,14 @@ def waiting_for(what: str | Callable[[], str]) -> Iterator[None]:
         while not ended.wait(_LOOK_S):
             if (seconds := reminder.due(time.monotonic())) is not None:
                 named = what if isinstance(what, str) else what()
-                warn(f"waiting for {named}, for {seconds:.0f} s so far")
+                warn(f"waiting for {named}, for {seconds:.0f} s so far", is_logged)
 
     thread = threading.Thread(target=remind, name="waiting", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the limit of threads: a checkpoint is more important than a reminder
+        yield
+        return
     try:
         yield
     finally:
@@ -76,7 +82,8 @@ def say(sentence: str) -> None:
     print(sentence, flush=True)
 
 
-def warn(sentence: str) -> None:
-    """Prints a warning on stderr, and logs it."""
-    _log.info("Warning: %s", sentence)  # because the handler of warnings would draw over a panel
+def warn(sentence: str, is_logged: bool = True) -> None:
+    """Prints a warning on stderr, and logs it, unless out.log itself may be what hangs."""
     print(f"Warning: {sentence}", file=sys.stderr, flush=True)
+    if is_logged:  # as info, because the handler of warnings would draw over a panel
+        _log.info("Warning: %s", sentence)

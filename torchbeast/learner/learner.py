@@ -214,7 +214,8 @@ class Learner:
             self._step_callbacks()
             self._save_in_time()
         finally:  # an interrupt leaves the update, and the end, as they are
-            self._row.release()
+            with self._watching.step(), self._training.writing.running():
+                self._row.release()
             if self.done():
                 self.close()
         return self.get_metrics()
@@ -655,9 +656,9 @@ class _Watchdog:
             if not self._is_in_step:
                 watchdog.restart(now)
                 continue
-            status, hanging = source.status(), source.hanging()
-            if stall := watchdog.check(self._training.updates_here, status, now, hanging):
-                warn(stall)
+            updates, files = self._training.updates_here, self._training.waits_for_files()
+            if stall := watchdog.check(updates, source.status(), now, source.hanging(), files):
+                warn(stall, is_logged=not files)
 
 
 def _check_goes_on(log_dir: Path) -> None:

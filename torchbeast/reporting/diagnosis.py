@@ -38,12 +38,13 @@ class Reading(NamedTuple):
 
     time: float
     seconds: Mapping[str, float]
+    writing: float = 0.0  # seconds in which the learner waited for files
 
 
 class Shares(NamedTuple):
     """Shares of the workers' time (the first three; their sum is 1) and the learner's (the others).
 
-    NaN if unknown.
+    NaN if unknown. writing: part of the learner's waiting.
     """
 
     environment: float
@@ -51,6 +52,7 @@ class Shares(NamedTuple):
     queueing: float
     learning: float
     waiting: float
+    writing: float = 0.0
 
     def __str__(self) -> str:
         workers = ", ".join(f"{name} {percent(getattr(self, name))}" for name in ACTOR_STAGES)
@@ -64,7 +66,7 @@ UNKNOWN = Shares(*[math.nan] * 5)
 class Diagnosis(NamedTuple):
     """The stage that limits the run, or the fate of its streams, and a message with advice."""
 
-    limit: Literal["learner", "room", "environment", "inference", "none", "lost", "ending"]
+    limit: Literal["learner", "room", "environment", "inference", "files", "none", "lost", "ending"]
     sentence: str
 
 
@@ -100,7 +102,10 @@ def spent(now: Reading, before: Reading) -> dict[str, float]:
 def shares(now: Reading, before: Reading) -> Shares:
     """Returns the shares of the time between two readings."""
     seconds = spent(now, before)
-    return Shares(**_fractions(seconds, ACTOR_STAGES), **_fractions(seconds, LEARNER_STAGES))
+    learner = _fractions(seconds, LEARNER_STAGES)
+    total = sum(seconds[name] for name in LEARNER_STAGES)
+    writing = (now.writing - before.writing) / total if total > 0 else math.nan
+    return Shares(**_fractions(seconds, ACTOR_STAGES), **learner, writing=writing)
 
 
 def _fractions(seconds: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
@@ -126,6 +131,12 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
     if any(map(math.isnan, shares)):
         return None
     idle, room = f"learner idle {percent(shares.waiting)}", percent(shares.queueing)
+    if shares.writing >= _MUCH:
+        return Diagnosis(
+            "files",
+            f"the learner waits for files {percent(shares.writing)} of its time: a faster file "
+            "system for --savedir, or a larger --log_interval, helps",
+        )
     if shares.queueing >= _MUCH and shares.learning >= _BUSY:
         return Diagnosis(
             "learner",
@@ -229,12 +240,18 @@ class Watchdog:
         self._hang.restart(now)
 
     def check(
-        self, updates: int, status: Mapping[str, float], now: float, hanging: str = ""
+        self,
+        updates: int,
+        status: Mapping[str, float],
+        now: float,
+        hanging: str = "",
+        learner: str = "",
     ) -> str | None:
         """Returns a warning if one is due, else None.
 
         updates: of this part of the run.
         hanging: the source's description of workers that hang, or "".
+        learner: what the learner waits for other than a batch, or "".
         """
         if updates != self._updates:
             self._updates, self._lost = updates, _lost(status)
@@ -246,7 +263,7 @@ class Watchdog:
         self._hang.delay(now)
         figures = ", ".join(f"{name} {value}" for name, value in status.items())
         suspect = self._suspect(status, _lost(status) - self._lost, hanging)
-        return f"no update for {seconds:.0f} s: {suspect} ({figures})"
+        return f"no update for {seconds:.0f} s: {learner or suspect} ({figures})"
 
     def _suspect(self, status: Mapping[str, float], lost: int, hanging: str) -> str:
         """Describes the probable cause; lost: streams or actors lost since the last update."""

@@ -274,6 +274,7 @@ class LearnerRun:
                 total_steps=self._total_steps,
                 pause_at=self.settings.run.pause_at,
                 progress=self.progress,
+                folder=folder.path,
                 trace=folder.path / "trace.json" if trace else None,
                 keep=saving.keep_last_good,
                 info_keywords=self.described.env.options.info_keywords,

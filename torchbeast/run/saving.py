@@ -19,6 +19,7 @@ from torchbeast.core.actors.registry import Agent
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes, reserved_files
+from torchbeast.fleets.waiting import waiting_for
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import CheckpointConfig
@@ -64,7 +65,9 @@ class Saving:
         state = self.checkpoint(training, wait_s)
         with reserved_files():
             data = checkpoints.as_bytes(state)  # torch imports modules for it
-            with self._failing("no checkpoint was written to", self._path, len(data)):
+            failing = self._failing("no checkpoint was written to", self._path, len(data))
+            files = f"files in {self._path.parent}"
+            with failing, waiting_for(files, is_logged=False):
                 self.folder.check_is_ours()
                 checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
         self._save_replay()

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,31 @@ from torchbeast.reporting.log_files import Log
 from torchbeast.run import checkpoint as checkpoints
 
 
+class Stopwatch:
+    """Measures blocks, in one thread at a time. Any thread may read it."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        # Seconds of the blocks that have ended, and the start of the running one.
+        self._spent: tuple[float, float | None] = 0.0, None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Measures the block."""
+        spent, began = self._spent[0], self._now()
+        self._spent = spent, began
+        try:
+            yield
+        finally:
+            self._spent = spent + self._now() - began, None
+
+    def read(self) -> tuple[float, float]:
+        """Returns the seconds of all blocks up to now, and of the running one."""
+        spent, began = self._spent
+        running = 0.0 if began is None else self._now() - began
+        return spent + running, running
+
+
 class LearnerClock:
     """Splits wall-clock time into "learning" (during an update) and "waiting" (between updates).
 
@@ -44,24 +69,16 @@ class LearnerClock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._began = now, now()
-        # Seconds of the updates that have ended, and the start of the running one.
-        self._learnt: tuple[float, float | None] = 0.0, None
+        self._updates = Stopwatch(now)
 
-    @contextmanager
-    def learning(self) -> Iterator[None]:
+    def learning(self) -> AbstractContextManager[None]:
         """Measures an update; used by one thread at a time."""
-        learnt, began = self._learnt[0], self._now()
-        self._learnt = learnt, began
-        try:
-            yield
-        finally:
-            self._learnt = learnt + self._now() - began, None
+        return self._updates.running()
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds spent until now, by stage."""
-        (learnt, began), now = self._learnt, self._now()
-        learning = learnt + (0.0 if began is None else now - began)
-        return {"learning": learning, "waiting": now - self._began - learning}
+        learning, _ = self._updates.read()
+        return {"learning": learning, "waiting": self._now() - self._began - learning}
 
 
 _log = logging.getLogger("torchbeast.learner")
@@ -69,6 +86,7 @@ _log = logging.getLogger("torchbeast.learner")
 
 DONE = "all steps are learnt"
 _UPDATE_S = 120.0  # expected longest update, unless a longer one has been seen
+_WRITING_S = 1.0  # longest time that writing a row of the log should take
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
 
 
@@ -96,6 +114,7 @@ class Training:
     progress: Progress
     info_keywords: Sequence[str]  # numbers of episodes to log
     pause_at: int | None  # step at which to stop before total_steps
+    folder: Path = Path()  # of the log's files
     trace: Path | None = None  # file for the profiler's trace of one update
     keep: Callable[[dict[str, Any]], Path | None] = lambda state: None
     after_first_update: Callable[[], None] = lambda: None  # of this process
@@ -107,6 +126,7 @@ class Training:
         self._missed_info: set[str] = set()  # keywords that an episode lacked
         self._lock = threading.Lock()
         self._clock = LearnerClock()
+        self.writing = Stopwatch(time.perf_counter)  # measures writing the log
         self._last_row = Reading(time.monotonic(), {})
         self._longest_s = 0.0  # seconds of the longest update so far
         self._updates_before = self.updates
@@ -129,7 +149,12 @@ class Training:
     def reading(self) -> Reading:
         """Returns the seconds spent on acting and learning until now, by stage."""
         seconds = self.source.seconds() | self._clock.seconds()
-        return Reading(time.monotonic(), seconds)
+        return Reading(time.monotonic(), seconds, self.writing.read()[0])
+
+    def waits_for_files(self) -> str:
+        """Returns a message if the file system takes long to write a row of the log, else ""."""
+        is_slow = self.writing.read()[1] > _WRITING_S
+        return f"the learner waits for files in {self.folder}" if is_slow else ""
 
     @property
     def patience_s(self) -> float:
@@ -180,6 +205,9 @@ class Training:
                     return False
                 with self._clock.learning():
                     self._update(batch.map(cuda_stream.hand_over), on_host)
+                with self.writing.running():
+                    self.log.write(self.progress.step, self.figures)
+                self._after_update()
         return True
 
     def publish_interrupted(self, version: int) -> None:
@@ -206,6 +234,8 @@ class Training:
         seconds = time.perf_counter() - before
         self._longest_s = max(self._longest_s, seconds)
         self._record(on_host, {**figures, **lags, "update_seconds": seconds})
+
+    def _after_update(self) -> None:
         if self.updates_here == 1:
             self.after_first_update()
         self.after_update(self.progress.step, self.figures)
@@ -247,7 +277,6 @@ class Training:
             "learnt_steps": counters.learnt_steps,
             "optimiser_steps": counters.optimiser_steps,
         }
-        self.log.write(self.progress.step, self.figures)
 
     def _info_mean(self, name: str, numbers: Sequence[float]) -> float:
         """Returns the mean over the episodes of an update; NaN if none has a number.

@@ -57,8 +57,9 @@ class Watch:
                 self._show(display, status, window)
                 updates, hanging = self.training.updates_here, self.training.source.hanging()
                 first = first or (self.training.reading() if updates else None)
-                if stall := watchdog.check(updates, status, now, hanging):
-                    warn(stall)
+                files = self.training.waits_for_files()
+                if stall := watchdog.check(updates, status, now, hanging, files):
+                    warn(stall, is_logged=not files)
                 # After the end of the run, its last checkpoint is written immediately.
                 is_due = now >= save_at and updates and not supervisor.ended
                 if is_due and self._save_if_possible():
