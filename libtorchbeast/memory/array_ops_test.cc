@@ -13,8 +13,12 @@
 #include "libtorchbeast/testing/no_memory.h"
 #include "libtorchbeast/testing/values.h"
 
+// AddressSanitizer's own would not be released by the operator delete below.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return torchbeast::testing::no_memory ? nullptr : std::malloc(size == 0 ? 1 : size);
+}
 void* operator new(std::size_t size) {
-  void* data = torchbeast::testing::no_memory ? nullptr : std::malloc(size == 0 ? 1 : size);
+  void* data = operator new(size, std::nothrow);
   if (data == nullptr) throw std::bad_alloc();
   return data;
 }
