@@ -103,6 +103,7 @@ void Call::cancel() {
 
 CallServer::CallServer(const Endpoint& endpoint, Methods methods)
     : credentials_(endpoint.credentials), methods_(std::move(methods)) {
+  choose_polling();  // gRPC starts with the first object below
   std::int64_t most = kOtherCalls;
   for (const auto& [path, method] : methods_) most = std::max(most, method.max_calls);
   methods_.emplace(kHealthCheck, Method{kHealthCheck, kOtherCalls,

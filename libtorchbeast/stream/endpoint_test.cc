@@ -9,8 +9,12 @@
 #include <unistd.h>
 
 #include "libtorchbeast/support/errors.h"
+#include "libtorchbeast/testing/fake_env.h"
 #include "libtorchbeast/testing/servers.h"
 #include "libtorchbeast/testing/values.h"
+
+// gRPC's own, in the versions that have it.
+__attribute__((weak)) const char* grpc_get_poll_strategy_name();
 
 namespace torchbeast {
 namespace {
@@ -140,6 +144,14 @@ TEST(EndpointTest, AConnectionWithACallStaysOpenHoweverSilentTheCallIs) {
   EXPECT_FALSE(channel->WaitForStateChange(GRPC_CHANNEL_READY, later));
   EXPECT_TRUE(call->Write({}));
   context.TryCancel();
+}
+
+TEST(EndpointTest, TheseTestsPollAsTheProgramsDo) {
+  if (grpc_get_poll_strategy_name == nullptr) GTEST_SKIP() << "this gRPC does not say how it polls";
+  if (std::getenv("GRPC_POLL_STRATEGY") != nullptr) GTEST_SKIP() << "the user has chosen";
+  const testing::TestFolder folder;
+  const testing::RunningServer server(testing::fake_env(), folder.address());
+  EXPECT_STREQ(grpc_get_poll_strategy_name(), "poll");
 }
 
 TEST(EndpointTest, APortThatNoSocketCanHaveIsRefusedByItsAddress) {
