@@ -59,6 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gpu", action="store_true", help="do not hide the GPU; for tests that use it"
     )
+    parser.addoption(
+        "--attack-seconds", type=float, default=1.0, help="how long strangers attack a game"
+    )
     parser.addoption("--no-skips", action="store_true", help="let tests fail that would be skipped")
 
 

@@ -7,12 +7,14 @@ import datetime
 import ipaddress
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 from cryptography import x509
 
 from torchbeast.keys import Pair, new_authority, new_client, new_server
+from torchbeast.servers.config import SecurityConfig
 
 LOCALHOST = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
 TOKEN = "a-token-of-this-test"
@@ -59,6 +61,22 @@ class Keys:
         """Writes a pair for the side that connects, as `server` does."""
         with valid_from(since):
             return self.save(name, new_client(self.authority, 1))
+
+    def ends(self, protection: str) -> tuple[SecurityConfig, SecurityConfig]:
+        """Returns the files of the end that listens and of the end that dials.
+
+        protection: token (without TLS), TLS (and a token) or certificates (of both, and a token).
+        """
+        if protection == "token":
+            token = SecurityConfig(insecure=True, token_file=self.token)
+            return token, token
+        listens = SecurityConfig(tls_cert=self.cert, tls_key=self.key, token_file=self.token)
+        dials = SecurityConfig(tls_ca=self.ca, token_file=self.token)
+        if protection == "TLS":
+            return listens, dials
+        return replace(listens, tls_client_ca=self.ca), replace(
+            dials, tls_cert=self.client_cert, tls_key=self.client_key
+        )
 
     def save(self, name: str, pair: Pair) -> tuple[str, str]:
         """Writes a pair; returns the names of its files."""

@@ -24,8 +24,8 @@ constexpr std::chrono::milliseconds kRefusalPatience{100};
 // look takes up to 0.2 ms while a client does not read.
 constexpr std::size_t kLooksWhenBusy = 2;
 constexpr std::size_t kLooksWhenIdle = 64;
-// How long a health check, which needs no token, may keep the server waiting.
-constexpr std::chrono::seconds kStrangersPatience{10};
+// How long a client may take to send the first message of a call.
+constexpr std::chrono::seconds kFirstMessage{10};
 constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
 
 // Returns a deadline that a change of the system's clock does not move.
@@ -211,15 +211,13 @@ void CallServer::release_refused(std::size_t looks) {
 // to refuse it.
 grpc::Status CallServer::admit(Call* call) {
   const auto found = methods_.find(call->method());
-  const bool needs_token = call->method() != kHealthCheck;
-  const grpc::Status stranger =
-      needs_token ? check_token(credentials_, call->context_) : grpc::Status::OK;
+  const grpc::Status stranger = check_token(credentials_, call->context_.client_metadata());
   MutexLock lock(mutex_);
   // gRPC permits no further request.
   if (stopping_) return {grpc::StatusCode::UNAVAILABLE, "the server is stopping"};
   request_call();
-  if (found == methods_.end()) return {grpc::StatusCode::UNIMPLEMENTED, "no such method"};
   if (!stranger.ok()) return stranger;
+  if (found == methods_.end()) return {grpc::StatusCode::UNIMPLEMENTED, "no such method"};
   const Method& method = found->second;
   if (open_in_[method.group] >= method.max_calls) return too_many_calls();
   call->place_ = &method.group;
@@ -228,12 +226,11 @@ grpc::Status CallServer::admit(Call* call) {
   return grpc::Status::OK;
 }
 
-// In place of gRPC's own service, whose calls have no limit: an open Watch costs the server 18 KiB,
-// without a token.
+// In place of gRPC's own service, whose calls need no token and have no limit: an open Watch costs
+// the server 18 KiB.
 grpc::Status CallServer::check_health(Call* call) const {
   grpc::health::v1::HealthCheckRequest request;
   grpc::health::v1::HealthCheckResponse response;
-  call->cancel_after(kStrangersPatience);
   if (!call->read(&request)) return grpc::Status::CANCELLED;
   const std::string service = "/" + request.service() + "/";
   const auto of_service = methods_.lower_bound(service);
@@ -248,6 +245,7 @@ grpc::Status CallServer::check_health(Call* call) const {
 
 void CallServer::serve(std::unique_ptr<Call> call) {
   grpc::Status status;
+  call->cancel_after(kFirstMessage);
   try {
     status = methods_.at(call->method()).handler(call.get());
   } catch (const std::exception& error) {  // no memory

@@ -33,17 +33,14 @@ class Call {
   const std::string& method() const { return context_.method(); }
   grpc::ServerContext* context() { return &context_; }
 
-  // Cancels the call if it waits for the client longer than this, counted from now.
-  void cancel_after(std::chrono::milliseconds time);
-  void cancel_never();
-
   // Reads the client's next message. Returns false if there are no more messages or if the message
-  // cannot be parsed.
+  // cannot be parsed. If the client speaks first, it has ten seconds.
   template <typename Message>
   bool read(Message* message) {
     begin_read();
     if (!is_done(reading_)) return false;
     reading_.succeeded = false;  // taken
+    cancel_never();
     return grpc::SerializationTraits<Message>::Deserialize(&received_, message).ok();
   }
 
@@ -61,6 +58,7 @@ class Call {
     bool is_own = false;
     const auto status = grpc::SerializationTraits<Message>::Serialize(message, &bytes, &is_own);
     if (!status.ok()) return false;
+    cancel_never();
     writing_.is_open = true;
     stream_.Write(bytes, &writing_);
     return is_done(writing_);
@@ -80,6 +78,9 @@ class Call {
   };
   enum class Event { kOperation, kTimeout, kEnd };
 
+  // Cancels the call if it waits for the client longer than this, counted from now.
+  void cancel_after(std::chrono::milliseconds time);
+  void cancel_never();
   // Waits for an operation to complete, until the call's deadline and `until`. Once the call has
   // ended, no operation completes.
   Event next(gpr_timespec until);
@@ -135,8 +136,8 @@ inline constexpr std::int64_t kOtherCalls = 32;
 // Closing: stop() and the destructor end all calls and wait for their handlers.
 class CallServer {
  public:
-  // Serves from now on. Calls without the endpoint's token end with UNAUTHENTICATED, and calls
-  // beyond a limit with RESOURCE_EXHAUSTED; health checks do not need a token. Throws
+  // Serves from now on. Calls without the endpoint's token end with UNAUTHENTICATED before anything
+  // is read of their messages, and calls beyond a limit with RESOURCE_EXHAUSTED. Throws
   // ConnectionError like start_server(), or if no thread can be started.
   CallServer(const Endpoint& endpoint, Methods methods);
   ~CallServer() { stop(std::chrono::milliseconds(0)); }

@@ -135,9 +135,7 @@ grpc::Status Door::join(Call* call) {
       return {grpc::StatusCode::RESOURCE_EXHAUSTED,
               "too many streams have not described themselves yet"};
     }
-    call->cancel_after(options_.description_timeout);
     if (!call->read(&first)) return invalid("expected a description, got no message");
-    call->cancel_never();
   }
   if (!first.has_joining()) return invalid("expected a description in the first message");
   try {

@@ -26,9 +26,7 @@ class CallServer;
 
 struct DoorOptions {
   std::int64_t max_streams = kMaxStreams;
-  // How many streams may be open that have not described themselves yet, and for how long.
-  std::int64_t max_undescribed = 64;
-  std::chrono::milliseconds description_timeout = std::chrono::seconds(10);
+  std::int64_t max_undescribed = 64;  // streams that have not described themselves yet
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);  // of one step
 };
 

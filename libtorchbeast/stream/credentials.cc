@@ -41,15 +41,14 @@ void add_token(const Credentials& credentials, grpc::ClientContext* context) {
   context->AddMetadata(kHeader, std::string(kScheme) + credentials.token);
 }
 
-grpc::Status check_token(const Credentials& credentials, const grpc::ServerContext& context) {
+grpc::Status check_token(const Credentials& credentials, const Headers& headers) {
   if (credentials.token.empty()) return grpc::Status::OK;
-  const auto& metadata = context.client_metadata();
-  if (metadata.count(kHeader) != 1) {
+  if (headers.count(kHeader) != 1) {
     return refused(
         "it admits only clients with its token: give --token_file, a copy of the file that it was "
         "started with");
   }
-  const grpc::string_ref value = metadata.find(kHeader)->second;
+  const grpc::string_ref value = headers.find(kHeader)->second;
   const std::string_view header(value.data(), value.size());
   if (header.starts_with(kScheme) &&
       equal_in_constant_time(credentials.token, header.substr(kScheme.size()))) {

@@ -4,9 +4,10 @@
 #pragma once
 
 #include <grpcpp/client_context.h>
-#include <grpcpp/server_context.h>
 #include <grpcpp/support/status.h>
+#include <grpcpp/support/string_ref.h>
 
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -40,8 +41,11 @@ bool equal_in_constant_time(std::string_view secret, std::string_view given);
 // Adds the token, if there is one, to a client's call: "authorization: Bearer TOKEN".
 void add_token(const Credentials& credentials, grpc::ClientContext* context);
 
+// What gRPC knows of a client's call before any message of it: the headers.
+using Headers = std::multimap<grpc::string_ref, grpc::string_ref>;
+
 // Returns UNAUTHENTICATED, with advice for the client's user, unless the client's call carries the
 // server's token. Returns OK if the server does not have a token.
-grpc::Status check_token(const Credentials& credentials, const grpc::ServerContext& context);
+grpc::Status check_token(const Credentials& credentials, const Headers& headers);
 
 }  // namespace torchbeast

@@ -6,6 +6,7 @@
 #include <grpc/grpc.h>
 #include <grpc/support/time.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/security/auth_metadata_processor.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,8 +25,7 @@ constexpr auto kCancelInterval = std::chrono::milliseconds(50);
 // Between two attempts of a channel to connect; doubles. gRPC begins with a second.
 constexpr auto kFirstRetry = std::chrono::milliseconds(50);
 constexpr auto kLongestRetry = std::chrono::milliseconds(1000);
-// Limit on what all clients have sent and nobody has read yet: health checks of strangers are read
-// whole.
+// Limit on what all clients have sent and nobody has read yet.
 constexpr std::size_t kReceivedBytes = std::size_t{1} << 30;
 constexpr int kHandshakeMs = 10'000;  // for a client to complete the TLS handshake
 // Pings find a peer over TCP that is gone without a word: a machine without power, a pulled cable.
@@ -75,6 +75,23 @@ std::shared_ptr<grpc::ChannelCredentials> client_side(const Endpoint& endpoint) 
   return grpc::SslCredentials(options);
 }
 
+// Refuses calls without the token before they wait for the server to accept them: gRPC queues any
+// number of calls, even those that their clients have cancelled already. Only for TLS; gRPC asks
+// nobody without it.
+class Doorkeeper final : public grpc::AuthMetadataProcessor {
+ public:
+  explicit Doorkeeper(Credentials own) : own_(std::move(own)) {}
+
+  bool IsBlocking() const override { return false; }
+  grpc::Status Process(const InputMetadata& headers, grpc::AuthContext*, OutputMetadata*,
+                       OutputMetadata*) override {
+    return check_token(own_, headers);
+  }
+
+ private:
+  const Credentials own_;
+};
+
 std::shared_ptr<grpc::ServerCredentials> server_side(const Endpoint& endpoint) {
   const Credentials& own = endpoint.credentials;
   if (endpoint.unix_path() || !own.has_tls()) return grpc::InsecureServerCredentials();
@@ -87,7 +104,11 @@ std::shared_ptr<grpc::ServerCredentials> server_side(const Endpoint& endpoint) {
                      : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = own.ca;
   options.pem_key_cert_pairs.push_back({own.key, own.certificate});
-  return grpc::SslServerCredentials(options);
+  auto credentials = grpc::SslServerCredentials(options);
+  if (!own.token.empty()) {
+    credentials->SetAuthMetadataProcessor(std::make_shared<Doorkeeper>(own));
+  }
+  return credentials;
 }
 
 // Connects a channel, by pauses and waits of its own in place of gRPC's; see connected_channel().

@@ -6,18 +6,23 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import wire
 from background import SOON, Background, wait_for
+from keys_of_tests import Keys
 from peers import RawStream
+from scraping import free_port
 from served_envs import EPISODE_LENGTH, VecStep, Vector
 from serving import Game
+from strangers import CASES, check_unharmed
 from wire import INT32
 
 from libtorchbeast import Credentials, Door, Host, describe, server_status
+from torchbeast.servers.security import credentials as credentials_of
 
 E = Vector.num_envs
 SAID: dict[str, Any] = {
@@ -251,8 +256,9 @@ def test_without_the_token_nothing_is_read_and_the_host_hears_why(address: str) 
             pytest.raises(PermissionError, match="not its token"),
         ):
             playing.result()
-        with RawStream(address, "Join", LEARNER) as stranger:
-            assert stranger.end()[0] is grpc.StatusCode.UNAUTHENTICATED
+        for method, service in (("Join", LEARNER), ("Check", "grpc.health.v1.Health")):
+            with RawStream(address, method, service) as stranger:
+                assert stranger.end()[0] is grpc.StatusCode.UNAUTHENTICATED
         with hosting(address, credentials=TOKEN):
             assert waiting(door)[1] == "a"
 
@@ -260,6 +266,22 @@ def test_without_the_token_nothing_is_read_and_the_host_hears_why(address: str) 
 def test_an_environment_server_and_a_learner_are_told_apart(address: str) -> None:
     with door_at(address), pytest.raises(ValueError, match="a learner that hosts dial in to"):
         describe(address, SOON)
+
+
+@pytest.mark.parametrize(("attack", "protection"), CASES)
+def test_strangers_do_not_harm_the_streams_of_hosts(
+    attack: str, protection: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    own, of_hosts = map(credentials_of, Keys(tmp_path).ends(protection))
+    with (
+        door_at(address, credentials=own) as door,
+        hosting(address, credentials=of_hosts),
+        hosting(address, credentials=of_hosts),
+        pool_of_hosts() as game,
+    ):
+        take(door, game), take(door, game)
+        check_unharmed(game, address, attack, protection != "token", pytestconfig)
 
 
 # ---- Hostile hosts -------------------------------------------------------------------------------

@@ -24,10 +24,11 @@ import pytest
 import wire
 from background import SOON, wait_for
 from keys_of_tests import Keys
-from peers import RawStream, Script, raw_server
+from peers import SERVICE, RawStream, Script, raw_server
+from scraping import free_port
 from served_envs import Counting, Vector
 from serving import Game, playing, served_elsewhere, serving
-from unfinished_call import ENHANCE_YOUR_CALM, NO_ERROR, UnfinishedCall, unread_calls
+from strangers import CASES, check_unharmed, unread_calls
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
 
 from libtorchbeast import Credentials, Server, describe
@@ -511,7 +512,6 @@ def test_calls_that_never_send_their_request_cannot_use_up_a_server(address: str
 
 
 def test_silent_health_checks_leave_all_other_calls_served(address: str) -> None:
-    """They need no token, so a stranger can make any number of them."""
     unasked: queue.Queue[bytes | None] = queue.Queue()
     with (
         serving(Vector, address, max_streams=1),
@@ -551,10 +551,16 @@ def test_calls_without_the_token_take_no_place_of_those_that_have_it(tmp_path: P
 
 
 @pytest.mark.long
-def test_a_silent_health_check_is_ended_after_ten_seconds(address: str) -> None:
-    with serving(Vector, address), RawStream(address, "Check", "grpc.health.v1.Health") as silent:
+@pytest.mark.parametrize(
+    ("service", "method"),
+    [("grpc.health.v1.Health", "Check"), (SERVICE, "StreamingVectorEnv"), (SERVICE, "Describe")],
+)
+def test_a_call_whose_client_does_not_speak_is_ended_after_ten_seconds(
+    service: str, method: str, address: str
+) -> None:
+    with serving(Vector, address), RawStream(address, method, service) as silent:
         began = time.monotonic()
-        assert silent.end()[0] is grpc.StatusCode.CANCELLED
+        silent.end()
         assert 8 < time.monotonic() - began < 16
 
 
@@ -564,23 +570,17 @@ def _refused(address: str) -> set[grpc.StatusCode]:
         return {stream.end()[0]}
 
 
-@pytest.mark.long
-def test_health_checks_of_strangers_cannot_make_a_server_hold_more_than_a_gibibyte(
-    tmp_path: Path,
+@pytest.mark.parametrize(("attack", "protection"), CASES)
+def test_strangers_do_not_harm_the_streams_of_a_learner(
+    attack: str, protection: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """They need no token, and a message may have 256 MiB: six would be half as much again."""
-    with served_elsewhere(tmp_path / "socket") as server:
-        path, before = str(tmp_path / "socket"), peak_bytes(server)
-        calls = [UnfinishedCall(path, "/grpc.health.v1.Health/Check", 255 * MIB) for _ in range(6)]
-        while any([call.send(patience_s=0.3) for call in calls]):
-            assert server.poll() is None
-        assert peak_bytes(server) - before < 1.15 * 1024 * MIB
-        resets = {call.reset for call in calls if call.is_refused}
-        assert resets <= {NO_ERROR, ENHANCE_YOUR_CALM}, "too slow, or too much"
-        for call in calls:
-            call.close()
-        with playing([f"unix:{path}"]) as game:
-            game.rollout()
+    address = f"127.0.0.1:{free_port()}"
+    own, learners = map(credentials_of, Keys(tmp_path).ends(protection))
+    with (
+        serving(Vector, address, credentials=own),
+        playing([address] * 2, credentials=learners) as game,
+    ):
+        check_unharmed(game, address, attack, protection != "token", pytestconfig)
 
 
 def test_messages_that_expand_are_refused_before_they_do(tmp_path: Path) -> None:

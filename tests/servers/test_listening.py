@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ipv6
 import pytest
+from background import wait_for
 from ipv6 import needs_ipv6
 from keys_of_tests import TOKEN, Keys
 from serving import serving
@@ -16,7 +17,7 @@ from serving import serving
 from libtorchbeast import Credentials
 from torchbeast.errors import RunError, UsageError
 from torchbeast.servers import addresses
-from torchbeast.servers.addresses import answers, check_free
+from torchbeast.servers.addresses import answers, check_free, is_flooded
 from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import credentials as credentials_of
 
@@ -87,6 +88,21 @@ def test_a_port_is_deaf_after_two_checks_in_a_row_without_an_answer(
     port = addresses.PortCheck("127.0.0.1:1")
     assert [port.is_deaf() for _ in range(5)] == [False, False, False, True, True]
     assert next(came), "it does not ask again"
+
+
+def test_a_server_is_flooded_while_a_client_sends_more_than_it_reads() -> None:
+    with socket.create_server((HOME[0], 0)) as server:
+        address = f"0.0.0.0:{server.getsockname()[1]}"
+        with socket.create_connection(server.getsockname()) as client:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                while True:
+                    client.send(bytes(1 << 16))
+            assert not is_flooded(address), "nobody has accepted it"
+            with server.accept()[0] as connection:
+                wait_for(lambda: is_flooded(address))
+                while is_flooded(address):
+                    connection.recv(1 << 16)
 
 
 def test_a_process_that_can_open_no_connection_does_not_answer() -> None:

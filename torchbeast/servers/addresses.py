@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from torchbeast.errors import RunError, UsageError
 MAX_SOCKET_PATH = 107  # bytes; the limit for the path of a Unix socket on Linux
 MAX_PORT = 65_535
 _UNIX = "unix:"
+_FLOOD = 1 << 16  # bytes that a server has not read yet
 _HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]", re.ASCII)
 PROBE_EVERY_S = 2.0  # between two checks whether a server still accepts connections
 _ANSWER_S = 5.0  # time limit of a check
@@ -153,7 +155,9 @@ def answers(address: str, seconds: float) -> bool:
 class PortCheck:
     """Notices that this process's server at HOST:PORT does not accept connections any more.
 
-    gRPC 1.51 stops listening for good if it cannot accept a connection, without a message.
+    gRPC 1.51 stops listening for good if it cannot accept a connection, without a message. A flood
+    of calls also keeps it from accepting anyone, but only as long as it lasts, and open streams
+    continue.
     """
 
     def __init__(self, address: str) -> None:
@@ -163,9 +167,26 @@ class PortCheck:
     def is_deaf(self) -> bool:
         """Connects, at most every two seconds; True from the second time without an answer on."""
         if self._unanswered < 2 and time.monotonic() >= self._next:
-            self._unanswered = 0 if answers(self._address, _ANSWER_S) else self._unanswered + 1
+            accepts = answers(self._address, _ANSWER_S) or is_flooded(self._address)
+            self._unanswered = 0 if accepts else self._unanswered + 1
             self._next = time.monotonic() + PROBE_EVERY_S
         return self._unanswered >= 2
+
+
+def is_flooded(address: str) -> bool:
+    """Returns whether an accepted client of the server at HOST:PORT sends faster than it reads.
+
+    Reads the kernel's tables of connections; returns False on systems without /proc.
+    """
+    port = f":{host_and_port(address)[1]:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                local, queues, inode = itemgetter(1, 4, 9)(line.split())
+                has_unread = int(queues.partition(":")[2], 16) > _FLOOD
+                if local.endswith(port) and has_unread and inode != "0":  # 0: not accepted
+                    return True
+    return False
 
 
 def _hello() -> bytes:
