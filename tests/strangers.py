@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of HTTP/2 by hand, without the token of the server that they attack.
 
-python tests/strangers.py HOST:PORT ATTACK [--tls] [--seconds 60] [--connections 4]
+python tests/strangers.py HOST:PORT ATTACK [--tls] [--seconds 60] [--connections 8]
 
 ATTACK: messages (health checks of 255 MiB), or resets (calls that are reset as soon as they are
 made, as fast as the connection takes them). Prints a line once it attacks.
@@ -215,7 +215,7 @@ def check_unharmed(
     print(f"{name}: {during:.0f} rollouts/s, before {before:.0f}; {grown} MiB more memory")
     assert game.pool.lost_streams() == 0
     assert game.pool.live_streams() == 2
-    assert grown < 64
+    assert grown < 100
     assert answers(address, SOON), "it hears others again"
     assert during > before / 10
 
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("attack", choices=ATTACKS)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--connections", type=int, default=8)
     given = parser.parse_args()
     os.nice(19)  # on one machine, those who are attacked need the processor too
     attack(given.address, given.attack, given.tls, given.connections, given.seconds)

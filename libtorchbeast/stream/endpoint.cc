@@ -27,6 +27,9 @@ constexpr auto kFirstRetry = std::chrono::milliseconds(50);
 constexpr auto kLongestRetry = std::chrono::milliseconds(1000);
 // Limit on what all clients have sent and nobody has read yet.
 constexpr std::size_t kReceivedBytes = std::size_t{1} << 30;
+// How much a server reads from a connection before it turns to the next. The connections of streams
+// wait for their turn while strangers flood others; gRPC would read 4 MiB, which can take seconds.
+constexpr int kReadAtOnce = 16 << 10;
 constexpr int kHandshakeMs = 10'000;  // for a client to complete the TLS handshake
 // Pings find a peer over TCP that is gone without a word: a machine without power, a pulled cable.
 constexpr int kPingAfterMs = 20'000;    // of silence
@@ -270,6 +273,7 @@ std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::Serve
   refuse_compression(
       [&](const char* name, int value) { builder->AddChannelArgument(name, value); });
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadAtOnce);
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(max_idle.count()));
   if (!endpoint.unix_path()) ping(builder);
