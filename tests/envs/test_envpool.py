@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -59,6 +59,9 @@ class EnvPoolMixin:
 
 class DMPool(EnvPoolMixin):
     num_envs = 1
+
+    def reset(self) -> None: ...
+    def step(self) -> None: ...
 
 
 class Pool(EnvPoolMixin):
@@ -113,6 +116,41 @@ def make_larger_pool(num_envs: int) -> Pool:
     return make_pool(num_envs + 1)
 
 
+class Wrapped:
+    """A vector environment of somebody's own, around a pool."""
+
+    metadata: ClassVar = {"autoreset_mode": "NextStep"}
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.num_envs = inner, inner.num_envs
+        self.single_observation_space = inner.single_observation_space
+        self.single_action_space = inner.single_action_space
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return self.inner.reset()
+
+    def step(self, actions: Any) -> Any:
+        assert len(actions) == self.num_envs
+        return self.inner.step(actions)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def make_wrapped_pool(num_envs: int, **config: Any) -> Wrapped:
+    return Wrapped(Wrapped(make_pool(num_envs, **config)))
+
+
+def make_wrapped_dm_pool(num_envs: int) -> Any:
+    return SimpleNamespace(num_envs=num_envs, pool=DMPool())
+
+
+def make_single() -> Any:
+    wrapper = gymnasium.Env()  # type: ignore[var-annotated]
+    wrapper.pool, wrapper.action_space = make_pool(1), Pool.single_action_space  # type: ignore[attr-defined]
+    return wrapper
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the pools of this file in the place of EnvPool."""
@@ -140,6 +178,25 @@ def test_an_ended_environment_is_reset_in_the_same_step_and_only_it(fake: None) 
     step = env.step(np.array([0, 1, 0]))
     assert [tuple(row[1:]) for row in step.observation] == [(1, 1), (1, 0), (1, 1)]
     assert step.terminated.tolist() == [False, True, False]
+
+
+def test_a_pool_in_wrappers_takes_the_runs_seeds_and_begins_as_they_do(fake: None) -> None:
+    env = envs.make(envs.EnvSpec(f"{__name__}:make_wrapped_pool", {"lives": 2}), E)
+    assert isinstance(env, EnvPoolEnv)
+    for seed in (5, 6):
+        assert [row[0] for row in env.reset(seed)] == environment_seeds(seed, E)
+    life = env.step(np.array([0, 1, 0]))
+    assert life.terminated.tolist() == [False, True, False] and not life.episode_end.any()
+    assert life.observation[1].tolist()[1:] == [1, 1]  # still the last one of this life
+    late = env.step(np.array([0, 1, 0]))
+    assert late.resets is not None and late.resets.tolist() == [False, True, False]
+    assert late.observation[1].tolist()[1:] == [1, 0] and not late.episode_end.any()
+    game = env.step(np.array([0, 1, 0]))
+    assert game.episode_end.tolist() == [False, True, False]
+    assert env.final_info == {1: {"terminated": 1, "lives": 0}}
+    assert not env.step(np.zeros(E, np.int64)).episode_end.any()
+    with pytest.raises(ValueError, match="expected actions between 0 and 1"):
+        env.step(np.full(E, 2))
 
 
 def test_a_task_may_have_its_family_in_front(fake: None) -> None:
@@ -173,6 +230,9 @@ def test_an_episode_ends_with_the_game_and_not_with_a_life(fake: None) -> None:
         (f"{__name__}:make_pool", {"batch_size": 2}, "got batch_size=2 with num_envs=3: remove"),
         (f"{__name__}:make_old_pool", {}, "TorchBeast needs EnvPool 1.2 or newer"),
         (f"{__name__}:make_dm_pool", {}, 'DMPool: make it with env_type="gymnasium"'),
+        (f"{__name__}:make_wrapped_dm_pool", {}, 'DMPool: make it with env_type="gymnasium"'),
+        (f"{__name__}:make_wrapped_pool", {"batch_size": 2}, "got batch_size=2 with num_envs=3"),
+        (f"{__name__}:make_single", {}, "has a pool of EnvPool: let the function that makes"),
     ],
 )
 def test_what_cannot_be_used_is_refused(
@@ -233,17 +293,55 @@ def test_cartpole_gives_the_steps_of_the_same_pool_stepped_by_hand() -> None:
     assert ends > 2 and cuts > 2
 
 
-def test_a_ready_pool_is_an_env_fn_and_takes_the_runs_seeds() -> None:
-    pytest.importorskip("envpool")
-    factory, _, _ = VecEnv.create_factory(env_fn=ready_cartpole, vec_env_size=2)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda pool: pool,
+        gymnasium.wrappers.vector.RecordEpisodeStatistics,
+        gymnasium.Wrapper,
+        lambda pool: OfStableBaselines(pool),
+    ],
+)
+def test_a_ready_pool_in_any_wrapper_is_an_env_fn_and_takes_the_runs_seeds(wrap: Any) -> None:
+    envpool = pytest.importorskip("envpool")
+
+    def make_ready(num_envs: int) -> Any:
+        return wrap(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs))
+
+    factory, _, _ = VecEnv.create_factory(env_fn=make_ready, vec_env_size=2)
     with closing(factory()) as ready, closing(envs.make("envpool:CartPole-v1", 2)) as by_id:
-        np.testing.assert_array_equal(ready.reset(5), by_id.reset(5))
+        for seed in (5, 6):
+            np.testing.assert_array_equal(ready.reset(seed), by_id.reset(seed))
+        for _ in range(8):  # CartPole does not fall before
+            found, expected = (env.step(np.zeros(2, np.int64)) for env in (ready, by_id))
+            np.testing.assert_array_equal(found.observation, expected.observation)
 
 
-def ready_cartpole(num_envs: int) -> Any:
-    import envpool
+class OfStableBaselines:
+    """A wrapper of a pool that has the interface of Stable-Baselines3."""
 
-    return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs)
+    def __init__(self, venv: Any) -> None:
+        self.venv, self.num_envs = venv, venv.num_envs
+        self.observation_space, self.action_space = venv.observation_space, venv.action_space
+
+    def seed(self, seed: int) -> None: ...
+
+    def reset(self) -> Any:
+        return self.venv.reset()[0]
+
+    def step_async(self, actions: Any) -> None:
+        self.actions = actions
+
+    def step_wait(self) -> Any:
+        observation, reward, terminated, truncated, _ = self.venv.step(self.actions)
+        return observation, reward, terminated | truncated, [{}] * self.num_envs
+
+    def step(self, actions: Any) -> Any:
+        self.step_async(actions)
+        return self.step_wait()
+
+    def close(self) -> None:
+        self.venv.close()
 
 
 def test_frames_of_atari_are_sent_one_by_one() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from torchbeast import envs
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
@@ -161,6 +162,85 @@ def test_an_environment_of_tensors_gives_the_steps_of_its_environments(make: Any
     check_same_steps(make, adopted(Tensors(make), "x"), has_words=False)
 
 
+class Batches:
+    """A vector environment in the mode SAME_STEP whose infos have another form than Gymnasium's."""
+
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, make: Callable[[], Any], name: str, form: str) -> None:
+        self._env = Tensors(make)
+        self.num_envs = E
+        self.single_observation_space = self._env.single_observation_space
+        self.single_action_space = self._env.single_action_space
+        self._name, self._form = name, form
+
+    def reset(self, *, seed: int) -> Any:
+        return map_leaves(np.asarray, self._env.reset(seed=seed)[0]), {}
+
+    def step(self, action: Any) -> Any:
+        *found, infos = self._env.step(map_leaves(torch.from_numpy, action))
+        told: dict[str, Any] = {self._name: map_leaves(np.asarray, infos["final_observation"])}
+        if "length" in infos and self._form == "dicts":
+            told["final_info"] = [{"length": int(length)} for length in infos["length"]]
+        elif "length" in infos:
+            told["final_info"] = {"length": infos["length"].numpy()}
+        return *map_leaves(np.asarray, tuple(found)), told
+
+    def close(self) -> None:
+        self._env.close()
+
+
+@pytest.mark.parametrize("make", [cartpole, pendulum, Dicts])
+@pytest.mark.parametrize(
+    ("name", "form"), [("final_obs", "arrays"), ("final_observation", "dicts")]
+)
+def test_last_observations_may_be_one_batch(make: Any, name: str, form: str) -> None:
+    check_same_steps(make, GymVectorEnv(Batches(make, name, form), "x"), has_words=False)
+
+
+class OfIsaacLab(gymnasium.Env):  # type: ignore[type-arg]
+    """Has the attributes of Isaac Lab's environments: no vector environment of Gymnasium's classes,
+    `device` is a text, the metadata have no autoreset mode, and infos no last observations.
+    """
+
+    metadata: ClassVar = {"render_modes": [None, "human", "rgb_array"]}
+    is_vector_env = True
+
+    def __init__(self) -> None:
+        self._env = Tensors(pendulum, gives_last=False)
+        self.num_envs, self.device = E, "cpu"
+        one = self._env.single_observation_space
+        self.single_observation_space = gymnasium.spaces.Dict({"policy": one})
+        self.single_action_space = self._env.single_action_space
+        self.observation_space = batch_space(one, E)
+        self.action_space = batch_space(self.single_action_space, E)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        observation, _ = self._env.reset(seed=seed)
+        return {"policy": observation}, {}
+
+    def step(self, action: Any) -> Any:
+        assert isinstance(action, torch.Tensor)
+        observation, *rest, infos = self._env.step(action)
+        log = {"log": {"Episode_Reward/x": torch.tensor(1.0)}, "indices": torch.arange(1)}
+        return {"policy": observation}, *rest, {**infos, **log}
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, gymnasium.wrappers.OrderEnforcing])
+def test_isaac_labs_interface_gives_steps(wrap: Any) -> None:
+    """gymnasium.make puts them in a wrapper, which lacks num_envs and the spaces of one."""
+    env = vec_env_of(lambda num_envs: wrap(OfIsaacLab()), {}, E, "x")
+    with closing(env), closing(SyncVecEnv([pendulum] * E, "x")) as ours:
+        assert env.observation_space == {"policy": ours.observation_space}
+        assert_same(env.reset(5), {"policy": ours.reset(5)})
+        for time in range(1, 10):
+            action = random_action(env.action_space, E, np.random.default_rng(0))
+            found, expected = env.step(action), ours.step(action)
+            assert_same(found.observation, {"policy": expected.observation})
+            np.testing.assert_array_equal(found.reward, expected.reward)
+            assert found.terminated.all() == (time % 4 == 0) and not found.truncated.any()
+
+
 def test_time_limits_of_tensors_without_last_observations_are_terminations(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -252,6 +332,22 @@ def test_episodes_that_begin_one_step_late_have_the_same_steps(make: Any) -> Non
     )
     with closing(SyncVecEnv([make] * E, "x")) as ours, closing(GymVectorEnv(late, "x")) as theirs:
         expected, found = steps_of(ours, 40), steps_of(theirs, 40)
+    for one, other in zip(found, expected, strict=True):
+        map_leaves2(np.testing.assert_array_equal, one, other)
+
+
+def test_ales_own_vector_environment_has_the_same_steps_in_both_of_its_modes() -> None:
+    """Its infos have last observations as one batch, and no final_info."""
+    ale = pytest.importorskip("ale_py.vector_env")
+
+    def pong(mode: AutoresetMode) -> GymVectorEnv:
+        limit = {"max_num_frames_per_episode": 80, "img_height": 21, "img_width": 21}
+        return GymVectorEnv(ale.AtariVectorEnv("pong", E, autoreset_mode=mode, **limit), "x")
+
+    modes = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
+    with closing(pong(modes[0])) as same, closing(pong(modes[1])) as late:
+        found, expected = steps_of(same, 40), steps_of(late, 40)
+    assert sum(step[3] for step in found[0]) > 1  # truncated
     for one, other in zip(found, expected, strict=True):
         map_leaves2(np.testing.assert_array_equal, one, other)
 

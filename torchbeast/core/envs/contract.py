@@ -37,9 +37,12 @@ def check_environment(env: Any, whose: str) -> None:
     """Raises UsageError unless this is one environment with the interface of (old) Gym."""
     _refuse_other_things(env, whose)
     if is_vector(env) or (hasattr(env, "num_envs") and hasattr(env, "frame_stack")):
+        found = (
+            "is a vector environment itself" if pool_in(env) is None else "has a pool of EnvPool"
+        )
         raise UsageError(
-            f"{whose} is a vector environment itself: let the function that makes it have a "
-            "parameter num_envs, as gymnasium.make_vec does"
+            f"{whose} {found}: let the function that makes it have a parameter num_envs, as "
+            "gymnasium.make_vec does"
         )
     _check_has(env, ("reset", "step"), whose, "an environment of Gymnasium's interface")
     if getattr(env, "action_space", None) is None:
@@ -53,11 +56,10 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
     Stable-Baselines3, with this number of environments.
     """
     _refuse_other_things(env, whose)
-    if getattr(env, "num_envs", None) != num_envs:
+    if (found := attribute_of(env, "num_envs")) != num_envs:
         raise UsageError(
             f"{whose}: called with num_envs={num_envs}, the factory must return a VecEnv with "
-            f"as many environments, got {_named(env)} with "
-            f"num_envs={getattr(env, 'num_envs', None)}; "
+            f"as many environments, got {_named(env)} with num_envs={found}; "
             "a function without the parameter num_envs returns one environment"
         )
     if is_vector(env):
@@ -75,26 +77,60 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
                 )
 
 
+def innermost(env: Any) -> Any:
+    """Returns the environment inside all wrappers that say what they wrap."""
+    return getattr(env, "unwrapped", env)
+
+
+def attribute_of(env: Any, name: str) -> Any:
+    """Returns an attribute of an environment, or the innermost environment's if the wrapper lacks
+    it, as Gymnasium's wrappers of single environments do; None if both lack it.
+    """
+    return getattr(env, name, getattr(innermost(env), name, None))
+
+
 def is_gym_vector(env: Any) -> bool:
     """Returns whether this is a vector environment of Gymnasium's interface, maybe in a wrapper for
     single ones, as Isaac Lab's is; another such wrapper may show one of its environments.
     """
     if hasattr(env, "single_action_space") and hasattr(env, "single_observation_space"):
         return True
-    base = getattr(env, "unwrapped", env)
+    base = innermost(env)
     is_vector = hasattr(base, "single_action_space") and hasattr(base, "single_observation_space")
     space = getattr(env, "observation_space", None)
     return is_vector and space != base.single_observation_space
 
 
-def is_env_pool(env: Any) -> bool:
-    """Returns whether this is a pool of EnvPool, of any interface."""
-    return any(cls.__name__ == "EnvPoolMixin" for cls in type(env).__mro__)
+def layers(env: Any) -> list[Any]:
+    """Returns an environment and the ones that it wraps, whatever the names of the attributes that
+    hold them, outermost first. A VecEnv is a layer of its own: it knows what it wraps.
+    """
+    found = [env]
+    for layer in found:  # which grows
+        if not hasattr(layer, "frame_stack"):
+            parts = getattr(layer, "__dict__", {}).values()
+            found += [
+                part
+                for part in parts
+                if hasattr(type(part), "step")
+                and hasattr(type(part), "reset")
+                and all(part is not other for other in found)
+            ]
+    return found
+
+
+def pool_in(env: Any) -> Any:
+    """Returns the pool of EnvPool, of any interface, that this is or wraps, or None."""
+    for layer in layers(env):
+        if any(cls.__name__ == "EnvPoolMixin" for cls in type(layer).__mro__):
+            return layer
+    return None
 
 
 def is_vector(env: Any) -> bool:
     """Returns whether this is a vector environment of Gymnasium or Stable-Baselines3."""
-    return is_gym_vector(env) or (hasattr(env, "step_async") and hasattr(env, "step_wait"))
+    is_of_baselines = hasattr(env, "step_async") and hasattr(env, "step_wait")
+    return is_of_baselines or is_gym_vector(env) or pool_in(env) is not None
 
 
 def _refuse_other_things(env: Any, whose: str) -> None:
@@ -107,10 +143,11 @@ def _refuse_other_things(env: Any, whose: str) -> None:
             f"{whose}: expected an environment, got the class {env.__name__}: return an instance "
             f"of it, {env.__name__}(...)"
         )
-    if is_env_pool(env) and not is_gym_vector(env):
+    pool = pool_in(env)
+    if pool is not None and not hasattr(pool, "single_action_space"):
         raise UsageError(
             f"{whose}: expected a pool with Gymnasium's interface, got the EnvPool class "
-            f'{type(env).__name__}: make it with env_type="gymnasium" and EnvPool 1.2 or newer'
+            f'{type(pool).__name__}: make it with env_type="gymnasium" and EnvPool 1.2 or newer'
         )
 
 

@@ -3,10 +3,11 @@
 
 A pool resets an ended environment in the next step that the environment gets, and ignores that
 step's action. EnvPoolEnv takes this step immediately, with the ended environments only. (A pool's
-reset(env_id) would start a new game after a lost life too.)
+reset(env_id) would start a new game after a lost life too.) Wrappers of a pool cannot be stepped in
+part, so there an episode begins as the wrappers say, mostly one step late.
 
 A pool takes seeds only when it is made, so EnvPoolEnv.reset(seed) makes it again with the same
-configuration.
+configuration, and puts it in the place of the old one inside its wrappers.
 
 EnvPool is not imported: what counts are the names of its classes and attributes.
 """
@@ -14,14 +15,14 @@ EnvPool is not imported: what counts are the names of its classes and attributes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.envs.contract import FinalInfo
+from torchbeast.core.envs.contract import FinalInfo, layers, pool_in
 from torchbeast.core.envs.gym_vector import DISABLED, GymVectorEnv
 from torchbeast.core.envs.spaces import ArrayNest, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_actions
@@ -40,19 +41,20 @@ class EnvPoolEnv(GymVectorEnv):
 
         frame_stack: see VecEnv.frame_stack.
         """
-        self._game_over = np.ones(pool.num_envs, bool)
+        self._pool = pool_in(pool)
+        self._game_over = np.ones(self._pool.num_envs, bool)
         with _quiet():
             super().__init__(pool, env_id)
         self.frame_stack = frame_stack
 
     def step(self, action: ArrayNest) -> VecStep:
         step = super().step(action)
-        end = step.truncated | (step.terminated & self._game_over)
+        end = step.episode_end & (step.truncated | self._game_over)
         self.final_info = {index: self.final_info[index] for index in np.flatnonzero(end).tolist()}
         return step._replace(episode_end=end)
 
     def _checked_mode(self) -> str:
-        config = self._env.config
+        config = self._pool.config
         if "env_seed" not in config:
             raise UsageError(
                 f"{self.env_id}: this EnvPool takes no seed for each environment; TorchBeast needs "
@@ -68,15 +70,21 @@ class EnvPoolEnv(GymVectorEnv):
                 f"{self.env_id}: expected an environment of one agent, got one of up to "
                 f"{config['max_num_players']} players"
             )
-        return DISABLED  # `_restart` hides the late step
+        is_bare = self._env is self._pool
+        return DISABLED if is_bare else super()._checked_mode()  # `_restart` hides the late step
 
     def _begin(self, seeds: list[int]) -> ArrayNest:
-        pool, spec_class = type(self._env), type(self._env.spec)
-        config = {**self._env.config, "seed": 0, "env_seed": seeds}
-        self._env.close()
-        self._env = pool(spec_class(spec_class.gen_config(**config)))
+        old, spec_class = self._pool, type(self._pool.spec)
+        config = {**old.config, "seed": 0, "env_seed": seeds}
+        old.close()
+        self._pool = type(old)(spec_class(spec_class.gen_config(**config)))
+        for layer in layers(self._env):
+            for name in [name for name, part in vars(layer).items() if part is old]:
+                setattr(layer, name, self._pool)
+        is_bare = self._env is old
+        self._env = self._pool if is_bare else self._env
         with _quiet():
-            observation, _ = self._env.reset()
+            observation, _ = self._env.reset(**({} if is_bare else {"seed": seeds[0]}))
         return self._copied(observation, self.num_envs)
 
     def _restart(self, ended: np.ndarray, seen: ArrayNest) -> None:
@@ -86,15 +94,12 @@ class EnvPoolEnv(GymVectorEnv):
         for row, leaf in zip(flatten(seen), flatten(first), strict=True):
             row[indices] = leaf
 
-    def _each_info(self, infos: Mapping[str, Any], ended: np.ndarray) -> FinalInfo:
-        # Only Atari games, which may lose lives, say in their info whether the game is over.
-        over = infos.get("terminated", True)
-        self._game_over = np.broadcast_to(np.asarray(over, bool), ended.shape)
-        arrays = {key: values for key, values in infos.items() if isinstance(values, np.ndarray)}
-        return {
-            int(index): {key: values[index] for key, values in arrays.items()}
-            for index in np.flatnonzero(ended)
-        }
+    def _each_info(self, infos: Any, ended: np.ndarray) -> FinalInfo:
+        told = super()._each_info(infos, ended)
+        for index, info in told.items():
+            # Only Atari games, which may lose lives, say in their info whether the game is over.
+            self._game_over[index] = info.get("terminated", True)
+        return told
 
     def _actions(self, action: ArrayNest) -> Any:
         if isinstance(self.action_space, Discrete):

@@ -3,21 +3,23 @@
 
 A VecEnv begins the next episode in the step that ends one. Their autoreset mode decides how:
 
-    SAME_STEP   they do so too, and give the last observations in their infos
+    SAME_STEP   they do so too, and give the last observations in their infos: an observation for
+                each environment, or a batch of all. Without them nothing can be bootstrapped from,
+                so that time limits count as terminations
     DISABLED    ended environments are reset immediately, by Gymnasium's reset_mask
     NEXT_STEP   SyncVectorEnv and AsyncVectorEnv with shared memory too; others begin the next
                 episode one step late, in a row of VecStep.resets
 
 Gymnasium is not imported: what counts are the names of its classes and attributes. `env_pool.py`
-has the differences of EnvPool's environments, which have the same interface. Environments on a
-GPU, whose `device` is a torch.device, take and return tensors.
+has the differences of EnvPool's environments, which have the same interface. Environments whose
+`device` is a torch.device or its name take and return tensors.
 """
 
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,12 @@ from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
+    attribute_of,
     check_rewards,
     env_repr,
-    is_env_pool,
+    innermost,
     is_gym_vector,
+    pool_in,
     refusing,
 )
 from torchbeast.core.envs.spaces import (
@@ -54,13 +58,12 @@ def adopted(env: Any, env_id: str) -> GymVectorEnv:
     from torchbeast.core.envs.env_pool import EnvPoolEnv  # a subclass of GymVectorEnv
 
     try:
-        if is_env_pool(env):
-            return EnvPoolEnv(env, env_id)
-        if not is_gym_vector(env):
+        pool = pool_in(env)
+        if hasattr(env, "step_async") and not is_gym_vector(env):
             env = _OfStableBaselines(env)
         elif _has_tensors(env):
             env = _OfTensors(env, env_id)
-        return GymVectorEnv(env, env_id)
+        return GymVectorEnv(env, env_id) if pool is None else EnvPoolEnv(env, env_id)
     except Exception:
         env.close()
         raise
@@ -76,14 +79,16 @@ class GymVectorEnv:
         """Raises UsageError where spaces or the autoreset mode cannot be used."""
         self._env = env
         self.env_id = env_id
-        self.num_envs = int(env.num_envs)
+        self.num_envs = int(attribute_of(env, "num_envs"))
         self._mode = self._checked_mode()
         with refusing(env_id):
-            self.observation_space = observation_spec(env.single_observation_space)
-            self.action_space = from_gymnasium(env.single_action_space)
+            space = attribute_of(env, "single_observation_space")
+            self.observation_space = observation_spec(space)
+            self.action_space = from_gymnasium(attribute_of(env, "single_action_space"))
         self._check_finite = FiniteCheck(self.observation_space)
         self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
         self._late = np.zeros(self.num_envs, bool)  # ended, and begin again with the next step
+        self._has_warned = False
         self.final_info = {}
 
     def reset(self, seed: int) -> ArrayNest:
@@ -101,16 +106,21 @@ class GymVectorEnv:
         check_rewards(reward, lambda index: f"environment {index} of {self.env_id}")
         terminated = np.asarray(terminated, bool) & ~resets
         truncated = np.asarray(truncated, bool) & ~(terminated | resets)
+        is_same = self._mode == _SAME_STEP
+        last = infos.get("final_obs", infos.get("final_observation")) if is_same else observation
+        if last is None and truncated.any():
+            self._warn()
+            terminated, truncated = terminated | truncated, np.zeros_like(truncated)
         ended = terminated | truncated
         self._steps += ~resets
         seen, self.final_info = self._copied(observation, self.num_envs), {}
         final: ArrayNest | None = None
         if ended.any():
-            is_same = self._mode == _SAME_STEP
-            self.final_info = self._each_info(infos["final_info"] if is_same else infos, ended)
+            told = infos.get("final_info", {}) if is_same else infos
+            self.final_info = self._each_info(told, ended)
             if truncated.any():
                 ours = map_leaves(lambda leaf: leaf[truncated], seen)
-                final = self._final(infos, truncated) if is_same else ours
+                final = self._final(last, truncated) if is_same else ours
                 self._check(final, np.flatnonzero(truncated))
             if self._mode == _NEXT_STEP:
                 self._late = ended
@@ -139,15 +149,16 @@ class GymVectorEnv:
         """Returns the autoreset mode, or DISABLED for NEXT_STEP if the environment can be reset
         earlier; raises UsageError for an unknown mode.
         """
-        found = getattr(self._env, "metadata", {}).get("autoreset_mode")
+        found = _declared_mode(self._env)
         mode = str(getattr(found, "value", found))
         if mode not in _MODES:
             raise UsageError(
                 f"{self.env_id} is a vector environment whose metadata have no autoreset_mode of "
-                f"Gymnasium 1.1 or newer, got {found!r}: make it with such a Gymnasium"
+                f"Gymnasium 1.1 or newer, got {found!r}: make it with such a Gymnasium, or set "
+                f'metadata["autoreset_mode"] of your own class to one of {", ".join(_MODES)}'
             )
         is_own = _is_own(self._env)
-        can_be_early = is_own and getattr(self._env.unwrapped, "shared_memory", True)
+        can_be_early = is_own and getattr(innermost(self._env), "shared_memory", True)
         return DISABLED if mode == _NEXT_STEP and can_be_early else mode
 
     def _begin(self, seeds: list[int]) -> ArrayNest:
@@ -173,27 +184,47 @@ class GymVectorEnv:
         leaves = [np.array(leaf) for leaf in matching_leaves(batch, observation, path)]
         return pack_as(self.observation_space, leaves)
 
-    def _final(self, infos: Mapping[str, Any], truncated: np.ndarray) -> ArrayNest:
-        """Returns the last observations [K, ...] of the truncated episodes, from the infos."""
+    def _final(self, last: Any, truncated: np.ndarray) -> ArrayNest:
+        """Returns the last observations [K, ...] of the truncated episodes.
+
+        last: an array or list with an observation for each environment, or a nest of such arrays.
+        """
         path = f"{self.env_id}: last observation"
         finals = [
-            list(matching_leaves(self.observation_space, infos["final_obs"][index], path))
-            for index in np.flatnonzero(truncated)
+            matching_leaves(self.observation_space, _row(last, index), path)
+            for index in np.flatnonzero(truncated).tolist()
         ]
         return pack_as(
             self.observation_space, [np.stack(leaf) for leaf in zip(*finals, strict=True)]
         )
 
-    def _each_info(self, infos: Mapping[str, Any], ended: np.ndarray) -> FinalInfo:
-        """Returns the entries of each environment that ended; the mask of an entry `x` is `_x`."""
-        return {
-            int(index): {
-                key: values[index]
-                for key, values in infos.items()
-                if isinstance(values, np.ndarray) and f"_{key}" in infos and infos[f"_{key}"][index]
-            }
-            for index in np.flatnonzero(ended)
+    def _each_info(self, infos: Any, ended: np.ndarray) -> FinalInfo:
+        """Returns the entries of each environment that ended.
+
+        infos: a sequence with a dict for each environment, or a dict of arrays [E, ...]; there the
+        mask of an entry `x` is `_x`, or there is none.
+        """
+        indices = np.flatnonzero(ended).tolist()
+        if not isinstance(infos, Mapping):
+            return {index: infos[index] or {} for index in indices}
+        entries = {
+            key: (values, infos.get(f"_{key}", ended))
+            for key, values in infos.items()
+            if isinstance(values, np.ndarray) and values.shape[:1] == ended.shape
         }
+        return {
+            index: {key: values[index] for key, (values, has) in entries.items() if has[index]}
+            for index in indices
+        }
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the infos of %s lack the last observations of truncated episodes (final_obs), so "
+                "its time limits count as terminations",
+                self.env_id,
+            )
 
     def _actions(self, action: ArrayNest) -> Any:
         spaces = flatten(self.action_space)
@@ -203,8 +234,16 @@ class GymVectorEnv:
 
 def _is_own(env: Any) -> bool:
     """Returns whether it is one of Gymnasium's two vector environments of single ones."""
-    names = {cls.__name__ for cls in type(env.unwrapped).__mro__}
+    names = {cls.__name__ for cls in type(innermost(env)).__mro__}
     return bool(names & {"SyncVectorEnv", "AsyncVectorEnv"})
+
+
+def _row(batch: Any, index: int) -> Any:
+    return batch[index] if isinstance(batch, list) else map_leaves(itemgetter(index), batch)
+
+
+def _declared_mode(env: Any) -> Any:
+    return (attribute_of(env, "metadata") or {}).get("autoreset_mode")
 
 
 class _OfStableBaselines:
@@ -225,11 +264,7 @@ class _OfStableBaselines:
         observation, reward, done, infos = self._env.step(action)
         cut = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         last = [info.get("terminal_observation") for info in infos]
-        final_info = {}
-        for key in {key for info in infos for key in info}:
-            final_info[key] = np.array([info.get(key) for info in infos] + [None], object)[:-1]
-            final_info[f"_{key}"] = np.array([key in info for info in infos])
-        told = {"final_obs": last, "final_info": final_info}
+        told = {"final_obs": last, "final_info": infos}
         return observation, reward, done & ~np.array(cut), cut, told
 
     def close(self) -> None:
@@ -237,28 +272,25 @@ class _OfStableBaselines:
 
 
 def _has_tensors(env: Any) -> bool:
-    """Returns whether a vector environment has a torch.device."""
-    kind = type(getattr(env.unwrapped, "device", None))
-    return (kind.__module__, kind.__name__) == ("torch", "device")
+    """Returns whether a vector environment has a torch.device, or its name, as Isaac Lab's."""
+    device = attribute_of(env, "device")
+    kind = type(device)
+    return kind is str or (kind.__module__, kind.__name__) == ("torch", "device")
 
 
 class _OfTensors:
     """A vector environment of torch tensors, such as ManiSkill's and Isaac Lab's, as one of arrays.
 
-    Every step copies once from its device. If the infos lack last observations, time limits count
-    as terminations, because nothing can be bootstrapped from.
+    Every step copies once from its device.
     """
 
     def __init__(self, env: Any, env_id: str) -> None:
-        self._env, self._env_id = env, env_id
-        self.unwrapped = base = env.unwrapped
-        owner = env if hasattr(env, "single_observation_space") else base
-        self.num_envs = int(owner.num_envs)
-        self.single_observation_space = owner.single_observation_space
-        self.single_action_space = owner.single_action_space
+        self._env = env
+        self.unwrapped = innermost(env)
         self.metadata = {"autoreset_mode": _SAME_STEP}
-        self._has_warned = False
-        declared = (getattr(owner, "metadata", None) or {}).get("autoreset_mode", _SAME_STEP)
+        for name in ("num_envs", "single_observation_space", "single_action_space"):
+            setattr(self, name, attribute_of(env, name))
+        declared = _declared_mode(env) or _SAME_STEP
         if (mode := str(getattr(declared, "value", declared))) != _SAME_STEP:
             raise UsageError(
                 f"{env_id} is a vector environment of tensors with the autoreset mode {mode}: give "
@@ -271,46 +303,23 @@ class _OfTensors:
     def step(self, action: Any) -> tuple[Any, ...]:
         import torch  # the environment has imported it
 
-        device = self.unwrapped.device
+        device = attribute_of(self._env, "device")
         tensors = map_leaves(lambda leaf: torch.tensor(leaf, device=device), action)
         *found, infos = self._env.step(tensors)
         observation, reward, terminated, truncated = map_leaves(_as_array, tuple(found))
-        finals: dict[int, ArrayNest] = {}
-        told = {"final_obs": finals, "final_info": _numbers(infos.get("final_info", infos))}
-        last = infos.get("final_obs", infos.get("final_observation"))
-        if last is None:
-            self._warn(bool(truncated.any()))
-            terminated, truncated = terminated | truncated, np.zeros_like(truncated)
-        elif truncated.any():
-            last = map_leaves(_as_array, last)
-            for index in np.flatnonzero(truncated).tolist():
-                finals[index] = map_leaves(operator.itemgetter(index), last)
+        told: dict[str, Any] = {}
+        if (terminated | truncated).any():
+            numbers = infos.get("final_info", infos).items()
+            is_number = [(key, value) for key, value in numbers if getattr(value, "ndim", 0) == 1]
+            told["final_info"] = {key: _as_array(value) for key, value in is_number}
+            last = infos.get("final_obs", infos.get("final_observation"))
+            told["final_obs"] = last if last is None else map_leaves(_as_array, last)
         return observation, reward, terminated, truncated, told
-
-    def _warn(self, is_cut: bool) -> None:
-        if is_cut and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "the infos of %s lack the last observations of truncated episodes (final_obs), so "
-                "its time limits count as terminations",
-                self._env_id,
-            )
 
     def close(self) -> None:
         self._env.close()
 
 
-def _as_array(tensor: Any) -> np.ndarray:
-    """Returns an array with the values of a tensor of any device, or of an array."""
-    array: np.ndarray = tensor.numpy(force=True) if hasattr(tensor, "numpy") else np.asarray(tensor)
-    return array
-
-
-def _numbers(infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the entries that are tensors with a number for each environment, with their masks."""
-    found = {
-        key: _as_array(value)
-        for key, value in infos.items()
-        if hasattr(value, "numpy") and value.ndim == 1
-    }
-    return {**found, **{f"_{key}": np.ones(len(value), bool) for key, value in found.items()}}
+def _as_array(value: Any) -> Any:
+    """Returns an array with the values of a tensor of any device; anything else as it is."""
+    return value.numpy(force=True) if hasattr(value, "numpy") else value
