@@ -14,9 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 import torchbeast.envs.spec
 from torchbeast import envs
+from torchbeast.core.actors.distributions import distribution_for
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.env_pool import EnvPoolEnv
 from torchbeast.core.envs.spaces import random_action
@@ -342,6 +345,16 @@ class OfStableBaselines:
 
     def close(self) -> None:
         self.venv.close()
+
+
+@pytest.mark.parametrize("task", ["RubiksCube-v0", "MultiCVRP-v0", "Connector-v2"])
+def test_a_task_with_a_box_of_integers_as_actions_has_a_policy(task: str) -> None:
+    pytest.importorskip("envpool")
+    with closing(envs.make(f"envpool:{task}", 2)) as env:
+        policy = distribution_for(env.action_space)
+        env.reset(0)
+        for _ in range(20):
+            env.step(map_leaves(np.asarray, policy.sample(torch.zeros(2, policy.num_params))))
 
 
 def test_frames_of_atari_are_sent_one_by_one() -> None:

@@ -14,7 +14,7 @@ from example_envs import EPISODE_LENGTH, Counting, Truncating
 from gymnasium import spaces
 
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.envs.spaces import ArraySpec, observation_spec
+from torchbeast.core.envs.spaces import ArraySpec, observation_spec, random_action
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecStep, environment_seeds
 from torchbeast.errors import UsageError
 
@@ -431,6 +431,18 @@ def test_nested_actions_arrive_as_the_environments_nest() -> None:
     env.step({"keys": np.array([[0, 1], [1, 1]]), "move": np.array([2, 0])})
     action = env._envs[1].actions[0]
     assert action["keys"].tolist() == [1, 1] and action["move"] == 0
+
+
+def test_an_action_in_a_box_of_integers_arrives_in_its_shape_and_dtype() -> None:
+    space = spaces.Box(np.array([[2], [-1]]), np.array([[3], [1]]), dtype=np.int16)
+    kind = type("Grid", (Counting,), {"action_space": space})
+    env, _ = started(kind)
+    drawn = [random_action(env.action_space, 1, np.random.default_rng(i)) for i in range(20)]
+    for action in drawn:
+        env.step(action)
+    received = env._envs[0].actions
+    assert all(space.contains(action) for action in received)
+    assert len({tuple(action.ravel()) for action in received}) == 6
 
 
 def test_an_environment_without_an_action_space_is_refused() -> None:

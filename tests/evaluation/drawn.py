@@ -52,6 +52,7 @@ CASES = {
     "gru": Case("small", ArraySpec((4, 4, 2), "bool"), use_lstm=True, kwargs={"core": "gru"}),
     "masked": Case("mlp", MASKED, use_lstm=True),
     "masked-pair": Case("mlp", MASKED, MultiDiscrete((2, 3))),
+    "masked-integers": Case("mlp", MASKED, Box((2, -1), (3, 1), (2, 1), "int16"), use_lstm=True),
     "stacked-box": Case("mlp", {"a": VECTOR, "b": (VECTOR, SCALED)}, ARM, frame_stack=3),
     "box": Case("mlp", VECTOR, ARM, use_lstm=True),
     "start": Case("mlp", VECTOR, Discrete(3, start=2)),

@@ -39,7 +39,8 @@ def in_bounds(space: Any, action: np.ndarray) -> np.ndarray:
     """Returns what an environment executes."""
     if not isinstance(space, Box):
         return action
-    return np.clip(action, np.float32(space.low), np.float32(space.high))
+    bounds = (np.reshape(np.float32(bound), space.shape) for bound in (space.low, space.high))
+    return np.clip(action, *bounds).astype(space.dtype)
 
 
 @pytest.mark.parametrize(("num_envs", "mode"), [(1, "greedy"), (3, "sample")])

@@ -63,7 +63,7 @@ def exported(tmp_path: Path, name: str, file: str, **options: Any) -> Path:
 
 
 FILES = [
-    *(("nest", "p.pt2"), ("sac", "p.pt2"), ("masked", "p.onnx")),
+    *(("nest", "p.pt2"), ("sac", "p.pt2"), ("masked-integers", "p.onnx")),
     pytest.param("masked", "p.pt2", marks=pytest.mark.long),
     pytest.param("shallow", "p.pt2", marks=pytest.mark.long),
     pytest.param("stacked-box", "p.onnx", marks=pytest.mark.long),
@@ -88,6 +88,7 @@ def test_an_exported_file_takes_the_actions_of_training(
         wanted = map_leaves2(_in_bounds, case.actions, env.executed[-1])
         for taken, expected in zip(action, flatten(wanted), strict=True):
             np.testing.assert_allclose(taken, expected, 0, 1e-5)
+            assert taken.dtype == expected.dtype
         for extra, value in loop.acted.extras.items():
             np.testing.assert_allclose(outputs[extra], value[0], 1e-5, 1e-5)
         after = {name: array for name, array in outputs.items() if name.startswith("next_")}
@@ -95,7 +96,10 @@ def test_an_exported_file_takes_the_actions_of_training(
 
 
 def _in_bounds(space: Any, action: np.ndarray) -> np.ndarray:
-    return np.clip(action, space.low, space.high) if hasattr(space, "low") else action
+    if not hasattr(space, "low"):
+        return action
+    bounds = (np.reshape(np.float32(bound), space.shape) for bound in (space.low, space.high))
+    return np.clip(action, *bounds).astype(space.dtype)
 
 
 def test_features_of_a_torch_file_may_have_bfloat16(tmp_path: Path) -> None:

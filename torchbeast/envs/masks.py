@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.envs.contract import MASK, check_environment
-from torchbeast.core.envs.spaces import Discrete, MultiDiscrete, declared, from_gymnasium
+from torchbeast.core.envs.spaces import Box, Discrete, MultiDiscrete, declared, from_gymnasium
 from torchbeast.envs.spec import EnvError
 
 
@@ -19,7 +19,8 @@ class MaskFromInfo:
 
     A dict observation gets the entry `action_mask`; another becomes {"observation": it,
     "action_mask": mask}. The mask is bool [n], with n the number of a Discrete space's actions or
-    sum(nvec) of a MultiDiscrete, whose info may also have a tuple of one array for each choice.
+    sum(nvec) of a MultiDiscrete or integer Box, whose info may also have a tuple of one array for
+    each choice.
 
     The last observation of an episode needs no mask: without one it allows every action.
     """
@@ -45,7 +46,7 @@ class MaskFromInfo:
         space = from_gymnasium(self._env.action_space)
         if isinstance(space, Discrete):
             return space.n
-        if isinstance(space, MultiDiscrete):
+        if isinstance(space, MultiDiscrete) or (isinstance(space, Box) and space.is_integer):
             return sum(space.nvec)
         raise EnvError(
             "mask_actions needs a Discrete or MultiDiscrete action space, but "

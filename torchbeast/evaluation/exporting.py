@@ -190,7 +190,8 @@ def _in_bounds(space: Any, action: Tensor) -> Tensor:
     if not isinstance(space, Box):
         return action
     bounds = (torch.tensor(bound, dtype=action.dtype) for bound in (space.low, space.high))
-    return action.clamp(*(bound.reshape(space.shape) for bound in bounds))
+    clipped = action.clamp(*(bound.reshape(space.shape) for bound in bounds))
+    return clipped.to(getattr(torch, space.dtype)) if space.is_integer else clipped
 
 
 def named(name: str, nest: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ EVERYTHING: dict[str, Any] = {
     "aim": PENDULUM,
     "keys": MultiBinary((2, 2)),
 }
+GRID = Box((0, -1), (3, 1), (1, 2), "int32")
 SPACES = [
     Discrete(6),
     Discrete(3, start=-1),
@@ -35,6 +36,8 @@ SPACES = [
     PENDULUM,
     UNBOUNDED,
     Box(low=0.0, high=1.0, shape=(), dtype="float64"),
+    GRID,
+    Box(-5, 5, (), "int8"),
     EVERYTHING,
 ]
 
@@ -64,7 +67,12 @@ def as_reference_takes_it(space: Any, action: Any) -> Tensor:
     return action.reshape(T, B, -1).float()
 
 
-ONE_LEAF = [space for space in SPACES if isinstance(space, (Discrete, MultiBinary, Box))]
+ONE_LEAF = [
+    space
+    for space in SPACES
+    if isinstance(space, (Discrete, MultiBinary))
+    or (isinstance(space, Box) and not space.is_integer)
+]
 
 
 @pytest.mark.parametrize("space", ONE_LEAF, ids=str)
@@ -148,6 +156,7 @@ MASKS = [
     (Discrete(4), [1, 3]),
     (Discrete(3, start=2), [0]),
     (MultiDiscrete((2, 3)), [0, 3]),
+    (GRID, [0, 5]),
     (MultiBinary((3,)), [1]),
     ((Discrete(2), MultiBinary((2,))), [1, 3]),
 ]
@@ -164,6 +173,11 @@ def by_enumeration(space: Any, params: Tensor) -> list[tuple[Any, Tensor]]:
             parts = tuple(Discrete(n) for n in nvec)
             pairs = by_enumeration(parts, params)
             return [(torch.stack(action), prob) for action, prob in pairs]
+        case Box(low, high, shape):
+            bounds = zip(low, high, strict=True)
+            parts = tuple(Discrete(last - first + 1, first) for first, last in bounds)
+            pairs = by_enumeration(parts, params)
+            return [(torch.stack(action).reshape(shape), prob) for action, prob in pairs]
         case MultiBinary((n,)):
             coins = params.sigmoid()
             pairs = [((), torch.ones(params.shape[:-1], dtype=torch.double))]
@@ -314,9 +328,18 @@ def test_log_prob_and_entropy_have_finite_gradients(space: Any) -> None:
     assert params.grad.any()
 
 
-def test_a_box_of_integers_is_refused_with_its_dtype() -> None:
-    with pytest.raises(ValueError, match="float dtype, got int32"):
-        distribution_for(Box(0.0, 3.0, (2,), "int32"))
+def test_a_box_of_integers_has_the_choices_of_a_multi_discrete() -> None:
+    ours, plain = distribution_for(GRID), distribution_for(MultiDiscrete((4, 3)))
+    params = torch.randn(T, B, plain.num_params)
+    action = plain.mode(params)
+    assert isinstance(action, Tensor)
+    shifted = (action + torch.tensor([0, -1])).unsqueeze(-2)
+    torch.testing.assert_close(ours.mode(params), shifted, rtol=0, atol=0)
+    for name in ("entropy", "all_log_probs"):
+        found, expected = (getattr(each, name)(params) for each in (ours, plain))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert torch.equal(ours.log_prob(params, shifted), plain.log_prob(params, action))
+    assert torch.equal(ours.features(shifted), plain.features(action))
 
 
 def test_spaces_of_gymnasium_have_the_same_distributions() -> None:
@@ -343,6 +366,9 @@ def actions_of(space: Any) -> list[Any]:
             return [torch.tensor(start + choice) for choice in range(n)]
         case MultiDiscrete(nvec):
             return [torch.tensor(c) for c in itertools.product(*(range(n) for n in nvec))]
+        case Box(low, high, shape):
+            ranges = [range(int(a), int(b) + 1) for a, b in zip(low, high, strict=True)]
+            return [torch.tensor(c).reshape(shape) for c in itertools.product(*ranges)]
         case MultiBinary(shape):
             choices = itertools.product((0, 1), repeat=math.prod(shape))
             return [torch.tensor(choice, dtype=torch.int8).reshape(shape) for choice in choices]
@@ -353,6 +379,7 @@ def actions_of(space: Any) -> list[Any]:
 ENUMERABLE = [
     *(space for space in SPACES if isinstance(space, (Discrete, MultiDiscrete, MultiBinary))),
     (Discrete(2), {"b": MultiBinary((2,)), "a": MultiDiscrete((3, 2))}),
+    GRID,
 ]
 
 

@@ -92,6 +92,25 @@ def test_every_choice_of_a_multidiscrete_obeys_its_part_of_the_mask(mode: Any) -
     assert acted.extras["policy_logits"].isneginf().eq(mask == 0).all()
 
 
+def test_a_mask_may_have_a_row_for_each_of_several_choices() -> None:
+    model = make_model(
+        ActorSpec("mlp"),
+        {"numbers": NUMBERS, "action_mask": ArraySpec((2, 3), "int8", 0, 1)},
+        Box(5, 7, (2,), "int32"),
+    )
+    mask = torch.tensor([[0, 1, 0], [0, 0, 1]], dtype=torch.int8).expand(1, 200, 2, 3)
+    acted = model.act(inputs_with(mask, torch.full((1, 200, 2), 5)), (), "sample")
+    assert acted.action.eq(torch.tensor([6, 7])).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 4), (4, 3)])
+def test_a_mask_of_joint_actions_is_refused_and_can_be_left_out(shape: tuple[int, int]) -> None:
+    """(2, 2) may be one too."""
+    space = {"numbers": NUMBERS, "action_mask": ArraySpec(shape, "int8", 0, 1)}
+    with pytest.raises(ValueError, match=r"got \(.*leave the mask out with observation_keys numb"):
+        make_model(ActorSpec("mlp"), space, MultiDiscrete(shape))
+
+
 def test_acting_and_learning_see_the_same_masked_policy() -> None:
     model = model_for(4, Discrete(4))
     inputs = inputs_with(torch.randint(0, 2, (T, B, 4)) | MASK, torch.zeros(T, B).long())

@@ -31,24 +31,26 @@ class ActionMask:
 
     A dict observation whose entry `action_mask` is one array [n] masks actions: n is the number of
     a Discrete space's actions, or of a MultiDiscrete's choices, one after the other (sum of nvec).
-    A nonzero entry allows a choice, 0 rules it out.
+    A nonzero entry allows a choice, 0 rules it out. A mask [k, m] has a row for each of k choices
+    among m.
 
     Masked logits are -inf, so that a masked action has the probability 0 exactly. Acting and
     learning call the same network with the same observation: both see the same masked policy.
     """
 
     counts: tuple[int, ...]
+    num_dims: int = 1
 
     def masked(self, logits: Tensor, observation: Nest[Tensor]) -> Tensor:
         """Returns logits [..., n] with -inf where the observation's mask [..., n] is 0.
 
         A mask of zeros alone, as of an episode's last observation, rules out nothing here.
         """
-        return logits.masked_fill(~_effective(observation), -torch.inf)
+        return logits.masked_fill(~self._effective(observation), -torch.inf)
 
     def num_allowed(self, observation: Nest[Tensor]) -> Tensor:
         """Returns the number [...] of actions that are not ruled out, of a Discrete space."""
-        return _effective(observation).sum(-1)
+        return self._effective(observation).sum(-1)
 
     def check(self, observation: Nest[Tensor]) -> None:
         """Raises RunError where a mask leaves no choice; waits for the device.
@@ -57,12 +59,22 @@ class ActionMask:
         """
         if torch.compiler.is_compiling():
             return
-        choices = torch.split(_allowed(observation), list(self.counts), -1)
+        choices = torch.split(self._allowed(observation), list(self.counts), -1)
         if not bool(torch.stack([choice.any(-1).all() for choice in choices]).all()):
             raise RunError(
                 f"the {MASK} of an environment forbids every action: allow at least one (1 allows "
                 "an action, 0 forbids it), or end the episode"
             )
+
+    def _effective(self, observation: Nest[Tensor]) -> Tensor:
+        """Returns which actions are allowed, bool [..., n]: all where the mask allows none."""
+        allowed = self._allowed(observation)
+        return allowed | ~allowed.any(-1, keepdim=True)
+
+    def _allowed(self, observation: Nest[Tensor]) -> Tensor:
+        """Returns which actions are allowed, bool [..., n]."""
+        assert has_mask(observation)
+        return observation[MASK].flatten(-self.num_dims) != 0
 
 
 def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask | None:
@@ -73,13 +85,18 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
     if not has_mask(space):
         return None
     counts, spec = _counts(actions), space[MASK]
-    if not isinstance(spec, ArraySpec) or spec.shape != (sum(counts),):
+    shapes: list[tuple[int, ...]] = [(sum(counts),)]
+    if len({*counts}) == 1 < len(counts) and (*counts,) != (2, 2):  # which may be a joint mask
+        shapes.append((len(counts), counts[0]))
+    if not isinstance(spec, ArraySpec) or spec.shape not in shapes:
         found = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
+        others = " ".join(key for key in space if key != MASK)
         raise UsageError(
-            f"an {MASK} in observations need one entry per action, shape ({sum(counts)},), got "
-            f"{found}: change the environment, and do not stack frames"
+            f"an {MASK} in observations needs one entry per action, of the shape "
+            f"{' or '.join(map(str, shapes))}, got {found}: change the environment, and do not "
+            f"stack frames, or leave the mask out with observation_keys {others}"
         )
-    return ActionMask(tuple(counts))
+    return ActionMask(tuple(counts), len(spec.shape))
 
 
 def has_mask(observation: Any) -> TypeGuard[dict[str, Any]]:
@@ -98,18 +115,6 @@ def _counts(actions: ActionDistribution) -> Sequence[int]:
         f"{type(actions).__name__} distribution: rename the entry, or drop it with "
         "observation_keys"
     )
-
-
-def _effective(observation: Nest[Tensor]) -> Tensor:
-    """Returns which actions are allowed, bool [..., n]: all where the mask allows none."""
-    allowed = _allowed(observation)
-    return allowed | ~allowed.any(-1, keepdim=True)
-
-
-def _allowed(observation: Nest[Tensor]) -> Tensor:
-    """Returns which actions are allowed, bool [..., n]."""
-    assert has_mask(observation)
-    return observation[MASK] != 0
 
 
 Mode = Literal["sample", "greedy", "explore"]

@@ -3,6 +3,7 @@
 
     Discrete       categorical                                  n parameters (logits)
     MultiDiscrete  independent categoricals                     sum(nvec) parameters (logits)
+    Box, integer   likewise, one categorical for each entry
     MultiBinary    independent coins                            one parameter per entry (logit)
     Box            Gaussian with independent entries,           two parameters per entry: all means,
                    or SquashedGaussian on request               then all logs of deviations
@@ -160,6 +161,8 @@ def distribution_for(
             return Categorical(n, start)
         case spaces.MultiDiscrete(nvec):
             return MultiCategorical(nvec)
+        case spaces.Box() if space.is_integer:
+            return MultiCategorical(space.nvec, space.start, space.shape)
         case spaces.MultiBinary(shape):
             return Bernoulli(shape)
         case spaces.Box():
@@ -264,17 +267,26 @@ class Joint(ActionDistribution):
 
 
 class MultiCategorical(Joint):
-    """Independent choices, len(nvec) of them; actions are int64 [..., len(nvec)]."""
+    """Independent choices, len(nvec) of them; actions are int64 [..., len(nvec)], or, of an integer
+    Box, [..., *shape], with choices from `start` on.
+    """
 
-    def __init__(self, nvec: Sequence[int]) -> None:
-        super().__init__([Categorical(n) for n in nvec])
+    def __init__(
+        self,
+        nvec: Sequence[int],
+        start: Sequence[int] | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        pairs = zip(nvec, start or [0] * len(nvec), strict=True)
+        super().__init__([Categorical(*pair) for pair in pairs])
         self.nvec = tuple(nvec)
+        self._shape = (len(nvec),) if shape is None else shape
 
     def _pack(self, leaves: list[Any]) -> Tensor:
-        return torch.stack(leaves, -1)
+        return torch.stack(leaves, -1).reshape((*leaves[0].shape, *self._shape))
 
     def _leaves(self, action: Nest[Tensor]) -> Sequence[Tensor]:
-        return _leaf(action).unbind(-1)
+        return _flat(action, self._shape).unbind(-1)
 
 
 class Bernoulli(ActionDistribution):
@@ -327,8 +339,6 @@ class Gaussian(ActionDistribution):
 
     def __init__(self, box: spaces.Box) -> None:
         self._dtype = getattr(torch, box.dtype)
-        if not self._dtype.is_floating_point:
-            raise UsageError(f"a Box of actions needs a float dtype, got {box.dtype}")
         self._shape = box.shape
         self._centre, self._scale, self._is_bounded = _units(box)
         self.num_features = math.prod(box.shape)

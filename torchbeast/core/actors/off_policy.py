@@ -355,10 +355,12 @@ class SACNet(BuiltIn, StochasticActorCritic):
     """A policy with a squashed Gaussian over a Box, or a categorical over a Discrete."""
 
     def _set_distribution(self, actions: ActionSpace) -> int:
-        if not isinstance(actions, Box | Discrete):
+        if not isinstance(actions, Box | Discrete) or (
+            isinstance(actions, Box) and actions.is_integer
+        ):
             raise SpecError(
-                f"SAC needs a Box or Discrete action space, got {type(actions).__name__}: use "
-                "impala or ppo"
+                f"SAC needs a Box or Discrete action space, got {_named(actions)}: use impala or "
+                "ppo"
             )
         self.distribution = distribution_for(actions, over_box=SquashedGaussian)
         return self.distribution.num_params
@@ -373,15 +375,19 @@ class TD3Net(BuiltIn, DeterministicActorCritic):
     """A deterministic policy over a Box."""
 
     def _set_distribution(self, actions: ActionSpace) -> int:
-        if not isinstance(actions, Box):
-            raise SpecError(
-                f"TD3 needs a Box action space, got {type(actions).__name__}: use dqn or sac"
-            )
+        if not isinstance(actions, Box) or actions.is_integer:
+            others = "dqn or sac" if isinstance(actions, Discrete) else "impala or ppo"
+            raise SpecError(f"TD3 needs a Box action space, got {_named(actions)}: use {others}")
         self.distribution = SquashedGaussian(actions)
         return self.distribution.num_features
 
     def make_critics(self) -> TwinCritics:
         return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
+
+
+def _named(actions: ActionSpace) -> str:
+    kind = type(actions).__name__
+    return f"{kind} of {actions.dtype}" if isinstance(actions, Box) else kind
 
 
 def _normed_q_net(observation_space: ObservationSpace, actions: ActionSpace, body: Body) -> QNet:

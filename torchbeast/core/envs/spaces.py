@@ -26,6 +26,7 @@ WIRE_DTYPES = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64"))
 
 
 _LARGEST_CATEGORY = 2**62 - 1
+_MOST_CHOICES = 2**16  # of an entry of an integer Box: all of an int16; a dtype's range is no bound
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class MultiBinary:
 
 @dataclass(frozen=True)
 class Box:
-    """Space of arrays of real numbers between low and high.
+    """Space of arrays of numbers between low and high. With an integer dtype each entry is a choice
+    among low, ..., high, as in a MultiDiscrete.
 
     Args:
         low: Lower bound, one for all entries or one per entry; -inf: unbounded. Stored as a flat
@@ -150,6 +152,38 @@ class Box:
         object.__setattr__(self, "low", _flat_bound("low", self.low, self.shape))
         object.__setattr__(self, "high", _flat_bound("high", self.high, self.shape))
         object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
+        if self.is_integer:
+            self._check_choices()
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the entries are choices."""
+        return not self.dtype.startswith("float")
+
+    @property
+    def nvec(self) -> tuple[int, ...]:
+        """The number of choices of each entry, in C order; only of integers."""
+        low, high = self._bounds()
+        return tuple(int(number) for number in high - low + 1)
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The smallest choice of each entry, likewise."""
+        return tuple(int(number) for number in self._bounds()[0])
+
+    def _bounds(self) -> np.ndarray:
+        return np.array([self.low, self.high])
+
+    def _check_choices(self) -> None:
+        low, high = self._bounds()
+        wrong = ~((low <= high) & (high - low < _MOST_CHOICES))
+        if wrong.any():
+            entry = int(wrong.argmax())
+            raise ValueError(
+                f"each entry of a Box of {self.dtype} is a choice among 1 to {_MOST_CHOICES:,} "
+                f"integers, got {low[entry]:,.0f}, ..., {high[entry]:,.0f} in entry {entry}: "
+                "declare the bounds that you mean, or a Box of float32"
+            )
 
 
 ObservationSpace = ArraySpec | tuple["ObservationSpace", ...] | dict[str, "ObservationSpace"]
@@ -326,14 +360,12 @@ def from_gymnasium(space: Any) -> ActionSpace:
             return {key: from_gymnasium(space.spaces[key]) for key in sorted(space.spaces)}
 
 
-def _multi_discrete(space: Any) -> MultiDiscrete:
-    nvec = np.asarray(space.nvec)
-    if nvec.ndim != 1 or np.any(getattr(space, "start", 0)):
-        raise ValueError(
-            f"MultiDiscrete needs a flat nvec that starts at 0, got one of shape {nvec.shape} that "
-            f"starts at {np.unique(getattr(space, 'start', 0)).tolist()}"
-        )
-    return MultiDiscrete(tuple(nvec.tolist()))
+def _multi_discrete(space: Any) -> MultiDiscrete | Box:
+    nvec, start = np.asarray(space.nvec), np.asarray(getattr(space, "start", 0))
+    if nvec.ndim == 1 and not start.any():
+        return MultiDiscrete(tuple(nvec.tolist()))
+    low, high = (start + 0 * nvec).ravel(), (start + nvec - 1).ravel()
+    return Box(tuple(low.tolist()), tuple(high.tolist()), nvec.shape, space.dtype)
 
 
 def without_values(space: ObservationSpace) -> ObservationSpace:
@@ -528,6 +560,9 @@ def _random_leaf(leaf: Any, num_envs: int, rng: np.random.Generator) -> np.ndarr
             return rng.integers(0, nvec, (num_envs, len(nvec)))
         case MultiBinary(shape):
             return rng.integers(0, 2, (num_envs, *shape))
+        case Box() if leaf.is_integer:
+            choices = rng.integers(0, leaf.nvec, (num_envs, len(leaf.nvec)))
+            return (choices + np.array(leaf.start)).reshape(num_envs, *leaf.shape)
         case Box(_, _, shape, dtype):
             return rng.normal(size=(num_envs, *shape)).astype(dtype)
     raise ValueError(f"not an action space: {leaf!r}")
