@@ -147,6 +147,25 @@ def test_an_environment_that_does_not_work_here_may_be_replaced(
     assert export(tmp_path, tmp_path / "p.pt2", env=of("start")).exists()
 
 
+class OfFive(Drawn):
+    """A game whose five agents count as environments."""
+
+    num_agents = 5
+
+    def reset(self, seed: int) -> Any:
+        assert self.num_envs == 5
+        return super().reset(seed)
+
+
+def make_game_of_five(num_envs: int) -> OfFive:
+    return OfFive(CASES["start"], num_envs)
+
+
+def test_the_agent_of_a_game_is_compared_in_a_whole_game(tmp_path: Path) -> None:
+    save(tmp_path / "model.tar", agent_of(CASES["start"]), env=f"{__name__}:make_game_of_five")
+    assert export(tmp_path, tmp_path / "p.pt2").exists()
+
+
 def test_the_log_of_torch_is_as_it_was_after_an_export_that_failed() -> None:
     logger = logging.getLogger("torch.onnx")
     before = logger.level
@@ -213,4 +232,7 @@ def test_the_program_says_on_what_the_file_was_checked(
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("torchbeast.export", run_name="__main__", alter_sys=True)
     assert ended.value.code == 0 and file.exists()
-    assert capsys.readouterr().out == f"{file} chooses the agent's actions on 128 observations.\n"
+    assert (
+        capsys.readouterr().out
+        == f"{file} chooses the agent's actions on 32 steps of its environments.\n"
+    )

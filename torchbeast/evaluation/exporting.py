@@ -13,6 +13,7 @@ before the very first step the state is zeros.
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import warnings
@@ -36,10 +37,10 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
 from torchbeast.evaluation.agent import TrainedAgent, agent_for, env_process
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, newest_of, spaces_of
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, newest_of, of_whole_games, spaces_of
 from torchbeast.reporting.run_folder import write_atomically
 
-NUM_ENVS, NUM_STEPS = 4, 32  # of the observations on which a file is compared with the agent
+NUM_ENVS, NUM_STEPS = 4, 32  # of the comparison with the agent; of a larger game, all its agents
 _BEGINS = 8  # steps after which an episode begins for both, whatever the environment says
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # largest differences
 
@@ -91,7 +92,8 @@ def export(
             "out, or write a .pt2 file"
         )
     found = newest_of(expanded(run))
-    with closing(env_process(found, env, NUM_ENVS)) as made:
+    start = functools.partial(env_process, found, env)
+    with closing(of_whole_games(start, NUM_ENVS)) as made:
         agent = agent_for(spaces_of(made), found, precision)
         policy = ExportedPolicy(agent.agent)
         with quiet():

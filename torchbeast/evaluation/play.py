@@ -141,6 +141,16 @@ def parallel_envs(num_episodes: int, num_agents: int) -> int:
     return math.ceil(min(num_episodes, MAX_PARALLEL) / num_agents) * num_agents
 
 
+def of_whole_games(start: Callable[[int], EnvProcess], num_episodes: int) -> EnvProcess:
+    """Returns environments that play the episodes; start: makes a number of environments."""
+    env = start(parallel_envs(num_episodes, 1))
+    num_envs = parallel_envs(num_episodes, getattr(env, "num_agents", 1))
+    if num_envs == env.num_envs:
+        return env
+    env.close()
+    return start(num_envs)
+
+
 Watcher = Callable[[Any], object]
 """Receives every observation of an evaluation, a nest of arrays [E, ...], e.g. for a video."""
 
@@ -248,12 +258,7 @@ class EpisodePlayer:
         self._trained_on = checkpoints.env_spec(saved).name
         spec = env_of(saved, asked)
         start = functools.partial(EnvProcess, spec, render=film, check_goes_on=check_goes_on)
-        num_episodes = 1 if film else config.num_episodes
-        self.env = start(parallel_envs(num_episodes, 1))
-        num_envs = parallel_envs(num_episodes, getattr(self.env, "num_agents", 1))
-        if num_envs != self.env.num_envs:
-            self.env.close()
-            self.env = start(num_envs)
+        self.env = of_whole_games(start, 1 if film else config.num_episodes)
         self._is_other = self._trained_on not in ("", spec.name)
         try:
             self._agent = restored(saved, spaces_of(self.env), path)
