@@ -14,6 +14,7 @@ from small_schemes import impala_of, off_policy_of, scheme_of
 
 from torchbeast import Learner, UsageError, make_env
 from torchbeast.learner import Callback
+from torchbeast.run import checkpoint as checkpoints
 
 
 class Levels(gymnasium.Env):
@@ -84,6 +85,20 @@ def test_options_reach_all_environments_at_their_next_resets(
         learner.stop()
 
 
+def test_a_resumed_run_keeps_its_options_until_it_gets_others(tmp_path: Path) -> None:
+    def learner() -> Learner:
+        return Learner(scheme_of(envs=ENVS), 10**6, tmp_path / "run", seed=1)
+
+    with learner() as first:
+        first.set_env_options({"level": 3})
+        first.step()
+    with learner() as second:
+        assert settles_at(second, 6.0)
+    with learner() as third:
+        third.set_env_options({})
+        assert settles_at(third, 0.0)
+
+
 def test_a_callback_can_raise_the_level(tmp_path: Path) -> None:
     class Curriculum(Callback):
         def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
@@ -126,7 +141,8 @@ def test_gradient_workers_do_not_pass_options_on(tmp_path: Path) -> None:
     with Learner(scheme_of(envs=ENVS, grad_remote_workers=1), 100, tmp_path / "run") as learner:
         with pytest.raises(UsageError, match="use a scheme with central updates"):
             learner.set_env_options({"level": 1})
-        learner.stop()
+        learner.step()
+    assert "env_options" not in checkpoints.load(tmp_path / "run" / "model.tar")
 
 
 @pytest.mark.parametrize("env_id", ["Catch", "MinAtar/Breakout-v1"])

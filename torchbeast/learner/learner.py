@@ -137,7 +137,7 @@ class Learner:
         self.target_steps = target_steps
         self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
         self._is_in_callback = False
-        self._env_options: dict[str, Any] | None = None
+        self._env_options: dict[str, Any] = {}  # {"env_options": the options}, once there are some
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
@@ -270,7 +270,8 @@ class Learner:
         """Gives every training environment options, such as the level of a curriculum.
 
         An environment gets them when it is reset the next time, `reset(options=...)`, and at every
-        reset after it until you give others. The environments of `evaluate` do not get them.
+        reset after it until you give others, also after the run is resumed. The environments of
+        `evaluate` do not get them.
 
         Args:
             options: Names and values, as JSON has them.
@@ -288,8 +289,8 @@ class Learner:
             ```
         """
         json.dumps(dict(options))
-        self._env_options = dict(options)
-        self._source.set_env_options(self._env_options)
+        self._source.set_env_options(dict(options))
+        self._env_options["env_options"] = dict(options)
 
     def print_info(self) -> None:
         """Prints a line about the run: steps, steps per second, episodes, mean return and loss."""
@@ -466,17 +467,19 @@ class Learner:
             joint = gradient_workers(make, scheme.gradients, step, fleet)
             self._source = self._run.join(ending.enter_context(closing(joint)))
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
-        callbacks = self._callbacks
+        callbacks, options = self._callbacks, self._env_options
         self._training, self._saving = ending.enter_context(
-            self._run.training(self._source, lambda: {"callbacks": states_of(callbacks)})
+            self._run.training(self._source, lambda: {"callbacks": states_of(callbacks), **options})
         )
         self._row = self._training.log = _RowInHand(self._training.log)
         ending.callback(self._row.release)
         ending.callback(supervisor.stop, "the learner was closed")
         at_once = settings.learner.online_rollouts.batch_size
         self._watching = _Watchdog(self._training, at_once)
-        if self._env_options is not None:
-            self._source.set_env_options(self._env_options)
+        if (recorded := self._run.earlier.env_options) is not None:
+            options["env_options"] = recorded
+        if options:
+            self._source.set_env_options(options["env_options"])
         self._cuda_stream = CudaStream(self._run.made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
         states = self._run.earlier.callbacks

@@ -57,6 +57,11 @@ class EarlierRun:
         """The states of a Learner's callbacks, by name."""
         return self._saved.get("callbacks", {})
 
+    @property
+    def env_options(self) -> Mapping[str, Any] | None:
+        """The options that a Learner gave its environments; None if it gave none."""
+        return self._saved.get("env_options")
+
     def seed(self, asked: int | None) -> int:
         """Returns the seed `asked`, or else the recorded seed, or else a random one."""
         if asked is not None:
