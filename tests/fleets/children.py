@@ -98,6 +98,14 @@ def draw_a_bar() -> None:
     take_stdin().read()
 
 
+def flood() -> None:
+    """Writes 3,000 lines of 99 characters to stderr, and crashes."""
+    for number in range(3_000):
+        sys.stderr.write(f"{number:099}\n")
+    sys.stderr.flush()
+    os._exit(3)
+
+
 def chat() -> None:
     """Prints after take_stdout, also from another process; that is no report."""
     report = take_stdout()

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -223,6 +224,20 @@ def test_output_without_an_end_of_line_is_not_kept_until_there_is_one(
     start("draw_a_bar")
     wait_for(lambda: len(caplog.messages) >= 3)
     assert caplog.messages[0] == f"the draw_a_bar: {'#' * 65_536}"
+
+
+def test_a_child_that_prints_in_every_step_cannot_fill_the_disk(
+    start: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "_ALLOWANCE", 30_000)
+    monkeypatch.setattr(child_process, "_ALLOWANCE_PER_S", 600)
+    caplog.set_level(logging.INFO, "torchbeast.children")
+    error = start("flood").end()
+    left_out = [int(count) for count in re.findall(r"\((\d+) lines are left out", caplog.text)]
+    logged = [said for said in caplog.messages if "left out" not in said]
+    assert logged[:100] == [f"the flood: {number:099}" for number in range(100)]
+    assert len(logged) < 1_000 and len(logged) + sum(left_out) == 3_000
+    assert f"{2_980:099}" in str(error) and f"{2_999:099}" in str(error)
 
 
 def test_the_group_of_a_child_is_killed_before_its_number_may_be_another_one(

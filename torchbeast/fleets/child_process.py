@@ -3,7 +3,8 @@
 
     program --- stdin ---> child     the child ends when it is closed, or the program dies
             <-- stdout --            reports, as lines of JSON
-            <-- stderr --            goes to out.log; the last lines are shown if the child dies
+            <-- stderr --            goes to out.log, up to an allowance; the last lines are shown
+                                     if the child dies
 
 Children are spawned, never forked, so they do not share the program's memory. Three threads serve
 each child: one reads its reports, one reads its stderr, and one waits for the process itself, since
@@ -33,6 +34,8 @@ _log = logging.getLogger("torchbeast.children")
 
 _STDERR_LINES = 20
 _LONGEST_LINE = 65_536  # bytes of stderr, because progress bars never end their line
+_ALLOWANCE, _ALLOWANCE_PER_S = 1_000_000, 100  # bytes of stderr that are logged
+_OVERHEAD = 200  # bytes of a log record, in addition to the line
 _GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
 _REST_S = 2.0  # to receive the last output of a child that has ended
 KILLED = "was killed by"  # part of the error if a signal ended the child
@@ -167,11 +170,22 @@ class ChildProcess:
                     self._on_report(report)
 
     def _read_stderr(self) -> None:
+        allowance, left_out = _Allowance(), 0
         with _stream(self._process.stderr) as stderr:
             for line in iter(lambda: stderr.readline(_LONGEST_LINE), b""):
                 text = line.decode(errors="replace").rstrip()
                 self._stderr.append(text)
+                if not allowance.allows(line):
+                    left_out += 1
+                    continue
+                self._say_left_out(left_out)
                 _log.info("%s: %s", self.name, text)
+                left_out = 0
+        self._say_left_out(left_out)
+
+    def _say_left_out(self, count: int) -> None:
+        if count:
+            _log.info("%s: (%d lines are left out, because it prints too much)", self.name, count)
 
     def _error(self) -> Exception:
         report = self._error_report
@@ -182,6 +196,24 @@ class ChildProcess:
         said = "".join(f"\n  {line}" for line in self._stderr)
         how = self._given_up or _how_it_ended(self._process.returncode)
         return ProcessDied(f"process {self.pid} {how}" + (f"; it last said:{said}" if said else ""))
+
+
+class _Allowance:
+    """Limits what a child may add to the log, so that an environment that prints in every step does
+    not fill the disk: _ALLOWANCE bytes, and later _ALLOWANCE_PER_S.
+    """
+
+    def __init__(self) -> None:
+        self._left, self._at = float(_ALLOWANCE), time.monotonic()
+
+    def allows(self, line: bytes) -> bool:
+        """Returns whether the line may be logged, and counts it if so."""
+        now = time.monotonic()
+        grown = self._left + (now - self._at) * _ALLOWANCE_PER_S
+        self._left, self._at = min(_ALLOWANCE, grown), now
+        is_allowed = len(line) + _OVERHEAD <= self._left
+        self._left -= is_allowed * (len(line) + _OVERHEAD)
+        return is_allowed
 
 
 class ProcessDied(RunError):
