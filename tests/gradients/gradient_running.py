@@ -124,14 +124,19 @@ class TwoSteps(IMPALA):
 
 
 class NotesCounters(TwoSteps):
-    """Logs the counters that a schedule would read."""
+    """Logs the counters before an update, and a buffer of the actor that follows them."""
 
-    def prepare(self, batch: Rollout) -> Rollout:
-        self._noted = self.counters.state_dict()
-        return batch
+    def __init__(self, actor: Any, config: Any) -> None:
+        super().__init__(actor, config)
+        actor.register_buffer("scheduled", torch.zeros(()))
 
     def metrics(self, batch: Rollout) -> dict[str, torch.Tensor]:
-        return {f"noted_{name}": torch.tensor(float(n)) for name, n in self._noted.items()}
+        noted = {**self.counters.state_dict(), "buffer": self.actor.scheduled.item()}
+        return {f"noted_{name}": torch.tensor(float(n)) for name, n in noted.items()}
+
+    def schedule(self) -> dict[str, float]:
+        self.actor.scheduled.fill_(self.counters.env_steps)
+        return {"scheduled": self.actor.scheduled.item()}
 
 
 def _network() -> MLPNet:

@@ -124,15 +124,22 @@ def test_a_layer_that_is_frozen_in_the_learner_keeps_its_values_in_all_workers(h
     [(CENTRAL, 2), (DECENTRAL, 2), (FREE, 1)],  # with more, free workers see each other's updates
     ids=["central", "decentral", "free"],
 )
-def test_a_schedule_in_a_worker_reads_the_counters_of_the_run(how: Any, count: int) -> None:
+def test_a_buffer_that_follows_the_counters_is_the_same_in_the_learner_and_where_workers_act(
+    how: Any, count: int
+) -> None:
     learning, expected = Learning(kind=NotesCounters), []
+    centre = learning.step()
     make = partial(of_given, learning=learning, batches=given(count, 4))
-    with running(make, learning.step(), num_workers=count, **how) as (workers, _):
+    with running(make, centre, num_workers=count, **how) as (workers, _):
         rounds = workers.batches()
         for _ in range(3):
             expected = [(f"noted_{name}", n) for name, n in workers.counters.state_dict().items()]
+            expected += [("noted_buffer", workers.counters.env_steps)]
             figures = workers.update(next(rounds)).figures
             assert set(expected) <= set(figures.items()), "the mean of all workers"
+            workers.state_dict()
+            after = [figures["scheduled"], centre.algo.actor.scheduled.item()]
+            assert after == [workers.counters.env_steps] * 2
     assert {("noted_version", 2), ("noted_optimiser_steps", 4)} <= set(expected)
     assert ("noted_steps", 2 * T * sum(range(B, B + count))) in expected
 

@@ -262,12 +262,12 @@ class GradientWorker(FleetWorker):
             yield Contribution(message | more, gradients.cpu().numpy())
 
     def _load(self, counters: Mapping[str, int], weights: Weights | None) -> None:
-        if self.ranks is None:  # otherwise this worker counts its own steps
-            self._step.counters.load_state_dict(counters)
         if weights is not None:
             packed, trained = weights
             self._models.load_state_dict(unpacked(packed, self._models))
             self._freeze(trained)
+        if self.ranks is None:  # otherwise this worker counts its own steps
+            self._step.set_counters(counters)  # after the weights, whose counters may be older
 
     def _freeze(self, trained: tuple[bool, ...]) -> None:
         for parameter, is_trained in zip(self._models.parameters(), trained, strict=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -294,19 +295,30 @@ def test_ranks_that_freeze_different_parameters_are_refused_by_all(make_rollout:
         torch.testing.assert_close(state(learner), before, rtol=0, atol=0)
 
 
-def test_statistics_that_cannot_be_joined_are_refused(make_rollout: Make) -> None:
-    class Counts(MLPNet):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            self.register_buffer("seen", torch.zeros(()))
+@pytest.mark.parametrize("method", ["observe", "prepare", "metrics", "losses"])
+def test_only_a_single_learner_may_change_buffers_by_its_batch(
+    make_rollout: Make, method: str
+) -> None:
+    def counts(algo: Any, batch: Rollout) -> Any:
+        algo.actor.seen += 1
+        return getattr(IMPALA, method)(algo, batch)
 
-        def observe(self, observation: Any) -> None:
-            self.seen += observation.shape[1]
+    def make(actor: Any, **settings: Any) -> OptimiserStep[Any]:
+        return impala(actor, type("Counts", (IMPALA,), {method: counts}), **settings)
 
-    net = Counts(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
-    learners = ranks_of(impala(net), impala, 2)
-    (first, second) = together(learners, [make_rollout(T, 2), make_rollout(T, 2)])
-    for error in (first, second):
+    def as_gradient_worker(step: OptimiserStep[Any]) -> None:
+        step.statistics.observed(batch)
+        minibatches, _ = step.begin(batch)
+        step.contribution(next(minibatches), 0, batch.env_steps)
+
+    single, batch = make(mlp()), make_rollout(T, 2)
+    single.algo.actor.register_buffer("seen", torch.zeros(()))
+    learners = ranks_of(single, make, 2)
+    for error in together(learners, [batch] * 2):
         assert isinstance(error, NotImplementedError)
-        assert "Counts.observe changes the buffer seen" in str(error)
+        assert re.search(f"Counts.*{method}.* changes the buffer actor.seen", str(error))
     assert learners[0].algo.actor.seen == 0, "restored"
+    with pytest.raises(NotImplementedError, match=f"Counts.*{method}.* changes"):
+        as_gradient_worker(learners[0])
+    single.update(batch)
+    assert single.algo.actor.seen == 1

@@ -4,6 +4,17 @@
     batch -- prepare --> batch -- minibatches --> minibatch -- losses --> terms, metrics
                            |                      one optimiser step each, then after_step,
                         metrics                   until there are no more or stops_after
+                                                  ... --> schedule
+
+Several learners may train one model. Each runs `observe`, `prepare`, `metrics`, `minibatches` and
+`losses` on its own batch, perhaps in another process than the one that applies the gradients, and
+all keep the same buffers. So each buffer of a model has one method that may change it:
+
+    RunningNorm       observe, which several learners join
+    by the counters   schedule, for example the probability of random actions
+    by the weights    after_step, for example a target network
+
+Changes in `prepare` or `losses` are allowed with one learner and refused with several.
 
 An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`. What
 the class declares and returns is checked here, and its hyperparameters are named: they are the
@@ -266,7 +277,8 @@ class Algorithm(ABC, Generic[BatchT]):
     def prepare(self, batch: BatchT) -> BatchT:
         """Returns the batch to train on, for example with advantages added to its extras.
 
-        It is called once per batch, without a gradient graph.
+        It is called once per batch, without a gradient graph. It reads the models' buffers, but
+        other methods change them: see the module.
         """
         return batch
 
@@ -305,8 +317,17 @@ class Algorithm(ABC, Generic[BatchT]):
 
     def after_step(self) -> None:
         """Updates target networks, temperatures and the like after every optimiser step, without a
-        graph.
+        graph. It runs where the gradients are applied, which may be a process without batches.
         """
+
+    def schedule(self) -> Mapping[str, float]:
+        """Sets the models' buffers that depend on `counters`; returns numbers to log.
+
+        It is called at the start and after every update, without a gradient graph, in every learner
+        and in the process that applies their gradients. It may be called several times with the
+        same counters, so compute values from the counters alone.
+        """
+        return {}
 
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])

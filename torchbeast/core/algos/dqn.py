@@ -53,15 +53,8 @@ class DQN(OffPolicy):
         self.models["target"] = self.target
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
-    def prepare(self, batch: Transitions) -> Transitions:
-        """Sets epsilon by the number of steps that were collected until now."""
-        set_epsilon(self.actor, self.config, self.counters.env_steps + batch.env_steps)
-        return batch
-
     def losses(self, minibatch: Transitions) -> Losses:
-        """Returns value_loss, and as metrics the mean value, the mean absolute TD error, and
-        epsilon.
-        """
+        """Returns value_loss, and as metrics the mean value and the mean absolute TD error."""
         with torch.no_grad():
             targets = self.targets(minibatch, self._next_values(minibatch.next_observation))
         q_values = self.actor(minibatch.observation).float()
@@ -71,7 +64,6 @@ class DQN(OffPolicy):
         metrics = {
             "mean_value": values.detach().mean(),
             "value_error": (targets - values.detach()).abs().mean(),
-            "epsilon": self.actor.epsilon.clone(),
         }
         terms = {"value_loss": mean_loss(losses, minibatch)}
         return Losses(terms, metrics, priorities(minibatch, targets - values))
@@ -85,6 +77,10 @@ class DQN(OffPolicy):
     def after_step(self) -> None:
         """Copies the network to the target network, when it is time."""
         self.target.follow(self.actor)
+
+    def schedule(self) -> dict[str, float]:
+        """Sets epsilon by the number of steps that were collected until now."""
+        return set_epsilon(self.actor, self.config, self.counters.env_steps)
 
 
 DDQN = DQN

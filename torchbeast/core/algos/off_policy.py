@@ -56,8 +56,10 @@ class OffPolicy(Algorithm[Transitions]):
         return (rewards * powers).sum(-1) + discounts * next_values
 
 
-def set_epsilon(actor: OffPolicyActor, config: ExplorationConfig, env_steps: int) -> None:
-    """Sets the probability of random actions, which falls linearly from 1.
+def set_epsilon(
+    actor: OffPolicyActor, config: ExplorationConfig, env_steps: int
+) -> dict[str, float]:
+    """Sets the probability of random actions, which falls linearly from 1; returns it as a metric.
 
     Args:
         actor: The network that acts.
@@ -65,7 +67,9 @@ def set_epsilon(actor: OffPolicyActor, config: ExplorationConfig, env_steps: int
         env_steps: Steps that were collected until now.
     """
     share = min(1.0, env_steps / config.exploration_steps)
-    actor.epsilon.fill_(1.0 + share * (config.epsilon_end - 1.0))
+    epsilon = 1.0 + share * (config.epsilon_end - 1.0)
+    actor.epsilon.fill_(epsilon)
+    return {"epsilon": epsilon}
 
 
 class Target(nn.Module):

@@ -66,10 +66,7 @@ class PQN(Algorithm[Rollout]):
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def prepare(self, batch: Rollout) -> Rollout:
-        """Sets epsilon, and adds value_targets to the extras, [T+1, B] like the actions that they
-        belong to.
-        """
-        set_epsilon(self.actor, self.config, self.counters.env_steps + batch.env_steps)
+        """Adds value_targets to the extras, [T+1, B] like the actions that they belong to."""
         values = self._q_values(batch, len(batch.reward)).amax(-1)
         targets = returns.value_targets(
             **rewards_and_discounts(self.config, batch, self._final_values(batch)),
@@ -87,7 +84,7 @@ class PQN(Algorithm[Rollout]):
             yield from shuffled(batch, self.config.num_mini_batch)
 
     def losses(self, minibatch: Rollout) -> Losses:
-        """Returns value_loss, and as metrics the mean value, mean absolute error, and epsilon."""
+        """Returns value_loss, and as metrics the mean value and the mean absolute error."""
         q_values = self._q_values(minibatch, minibatch.unroll_length)
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         index = self.actor.distribution.features(actions).bool()
@@ -97,9 +94,12 @@ class PQN(Algorithm[Rollout]):
         metrics: dict[str, Tensor | Mean] = {
             "mean_value": losses.mean(values.detach(), mask),
             "value_error": losses.mean(errors.detach().abs(), mask),
-            "epsilon": self.actor.epsilon.clone(),
         }
         return Losses({"value_loss": losses.baseline_loss(errors, self.reduction, mask)}, metrics)
+
+    def schedule(self) -> dict[str, float]:
+        """Sets epsilon by the number of steps that were collected until now."""
+        return set_epsilon(self.actor, self.config, self.counters.env_steps)
 
     def _q_values(self, rollout: Rollout, num_rows: int) -> Tensor:
         """Returns Q [num_rows, B, n] of the first rows, float32."""

@@ -96,11 +96,15 @@ class SAC(OffPolicy):
         super().check_actor(actor, config)
         _policies_over(actor)
 
-    def prepare(self, batch: Transitions) -> Transitions:
-        """Ends acting at random: from here on there is something to act by."""
-        self.actor.epsilon.zero_()
+    def observe(self, batch: Transitions) -> None:
+        """Adds the batch to the running statistics of the actor and the critics."""
+        super().observe(batch)
         self.critics.observe(batch.new_observations())
-        return batch
+
+    def schedule(self) -> dict[str, float]:
+        """Ends acting at random after the first update."""
+        self.actor.epsilon.fill_(not self.counters.version)
+        return {}
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns the three losses, and the means of values, entropy and temperature."""

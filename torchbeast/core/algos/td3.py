@@ -64,11 +64,15 @@ class TD3(OffPolicy):
             for name in ("actor", "critics")
         }
 
-    def prepare(self, batch: Transitions) -> Transitions:
-        """Ends acting at random: from here on there is something to act by."""
-        self.actor.epsilon.zero_()
+    def observe(self, batch: Transitions) -> None:
+        """Adds the batch to the running statistics of the actor and the critics."""
+        super().observe(batch)
         self.critics.observe(batch.new_observations())
-        return batch
+
+    def schedule(self) -> dict[str, float]:
+        """Ends acting at random after the first update."""
+        self.actor.epsilon.fill_(not self.counters.version)
+        return {}
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns critic_loss, in every policy_period-th step actor_loss, and the mean value."""

@@ -56,6 +56,7 @@ from torchbeast.core.update.ranks import (
     Statistics,
     added_in_order,
     check_same_step,
+    keeping_buffers,
 )
 from torchbeast.errors import UsageError
 
@@ -143,6 +144,7 @@ class OptimiserStep(Generic[BatchT]):
         cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
         self._slices = Slices(algo.actor, *cut)
         self._steps_then, self._weights_version = -1, 0  # at the last change of the weights
+        self._set_schedules()
 
     @property
     def counters(self) -> Counters:
@@ -169,9 +171,10 @@ class OptimiserStep(Generic[BatchT]):
         with self.restored_on_error(), naming_needs(self.algo):
             if self._ranks is None:
                 self.algo.observe(batch)
+                minibatches, metrics = self._begin(batch)
             else:
                 self.statistics.join(batch, self._ranks)
-            minibatches, metrics = self.begin(batch)
+                minibatches, metrics = self.begin(batch)
             learnt = list(self._learnt(minibatches, batch.env_steps))
             if not learnt:
                 raise ValueError("minibatches() yielded none: yield one or more for each batch")
@@ -193,9 +196,13 @@ class OptimiserStep(Generic[BatchT]):
             raise
 
     def begin(self, batch: BatchT) -> tuple[Iterator[BatchT], dict[str, float]]:
-        """Prepares a batch; returns its minibatches, and metrics of the whole batch. Without
-        `update`, another OptimiserStep applies its gradients.
+        """Prepares one of several learners' batches; returns its minibatches, and metrics of the
+        whole batch. Without `update`, another OptimiserStep applies its gradients.
         """
+        with keeping_buffers(self.algo, "prepare or metrics"):
+            return self._begin(batch)
+
+    def _begin(self, batch: BatchT) -> tuple[Iterator[BatchT], dict[str, float]]:
         with torch.no_grad():
             recent, more = self._recent(batch)
             prepared = self.algo.prepare(recent)
@@ -222,7 +229,9 @@ class OptimiserStep(Generic[BatchT]):
 
         number: of the minibatch in its batch. env_steps: newly collected, that no other counts.
         """
-        return self._joining.packed(self._found(minibatch, number, env_steps))
+        with keeping_buffers(self.algo, "losses"):
+            found = self._found(minibatch, number, env_steps)
+        return self._joining.packed(found)
 
     def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
         """Takes one step of every optimiser, with the gradients of all; returns its figures.
@@ -236,8 +245,8 @@ class OptimiserStep(Generic[BatchT]):
         return self._apply(self._joining.unpacked(messages, total))
 
     def count(self, env_steps: int) -> dict[str, float]:
-        """Counts a learnt batch and sets the learning rates; returns the rates it was learnt
-        with.
+        """Counts a learnt batch and sets what depends on the counters; returns the learning rates
+        that the batch was learnt with, and the metrics of the algorithm's schedule.
         """
         rates = {
             f"{each.prefix}learning_rate": float(each.optimiser.param_groups[0]["lr"])
@@ -245,8 +254,17 @@ class OptimiserStep(Generic[BatchT]):
         }
         self.counters.version += 1
         self.counters.env_steps += env_steps
+        return {**rates, **self._set_schedules()}
+
+    def set_counters(self, counters: Mapping[str, int]) -> None:
+        """Replaces the counters by a state_dict of theirs, and sets what depends on them."""
+        self.counters.load_state_dict(counters)
+        self._set_schedules()
+
+    @torch.no_grad()
+    def _set_schedules(self) -> Mapping[str, float]:
         self._schedule.set(self.counters.env_steps)
-        return rates
+        return self.algo.schedule()
 
     def _learnt(
         self, minibatches: Iterator[BatchT], env_steps: int
@@ -255,7 +273,8 @@ class OptimiserStep(Generic[BatchT]):
         learners found in it.
         """
         for number, minibatch in enumerate(minibatches):
-            found = self._joined(self._found(minibatch, number, 0 if number else env_steps))
+            find = self._found if self._ranks is None else self._found_together
+            found = find(minibatch, number, 0 if number else env_steps)
             figures = self._apply(found)
             yield figures, found
             if self.algo.stops_after(figures):
@@ -268,11 +287,10 @@ class OptimiserStep(Generic[BatchT]):
         sums, feedback = self._slices.backward(minibatch, self._learning_from(minibatch))
         return MinibatchReport(sums, minibatch.num_steps, env_steps, number, feedback)
 
-    def _joined(self, found: MinibatchReport) -> MinibatchReport:
-        """Replaces the gradients by all learners' together; returns what they found together."""
-        if self._ranks is None:
-            return found
-        own = self._joining.packed(found)
+    def _found_together(self, minibatch: BatchT, number: int, env_steps: int) -> MinibatchReport:
+        """Computes the gradients of all ranks' minibatches; returns what they found together."""
+        assert self._ranks is not None
+        own = self.contribution(minibatch, number, env_steps)
         messages = self._ranks.gather(own.message)
         check_same_step(messages)  # before vectors of different lengths are added up
         return self._joining.unpacked(messages, self._ranks.add(own.gradients))
@@ -376,7 +394,7 @@ class OptimiserStep(Generic[BatchT]):
         counters.load_state_dict(state["scheduler_state_dict"])
         saving.restore(self.algo, state)
         self.algo.counters = counters
-        self._schedule.set(counters.env_steps)
+        self._set_schedules()
 
 
 @dataclass(frozen=True, kw_only=True)

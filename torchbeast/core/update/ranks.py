@@ -12,7 +12,8 @@ so for all of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -166,6 +167,31 @@ def check_same_step(messages: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
+@contextmanager
+def keeping_buffers(
+    algo: Algorithm[Any], method: str, but: Sequence[RunningNorm] = ()
+) -> Iterator[None]:
+    """Raises NotImplementedError if a method of one of several learners, the body, writes to the
+    models' buffers, apart from the buffers of some RunningNorms.
+
+    The learners have different batches, so their buffers would differ, or the weights of the
+    process that applies the gradients would replace them.
+    """
+    others = {id(buffer) for norm in but for buffer in norm.buffers()}
+    models = nn.ModuleDict(algo.models)
+    before = {name: (b, b._version) for name, b in models.named_buffers() if id(b) not in others}
+    yield
+    now = dict(models.named_buffers())
+    for name, (buffer, version) in before.items():
+        if now.get(name) is not buffer or buffer._version != version:
+            raise NotImplementedError(
+                f"{type(algo).__name__}.{method} changes the buffer {name}, but several learners "
+                "must keep the same buffers, and each sees only its own batch: set the buffer in "
+                "`schedule` from the counters, or in `after_step` from the weights, keep "
+                "statistics in a RunningNorm that `observe` adds to, or use one learner"
+            )
+
+
 class Statistics:
     """The running statistics of an algorithm's models, which count all learners' batches."""
 
@@ -178,18 +204,12 @@ class Statistics:
     def observed(self, batch: Batch) -> list[Moments]:
         """Adds a batch, and returns what it adds to each RunningNorm.
 
-        Raises NotImplementedError if the actor keeps statistics elsewhere: nothing says how those
-        of several learners would be joined.
+        Raises NotImplementedError if there are statistics elsewhere: nothing says how several
+        learners would join them.
         """
-        before, others = [norm.moments() for norm in self._norms], self._others()
-        self._algo.observe(batch)
-        for name, buffer in self._others().items():
-            if not torch.equal(buffer, others[name]):
-                raise NotImplementedError(
-                    f"{type(self._algo.actor).__name__}.observe changes the buffer {name}, but "
-                    "several learners can only combine statistics of a RunningNorm: keep them in a "
-                    "RunningNorm, or use one learner"
-                )
+        before = [norm.moments() for norm in self._norms]
+        with keeping_buffers(self._algo, "observe", self._norms):
+            self._algo.observe(batch)
         return [norm.moments().without(was) for norm, was in zip(self._norms, before, strict=True)]
 
     def add(self, observed: Sequence[Sequence[Sequence[Any]]]) -> None:
@@ -213,12 +233,6 @@ class Statistics:
         for norm, moments in zip(self._norms, before, strict=True):
             norm.set_moments(moments)
         self.add([message["observed"] for message in messages])
-
-    def _others(self) -> dict[str, Tensor]:
-        """Returns copies of the actor's buffers that belong to no RunningNorm."""
-        ours = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
-        named = self._algo.actor.named_buffers()
-        return {name: b.clone() for name, b in named if id(b) not in ours}
 
 
 def _like(norm: RunningNorm, moments: Sequence[Any]) -> Moments:
