@@ -216,6 +216,25 @@ def test_resuming_with_other_settings_lists_them(
     )
 
 
+def test_a_copied_checkpoint_is_continued_with_the_random_numbers_of_the_seed_that_is_given(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, GOOD)
+    copied, seen = tmp_path / "copied.tar", []
+    shutil.copy(tmp_path / "run" / "model.tar", copied)
+
+    def source() -> EndingSource:
+        seen.append(torch.get_rng_state())
+        return EndingSource([rollout(GOOD)])
+
+    for seed in (1, 2):  # the seed of the run, and another one
+        flags = MonoBeastFlags(run=RunConfig(savedir=str(tmp_path), xpid="run", seed=seed))
+        train_from(source, flags, resumed=copied)
+    saved = checkpoints.load(copied)["rng"]["torch"]
+    assert [torch.equal(state, saved) for state in seen] == [True, False]
+    assert LEARNERS[-2].seed != LEARNERS[-1].seed
+
+
 def test_a_checkpoint_names_its_format_and_its_network(tmp_path: Path) -> None:
     train(tmp_path, GOOD)
     with pytest.raises(RunError):

@@ -24,6 +24,7 @@ def agent(folder: Path, total_steps: int = 100, **settings: str) -> AgentRun:
         folder=folder / name,
         total_steps=total_steps,
         episodes=100,
+        seed=None,
     )
 
 

@@ -25,9 +25,9 @@ VALUES = {"learning_rate": ["0.0001:0.01"]}
 RATES = ["0.0001", "0.001", "0.002", "0.003"]
 
 
-def population(folder: Path, rounds: int = 2) -> Population:
+def population(folder: Path, rounds: int = 2, seed: int | None = None) -> Population:
     agents = [agent(folder, total_steps=100, learning_rate=rate) for rate in RATES]
-    return Population(agents, VALUES, rounds)
+    return Population([dataclasses.replace(each, seed=seed) for each in agents], VALUES, rounds)
 
 
 def play(row: Row, step: int, mean_return: float) -> None:
@@ -84,6 +84,18 @@ def test_the_worst_member_continues_from_the_best_and_the_others_from_themselves
     assert rates[1] not in (RATES[1], RATES[2]) and 0.0001 <= float(rates[1]) <= 0.01
     assert rows[1].agent.words[-1] == f"--learning_rate={rates[1]}"
     assert [row["parent"] for row in record(tmp_path)] == ["0", "1", "2", "3", "0", "2", "2", "3"]
+
+
+def test_a_member_keeps_a_seed_of_its_own_whomever_it_continues_from(tmp_path: Path) -> None:
+    """Also in a later part of the sweep, if one seed was given for all."""
+    members = population(tmp_path, seed=7)
+    given = [[word for word in row.agent.words if "seed" in word] for row in members.rows()]
+    run(members, [{0: 2.0, 1: 1.0, 2: 4.0, 3: 3.0}, dict.fromkeys(range(4), 0.0)])
+    seeds = [row["seed"] for row in record(tmp_path)]
+    assert len({*seeds, "7"}) == 5 and seeds == seeds[:4] * 2
+    again = [row.agent.words for row in population(tmp_path).rows()]
+    for number, seed in enumerate(seeds[:4]):
+        assert given[number] == [f"--seed={seed}"] and f"--seed={seed}" in again[number]
 
 
 def test_members_without_a_return_count_as_the_worst(tmp_path: Path) -> None:

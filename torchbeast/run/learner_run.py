@@ -179,8 +179,11 @@ class LearnerRun:
         if replica is not None:
             replica.equalise(made.optimiser_step)
             made.weights.publish(made.agent.model, made.optimiser_step.version)
-            if not replica.leads:  # so that it does not sample the same actions as rank 0
-                torch.manual_seed(self.environment_seed)
+        seed = self._recorded["seed"]
+        is_other_run = (earlier.recorded or {}).get("seed", seed) != seed
+        if is_other_run or not (replica is None or replica.leads):
+            # Not the numbers of rank 0, or of the run that the checkpoint was copied from.
+            torch.manual_seed(self.environment_seed)
         self.progress.keep_last(self.settings.display.episodes_for_avg)
         if earlier.recorded is not None:
             say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")

@@ -55,6 +55,7 @@ class AgentRun:
     folder: Path  # of its run
     total_steps: int
     episodes: int  # number of last episodes whose returns are averaged
+    seed: int | None  # None: it draws one
 
     @property
     def compared(self) -> dict[str, str]:
@@ -156,6 +157,7 @@ def _agent(what: Compared, settings: Mapping[str, str], folder: Path) -> AgentRu
         folder=folder / name,
         total_steps=flags.training.total_steps,
         episodes=flags.display.episodes_for_avg,
+        seed=flags.run.seed,
     )
 
 

@@ -10,6 +10,8 @@ from the checkpoint of a member in the best quarter, with that member's settings
     member 2  ------|-----+------      continues from member 0 after round 2
     member 3  ------+------------      continues from member 1 after round 1
 
+A member keeps its seed in all rounds, so its random numbers differ from those of its parent.
+
 pbt.csv in the sweep's folder has a line for each member and round. It suffices to continue.
 """
 
@@ -19,6 +21,7 @@ import csv
 import dataclasses
 import math
 import random
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +32,7 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.log_files import csv_line, read_logs
 from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
+from torchbeast.seeds import seed_of
 from torchbeast.sweep.agents import AgentRun, typed
 from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
 from torchbeast.sweep.table import Row, has_ended_well
@@ -51,6 +55,7 @@ class Turn:
     member: int
     parent: int  # the member from whose checkpoint it started
     settings: Mapping[str, str]
+    seed: int  # the member's, in all rounds
     step: int = 0  # at the end of the round; 0 until then
     mean_return: float = math.nan
 
@@ -88,8 +93,11 @@ class Population:
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
-        self._turns = _read(self._folder / CSV) or [
-            Turn(1, number, number, agent.settings) for number, agent in enumerate(agents)
+        root = secrets.randbits(31) if agents[0].seed is None else agents[0].seed
+        seeds = [seed_of(root, "member", number) for number in range(len(agents))]
+        self._turns = _read(self._folder / CSV, seeds) or [
+            Turn(1, number, number, agent.settings, seeds[number])
+            for number, agent in enumerate(agents)
         ]
 
     @property
@@ -103,7 +111,7 @@ class Population:
         for agent, turn in zip(self._agents, self._now, strict=True):
             end = agent.total_steps * turn.round // self._rounds
             pause = [f"--pause_at={end}"] if turn.round < self._rounds else []
-            words = [*agent.words, *typed(turn.settings), *pause]
+            words = [*agent.words, f"--seed={turn.seed}", *typed(turn.settings), *pause]
             row = Row(dataclasses.replace(agent, settings=turn.settings, words=words))
             is_past = bool(pause) and row.figures.step >= end and has_ended_well(agent.folder)
             if row.state == "waiting" and is_past:
@@ -155,7 +163,7 @@ class Population:
             if turn in order[:share] and _score(turn) < _score(better):
                 parent, settings = better, self._explored(better.settings, rng)
                 self._exploit(turn, parent, settings)
-            turns.append(Turn(turn.round + 1, turn.member, parent.member, settings))
+            turns.append(Turn(turn.round + 1, turn.member, parent.member, settings, turn.seed))
         return turns
 
     def _explored(self, settings: Mapping[str, str], rng: random.Random) -> dict[str, str]:
@@ -184,11 +192,12 @@ class Population:
 
     def _write(self) -> None:
         keys = list(self._values)
-        lines = [csv_line(["round", "member", "parent", *keys, "step", "mean_return"])]
+        lines = [csv_line(["round", "member", "parent", "seed", *keys, "step", "mean_return"])]
         for turn in self._turns:
             values = [turn.settings[key] for key in keys]
             result = [turn.step, turn.mean_return] if turn.step else ["", ""]
-            lines.append(csv_line([turn.round, turn.member, turn.parent, *values, *result]))
+            whose = [turn.round, turn.member, turn.parent, turn.seed]
+            lines.append(csv_line([*whose, *values, *result]))
         write_atomically(self._folder / CSV, "".join(lines).encode())
 
     def report(self) -> None:
@@ -232,14 +241,18 @@ def _as_member(agent: AgentRun, number: int) -> AgentRun:
     return dataclasses.replace(agent, name=name, words=words, folder=agent.folder.with_name(name))
 
 
-def _read(path: Path) -> list[Turn]:
-    """Returns what an earlier part of the sweep wrote; empty for a new sweep."""
+def _read(path: Path, seeds: Sequence[int]) -> list[Turn]:
+    """Returns what an earlier part of the sweep wrote; empty for a new sweep.
+
+    seeds: of the members, for a file of an earlier version, which has none.
+    """
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return [
             Turn(
                 round=int(row.pop("round")),
+                seed=int(row.pop("seed", seeds[int(row["member"])])),
                 member=int(row.pop("member")),
                 parent=int(row.pop("parent")),
                 step=int(row.pop("step") or 0),
