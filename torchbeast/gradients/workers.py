@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import pickle
 import queue
 import threading
@@ -226,7 +225,7 @@ class Centralised(GradientWorkers):
             for contributed in self._contributions():
                 metrics += [each.message["metrics"] for each in contributed]
                 learnt.append(self._apply(contributed))
-                if centre.algo.stops_after(learnt[-1]):
+                if learnt[-1] and centre.algo.stops_after(learnt[-1]):
                     break
         return Learnt(means(learnt) | means(metrics) | centre.count(batch.env_steps))
 
@@ -307,9 +306,8 @@ class Asynchronous(Centralised):
                 if self._is_last(index, *answer):
                     report, learnt = self._learning.pop(index)
                     batch.reports.append(report)
-                    figures = means(learnt) if learnt else {"total_loss": math.nan}
-                    figures |= batch.lags(self.version) | self._step.count(report.env_steps)
-                    return Learnt(figures)
+                    figures = means(learnt) | batch.lags(self.version)
+                    return Learnt(figures | self._step.count(report.env_steps))
 
     def _is_last(self, index: int, report: Report | None, contributed: Contribution | None) -> bool:
         """Takes a step with an answer; returns whether it was the last of the worker's batch."""
@@ -326,7 +324,7 @@ class Asynchronous(Centralised):
         figures = self._apply([contributed])
         learnt = self._learning[index][1]
         learnt.append({**figures, **contributed.message["metrics"], "gradient_lag": float(lag)})
-        return self.algo.stops_after(figures)
+        return bool(figures) and self.algo.stops_after(figures)
 
 
 class Decentralised(GradientWorkers):

@@ -259,7 +259,7 @@ class Training:
     def _record(self, batch: Batch, figures: dict[str, float]) -> None:
         counters, info = self.optimiser_step.counters, batch.finished_info()
         returns, lengths = batch.finished_episodes()
-        self.progress.loss = figures["total_loss"]
+        self.progress.loss = figures.get("total_loss", self.progress.loss)
         self.progress.mean_lag = figures.get("mean_lag", math.nan)
         self.progress.max_lag = figures.get("max_lag", math.nan)
         self.progress.relevant_share = figures.get("relevant_share", math.nan)

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -221,6 +221,34 @@ def test_metrics_of_a_batch_are_computed_once_from_what_was_prepared(make_rollou
     assert figures["reward"] == pytest.approx(rewards.mean().item())
     assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
     assert "none" not in figures and figures["entropy"] > 0
+
+
+class OnlyWithSteps(Epochs):
+    """Has a metric that is no Mean, and stops after the first minibatch with steps."""
+
+    reduction = "mean"
+
+    def losses(self, minibatch: Rollout) -> Any:
+        found = super().losses(minibatch)
+        return found._replace(metrics={**found.metrics, "one": torch.ones(())})
+
+    def stops_after(self, figures: Mapping[str, float]) -> bool:
+        return figures["one"] > 0
+
+
+def test_a_minibatch_without_a_valid_step_does_not_count_in_the_figures(make_rollout: Make) -> None:
+    """Without a half of the columns, the figures are the other half's: the second minibatch's."""
+    batch = make_rollout(T, B)
+    right = torch.arange(B).expand(T + 1, B) >= B // 2
+    step = impala(mlp(), OnlyWithSteps)
+    alone = impala(copy.deepcopy(step.algo.actor), OnlyWithSteps)
+    for each in (step, alone):
+        each.algo.actor.observe = lambda observation: None  # type: ignore[method-assign]
+    figures = step.update(dataclasses.replace(batch, valid=right)).figures
+    assert figures["one"] == 1.0
+    assert figures == pytest.approx(alone.update(batch.columns(B // 2, B)).figures)
+    nothing = dataclasses.replace(batch, valid=torch.zeros_like(right))
+    assert [*step.update(nothing).figures] == ["learning_rate"]
 
 
 class MeasuresEveryStep(IMPALA):

@@ -298,7 +298,7 @@ class Algorithm(ABC, Generic[BatchT]):
         return [batch]
 
     def stops_after(self, figures: Mapping[str, float]) -> bool:
-        """Returns whether to skip the remaining minibatches of a batch.
+        """Returns whether to skip the remaining minibatches of a batch, after one with steps.
 
         Args:
             figures: Terms, metrics and gradient norms of the present minibatch, computed before its

@@ -66,8 +66,8 @@ class StepConfig:
     """Gradient clipping: largest global norm of a gradient, usually 0.5 (PPO) to 40 (IMPALA)."""
     max_lag: int | None = None
     """Policy lag, in versions of the weights, above which new steps are not learnt from (column
-    too_old_share of the log). They still count as environment steps. For algorithms that train on
-    rollouts. Default: no limit."""
+    too_old_share of the log). They still count as environment steps, and in the running statistics
+    of observations and returns. For algorithms that train on rollouts. Default: no limit."""
 
     def __post_init__(self) -> None:
         at_least(0, warmup_steps=self.warmup_steps, max_lag=self.max_lag)

@@ -162,7 +162,7 @@ class OptimiserStep(Generic[BatchT]):
         The figures are terms, total_loss, metrics and grad_norm (before clipping), each a mean over
         the minibatches, metrics of the whole batch, and learning_rate. With several optimisers the
         figures grad_norm and learning_rate have the optimiser's name in front: "critic_grad_norm".
-        A metric of no steps is left out.
+        A minibatch without a valid step does not count there, and a metric of no steps is left out.
 
         Raises NonFiniteError when a loss or gradient is NaN or infinite, and ValueError when
         `losses` returns terms that cannot be minimised. The weights are then as the previous
@@ -277,7 +277,7 @@ class OptimiserStep(Generic[BatchT]):
             found = find(minibatch, number, 0 if number else env_steps)
             figures = self._apply(found)
             yield figures, found
-            if self.algo.stops_after(figures):
+            if figures and self.algo.stops_after(figures):
                 return
 
     def _found(self, minibatch: BatchT, number: int, env_steps: int) -> MinibatchReport:
@@ -296,12 +296,15 @@ class OptimiserStep(Generic[BatchT]):
         return self._joining.unpacked(messages, self._ranks.add(own.gradients))
 
     def _apply(self, found: MinibatchReport) -> dict[str, float]:
-        """Takes one step of every optimiser; none when no learner has a step to learn from."""
+        """Takes one step of every optimiser; returns its figures. Without a step to learn from, in
+        any learner, it takes none and returns {}.
+        """
         norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
         figures = divided(fetched({**found.figures, **norms}))
         self._check_finite(figures)
-        if found.steps or any(figures[m.norm_name] for m in self._minimisers):
-            self._step(figures)
+        if not found.steps and not any(figures[m.norm_name] for m in self._minimisers):
+            return {}
+        self._step(figures)
         self.counters.learnt_steps += found.steps
         return figures
 
@@ -312,6 +315,8 @@ class OptimiserStep(Generic[BatchT]):
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
             terms, metrics, feedback = checked_losses(self.algo, self.algo.losses(columns))
             share = columns.num_steps / num_steps
+            if not minibatch.num_steps:
+                metrics = {}
             if self.algo.reduction == "mean":
                 terms = {name: share * term for name, term in terms.items()}
             figures = {**terms, TOTAL: self._backward(terms), **addends(metrics, share)}
