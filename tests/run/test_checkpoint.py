@@ -161,6 +161,23 @@ def test_a_network_made_without_value_ranges_is_recorded_as_such() -> None:
     assert make_agent(ActorSpec("mlp"), told, Discrete(3), 1).spec.reads_values
 
 
+@pytest.mark.parametrize("shape", [(2,), (10, 10, 4)])
+def test_a_network_of_a_file_without_the_entry_keeps_floats_up_to_100_unscaled(
+    shape: tuple[int, ...],
+) -> None:
+    """It has no statistics, and a run that continues it writes down that it has none."""
+    seen = {"a": ArraySpec(shape, "float32", 0.0, 100.0), "b": ArraySpec((2,), "float32", 0, 101)}
+    made = make_agent(ActorSpec("auto"), seen, Discrete(3), 1)
+    saved = {**checkpoints.labels(made, {}), "model_state_dict": {}}
+    del saved["unscaled_to_100"]
+    older = make_agent(checkpoints.actor_spec(saved), seen, Discrete(3), 1)
+    again = {**checkpoints.labels(older, {}), "model_state_dict": {}}
+    continued = make_agent(checkpoints.actor_spec(again), seen, Discrete(3), 1)
+    counts = [sum("count" in name for name in each.model.state_dict()) for each in (made, older)]
+    assert counts == [2, 1] and older.spec.name == made.spec.name
+    continued.model.load_state_dict(older.model.state_dict())
+
+
 def test_a_file_with_a_format_names_its_network() -> None:
     saved = {"format": 1, "model": "shallow", "flags": {"model": "auto"}, "model_state_dict": {}}
     assert checkpoints.model_name(saved) == "shallow"

@@ -10,6 +10,7 @@ format                                    FORMAT of the program that wrote it
 model                                     name of the network, never auto
 reward_input                              how rewards are transformed for the network's input
 reads_values                              whether it encodes leaves by their space's value ranges
+unscaled_to_100                           whether it uses floats with bounds from 1 to 100 unscaled
 observation_space  action_space           of one environment, before frames are stacked
 frame_stack                               number of frames in a stack
 rng                                       torch's random generators
@@ -171,6 +172,7 @@ def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
         "model": agent.spec.name,
         "reward_input": agent.spec.reward_input,
         "reads_values": agent.spec.reads_values,
+        "unscaled_to_100": agent.spec.unscaled_to_100,
         "observation_space": space_to_json(agent.sent_space),
         "action_space": space_to_json(agent.action_space),
         "frame_stack": agent.frame_stack,
@@ -200,6 +202,7 @@ def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
             "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
             "reward_input": reward_input(checkpoint),
             "reads_values": reads_values(checkpoint),
+            "unscaled_to_100": checkpoint.get("unscaled_to_100", True),
         }
     )
 

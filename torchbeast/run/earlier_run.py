@@ -83,6 +83,7 @@ class EarlierRun:
             name=known.name if is_open else asked.name,
             reward_input=known.reward_input,
             reads_values=known.reads_values,
+            unscaled_to_100=known.unscaled_to_100,
         )
 
     def check_same_model(self, now: ActorSpec) -> None:

@@ -77,8 +77,12 @@ SPACES: list[tuple[Any, Kind, bool]] = [
     (
         spaces.Box(np.array([-1, -1, -8.0]), np.array([1, 1, 8.0]), dtype=np.float64),
         Kind.NUMBERS,
-        False,
+        True,
     ),
+    (spaces.Box(np.array([0, -1.0]), np.array([100, 1.0])), Kind.NUMBERS, True),
+    (spaces.Box(np.array([0, -1.0]), np.array([101, 1.0])), Kind.NUMBERS, True),
+    (spaces.Box(np.array([0, -1.0]), np.array([1, 1.0])), Kind.NUMBERS, False),
+    (spaces.Box(0, 100, (10, 10, 4)), Kind.IMAGE, True),
     (spaces.Box(-INF, INF, (17,), np.float64), Kind.NUMBERS, True),
     (spaces.Box(0, 1000, (3,)), Kind.NUMBERS, True),
     (spaces.Box(0, INF, ()), Kind.NUMBERS, True),

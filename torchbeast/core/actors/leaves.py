@@ -210,7 +210,8 @@ FLAT_IMAGE_MINIMUM = 64  # pixels a side; smaller leaves of rank 2 are terminals
 ONE_HOT_MAXIMUM = 1024  # entries of all one-hot vectors of a leaf
 NAMES_MAXIMUM = 2**16  # distinct values of integers that are treated as names
 EMBEDDED_MAXIMUM = 2**14  # entries that get an embedding each
-KNOWN_SCALE = 100.0  # numbers with bounds up to this need no normalisation
+KNOWN_SCALE = 1.0  # numbers with bounds up to this need no normalisation
+PIXEL_BOUND = 100.0  # floats with larger bounds are read as tables, unless they are large or gray
 
 
 class Kind(Enum):
@@ -240,11 +241,23 @@ def is_large_image(spec: ArraySpec) -> bool:
 
 def needs_statistics(spec: ArraySpec) -> bool:
     """Returns whether a leaf holds numbers of unknown scale, to be normalised by running
-    statistics.
+    statistics: one mean and deviation per entry. One entry of unknown scale suffices, because
+    next to it the network would not notice an entry whose values are small.
     """
     if kind_of(spec) not in (Kind.IMAGE, Kind.NUMBERS) or not math.prod(spec.shape):
         return False
-    return not (spec.dtype in ("bool", "uint8") or _has_gray_levels(spec) or _has_known_scale(spec))
+    if spec.dtype in ("bool", "uint8") or _has_gray_levels(spec):
+        return False
+    return not _is_within(spec, KNOWN_SCALE)
+
+
+def as_read_before(spec: ArraySpec) -> ArraySpec:
+    """Returns a leaf whose floats networks of older checkpoints use unscaled, because their bounds
+    are at most 100, without its bounds; any other leaf as it is.
+    """
+    is_other = _is_within(spec, KNOWN_SCALE) or not _is_within(spec, PIXEL_BOUND)
+    is_kept = is_other or not spec.dtype.startswith("float")
+    return spec if is_kept else ArraySpec(spec.shape, spec.dtype)
 
 
 def readings(space: ObservationSpace, path: str = "") -> Iterator[tuple[str, ArraySpec, str]]:
@@ -314,13 +327,13 @@ def _has_gray_levels(spec: ArraySpec) -> bool:
     return is_image(spec.shape) if spec.dtype.startswith("float") else _is_large(spec.shape)
 
 
-def _has_known_scale(spec: ArraySpec) -> bool:
-    """Returns whether a leaf's numbers can be used unscaled: small ones, and floats without a
-    declared space.
+def _is_within(spec: ArraySpec, bound: float) -> bool:
+    """Returns whether all entries are between -bound and bound; floats without a declared space
+    count as such.
     """
     if spec.low is None or spec.high is None:
         return spec.dtype.startswith("float")
-    return max(abs(spec.low), abs(spec.high)) <= KNOWN_SCALE
+    return max(abs(spec.low), abs(spec.high)) <= bound
 
 
 def _kind_of_names(spec: ArraySpec) -> Kind:
@@ -342,9 +355,10 @@ def _has_pixels(spec: ArraySpec) -> bool:
     is_binary = spec.low is not None and spec.low >= 0 and spec.high is not None and spec.high <= 1
     if not spec.dtype.startswith("float"):
         return is_binary or spec.dtype in ("uint8", "bool") or _has_gray_levels(spec)
+    is_small = _is_within(spec, PIXEL_BOUND)
     if len(spec.shape) == 2:
-        return _has_gray_levels(spec) or (_is_large(spec.shape) and _has_known_scale(spec))
-    return _has_gray_levels(spec) or _is_large(spec.shape) or _has_known_scale(spec)
+        return _has_gray_levels(spec) or (_is_large(spec.shape) and is_small)
+    return _has_gray_levels(spec) or _is_large(spec.shape) or is_small
 
 
 def _prepared(spec: ArraySpec, torso: Torso) -> Torso:

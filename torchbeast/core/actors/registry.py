@@ -25,11 +25,17 @@ from torchbeast.core.actors.contract import (
     zeros_of,
 )
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
-from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of, readings
+from torchbeast.core.actors.leaves import (
+    Kind,
+    as_read_before,
+    is_large_image,
+    kind_of,
+    readings,
+)
 from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.base.checks import did_you_mean, names_checked, require
 from torchbeast.core.base.computing import own_settings
-from torchbeast.core.base.nest import flatten, map_leaves2
+from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.frame_stack import stacked_space
@@ -211,8 +217,8 @@ class Agent(NamedTuple):
 
     Attributes:
         model: The network.
-        spec: Describes the network: "auto" is resolved, and reads_values is True only if the space
-            declares values.
+        spec: Describes the network: "auto" is resolved, reads_values is True only if the space
+            declares values, and unscaled_to_100 only if it has such floats.
         observation_bytes: Bytes of one environment's observation, with frames stacked.
         observation_space: The observation space as the policy sees it, with frames stacked.
         frame_stack: Number of frames in a stack.
@@ -269,11 +275,19 @@ def make_agent(
     seen = stacked_space(observation_space, frame_stack)
     if not spec.reads_values:
         seen = without_values(seen)
-    is_open = ":" not in spec.name and spec.name.endswith("auto")  # "q-auto" too
+    is_built_in = ":" not in spec.name
+    declared = seen
+    if spec.unscaled_to_100 and is_built_in:
+        seen = map_leaves(as_read_before, seen)
+    is_open = is_built_in and spec.name.endswith("auto")  # "q-auto" too
     usual = spec.name.removesuffix("auto") + default_model(seen, for_images)
     name = usual if is_open else spec.name
-    reads_values = seen != without_values(seen)
-    resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
+    resolved = dataclasses.replace(
+        spec,
+        name=name,
+        reads_values=declared != without_values(declared),
+        unscaled_to_100=seen != declared,
+    )
     try:
         model = make_model(resolved, seen, action_space)
     except UsageError:

@@ -131,11 +131,14 @@ class ActorSpec(Spec):
         reward_input: The form of its reward input, see Actor.seen_reward.
         reads_values: Whether it encodes observations by the value ranges of their space. False: by
             dtype and shape alone, as networks of older checkpoints do.
+        unscaled_to_100: Whether a built-in network uses floats with bounds from 1 to 100 unscaled,
+            as networks of older checkpoints do.
     """
 
     use_lstm: bool = field(default=False, kw_only=True)
     reward_input: RewardClipping = field(default="abs_one", kw_only=True)
     reads_values: bool = field(default=True, kw_only=True)
+    unscaled_to_100: bool = field(default=False, kw_only=True)
     __repr__ = short_repr
 
 
