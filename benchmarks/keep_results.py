@@ -104,16 +104,16 @@ def write_thinned(folder: Path, target: Path) -> None:
 
 
 def provenance(meta: dict[str, Any]) -> Iterator[str]:
-    """Yields commit, dates and command of a run, a line each."""
-    git = meta.get("git") or {"commit": "unknown", "is_dirty": False}
-    yield f"commit {git['commit']}" + " with changes that were not committed" * git["is_dirty"]
-    yield f"date {meta['date_start']} to {meta['date_end']}"
-    program, words = Path(meta["argv"][0]), meta["argv"][1:]
-    is_module = program.parent.name in ("torchbeast", "")  # agents of a sweep have no path
-    called = (
-        f"-m torchbeast.{program.stem}" if is_module else f"{program.parent.name}/{program.name}"
-    )
-    yield f"command python {called} {shlex.join(_without_places(words))}"
+    """Yields commit, dates and command of each part of a run, a line each."""
+    for part in (*meta.get("earlier_parts", ()), meta):
+        git = part.get("git") or {"commit": "unknown", "is_dirty": False}
+        yield f"commit {git['commit']}" + " with changes that were not committed" * git["is_dirty"]
+        yield f"date {part['date_start']} to {part['date_end']}"
+        program, words = Path(part["argv"][0]), part["argv"][1:]
+        is_module = program.parent.name in ("torchbeast", "")  # agents of a sweep have no path
+        path = f"{program.parent.name}/{program.name}"
+        called = f"-m torchbeast.{program.stem}" if is_module else path
+        yield f"command python {called} {shlex.join(_without_places(words))}"
 
 
 def _without_places(words: list[str]) -> Iterator[str]:

@@ -201,7 +201,24 @@ def test_runs_without_meta_json_are_labelled_with_the_names_of_their_folders(
     assert plot.labels(plot.group_runs(runs[:1])) == ["a (n=1)"]
     (tmp_path / "other").mkdir()
     same_name = write_run(tmp_path / "other" / "a", [2.0])
-    assert plot.labels(plot.group_runs([runs[0], same_name])) == ["a (n=1)", "a (n=1)"]
+    assert plot.labels(plot.group_runs([runs[0], same_name])) == [
+        f"{tmp_path.name}/a (n=1)",
+        "other/a (n=1)",
+    ]
+
+
+def test_a_setting_that_changed_during_a_run_has_all_its_values_in_the_label(
+    tmp_path: Path,
+) -> None:
+    changing, steady = seeds(tmp_path, [1.0, 2.0])
+    meta = json.loads((changing / "meta.json").read_text())
+    meta["args"]["learning_rate"] = 0.2
+    meta["earlier_parts"] = [{"argv": meta["argv"], "step": 0, "changed": {}}]
+    meta["changed"] = {"learning_rate": [0.1, 0.2], "xpid": ["a", "b"]}
+    (changing / "meta.json").write_text(json.dumps(meta))
+    assert plot.settings_of(changing)["learning_rate"] == "0.1, then 0.2"
+    assert plot.settings_of(changing)["program"] == plot.settings_of(steady)["program"]
+    assert len(plot.group_runs([changing, steady])) == 2
 
 
 def test_a_single_line_is_labelled_with_its_program_and_the_title_is_the_environment(

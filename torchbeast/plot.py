@@ -13,6 +13,7 @@ runs would jump there. A band is not drawn, because it could show returns that n
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -31,7 +32,7 @@ from torchbeast.cli.command_line import parse
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.reporting.run_folder import OF_ONE_COMMAND
+from torchbeast.reporting.run_folder import OF_ONE_COMMAND, read_meta
 
 RETURN = "mean_episode_return"
 _SMOOTHED = 20  # updates in the moving average, at most
@@ -135,20 +136,37 @@ def _lack(folder: Path, column: str) -> str:
 def settings_of(folder: Path) -> dict[str, Any]:
     """Returns the settings that distinguish a run: its program and the flags that matter.
 
-    For a folder without meta.json: its path. For a kept curve: the file name without the seed.
+    A setting that changed during the run has all its values, as in "0.001, then 0.0003". For a
+    folder without meta.json: its path. For a kept curve: the file name without the seed.
     """
     if folder.is_file():
         return {"program": folder.stem.rpartition("-")[0] or folder.stem}
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        args, argv = dict(meta["args"]), meta.get("argv") or [""]
-    except (OSError, ValueError, KeyError, TypeError):
+    meta = read_meta(folder)
+    if not isinstance(meta.get("args"), dict):
         return {"folder": str(folder)}
+    parts = [*meta.get("earlier_parts", ()), meta]
+    programs = [Path(next(iter(part.get("argv") or ()), "")).stem for part in parts]
+    args = meta["args"] | _changed(parts)
     if "replay_service" in args:  # its address does not matter
         args["shared_replay"] = args["replay_service"] is not None
-    return {"program": Path(argv[0]).stem} | {
+    return {"program": _in_order(programs)} | {
         name: value for name, value in args.items() if name not in _INCIDENTAL
     }
+
+
+def _changed(parts: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Returns the settings that changed during a run, with all their values."""
+    values: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, (before, now) in part.get("changed", {}).items():
+            values.setdefault(name, [before]).append(now)
+    return {name: _in_order(each) for name, each in values.items()}
+
+
+def _in_order(values: Sequence[Any]) -> str:
+    """Returns the values of a setting as text: 0.001, then 0.0003. Of many it has the ends."""
+    texts = [str(value) for value, _ in itertools.groupby(values)]
+    return ", then ".join(texts if len(texts) <= 3 else [texts[0], "...", texts[-1]])
 
 
 def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
@@ -201,7 +219,20 @@ def labels(groups: list[RunGroup]) -> list[str]:
     found = [_described(group.settings, differing[:_LABEL_PARTS]) for group in groups]
     if not all(found) or len(set(found)) < len(found):
         found = [_name_of(group) for group in groups]
+    if len(set(found)) < len(found):
+        found = distinct([str(next(iter(group.curves))).removesuffix(".csv") for group in groups])
     return [f"{text} (n={len(group.curves)})" for text, group in zip(found, groups, strict=True)]
+
+
+def distinct(paths: Sequence[str | Path]) -> list[str]:
+    """Returns the last names of paths, with as many parents as it takes to tell them apart."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    names: list[str] = []
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-length:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:

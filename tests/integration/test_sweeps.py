@@ -32,8 +32,10 @@ def test_agents_are_trained_and_ranked(
     for word in ("Ranking by mean return", "sweep.csv", "The curves are in", "entropy_cost"):
         assert word in said, said
     assert "Continue it" not in said and (folder / "sweep.png").exists()
+    recorded = workshop.meta("a")
     assert workshop.call("sweep.__main__", "--name", "a") == 0
     assert "All 2 agents are complete" in capsys.readouterr().out
+    assert workshop.meta("a") == recorded
     workshop.assert_nothing_is_left()
 
 

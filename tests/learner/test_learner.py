@@ -186,8 +186,13 @@ def test_a_learner_with_the_same_folder_goes_on_where_the_run_is(
     assert steps == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
     meta = json.loads((tmp_path / "run" / "meta.json").read_text())
     assert meta["args"]["seed"] == 5 and meta["successful"] is True
-    complete = Learner(scheme_of(), 4 * STEPS, tmp_path / "run")
+    assert meta["changed"] == {"total_steps": [200, 80]} and meta["step"] == 2 * STEPS
+    before_it = {each: each.read_bytes() for each in (tmp_path / "run").glob("*[rnv]")}
+    assert {"model.tar", "meta.json", "logs.csv"} <= {each.name for each in before_it}
+    complete = Learner(scheme_of(), 3 * STEPS, tmp_path / "run")
     assert complete.done() and len(complete.evaluate(1).returns) == 1
+    Learner(scheme_of(), 10 * STEPS, tmp_path / "run").close()
+    assert {each: each.read_bytes() for each in (tmp_path / "run").glob("*[rnv]")} == before_it
 
 
 def test_a_checkpoint_is_written_in_time_and_what_follows_it_is_learnt_again(

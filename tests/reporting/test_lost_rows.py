@@ -169,9 +169,11 @@ def test_meta_json_stays_as_it_was_where_it_cannot_be_written(
     run = RunFolder(tmp_path / "run", {})
     before = (run.path / "meta.json").read_bytes()
     with largest_file(20):
-        run.update(env="Catch")
+        run.begin({"env": "Catch"}, 0)
     assert (run.path / "meta.json").read_bytes() == before
-    assert "meta.json was not written (File too large): it lacks env" in capsys.readouterr().err
+    assert (
+        "meta.json was not written (File too large): it lacks args, step" in capsys.readouterr().err
+    )
     run.finish(successful=True)
     assert b'"env": "Catch"' in (run.path / "meta.json").read_bytes(), "written with the next"
 

@@ -37,6 +37,46 @@ def test_meta_json_has_flags_dates_and_success(tmp_path: Path) -> None:
     assert after["args"] == {"env": "Catch"} and after["argv"][0] == "polybeast"
 
 
+def test_a_command_that_trains_nothing_leaves_the_record_as_it_was(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "a", {"rate": 0.1}, ["monobeast"])
+    first.begin({"rate": 0.1, "seed": 7}, 0)
+    first.finish(successful=True)
+    before = (first.path / "meta.json").read_bytes()
+    idle = RunFolder(tmp_path / "a", {"rate": 0.2}, ["monobeast", "--rate", "0.2"])
+    assert (first.path / "meta.json").read_bytes() == before, "it may have nothing to train"
+    idle.finish(successful=False)
+    assert (first.path / "meta.json").read_bytes() == before
+
+
+def test_a_run_keeps_the_record_of_every_part_whose_training_it_has(tmp_path: Path) -> None:
+    def part(rate: float, step: int, changed: dict[str, list[float]]) -> None:
+        run = RunFolder(tmp_path / "a", {}, ["monobeast", f"--rate={rate}"])
+        run.begin({"rate": rate}, step, changed)
+        run.finish(successful=True)
+
+    part(0.1, 0, {})
+    part(0.2, 100, {"rate": [0.1, 0.2]})
+    part(0.3, 200, {"rate": [0.2, 0.3]})  # killed before its first checkpoint
+    part(0.4, 200, {"rate": [0.2, 0.4]})
+    found = meta(tmp_path / "a")
+    first, second = found["earlier_parts"]
+    assert found["args"] == {"rate": 0.4} and found["changed"] == {"rate": [0.2, 0.4]}
+    assert (first["step"], second["step"], found["step"]) == (0, 100, 200)
+    assert (first["argv"][1], second["argv"][1]) == ("--rate=0.1", "--rate=0.2")
+    assert second["changed"] == {"rate": [0.1, 0.2]} and first["date_end"] >= first["date_start"]
+    part(0.5, 0, {})
+    assert meta(tmp_path / "a")["earlier_parts"] == [], "it has started over"
+
+
+def test_a_record_of_an_earlier_version_is_the_first_part(tmp_path: Path) -> None:
+    old = {"args": {"rate": 0.1}, "argv": ["polybeast"], "successful": True}
+    (tmp_path / "meta.json").write_text(json.dumps(old))
+    run = RunFolder(tmp_path, {}, ["monobeast"])
+    run.begin({"rate": 0.1}, 100)
+    run.finish(successful=True)
+    assert meta(tmp_path)["earlier_parts"] == [{"argv": ["polybeast"], "successful": True}]
+
+
 def test_of_environment_variables_only_those_that_name_a_job_of_slurm_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

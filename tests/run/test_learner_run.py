@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -34,7 +35,13 @@ from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import LogFiles
 from torchbeast.reporting.run_folder import RunConfig, session
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.config import CheckpointConfig, HardwareConfig, changes, recorded_env
+from torchbeast.run.config import (
+    CheckpointConfig,
+    HardwareConfig,
+    TrainingConfig,
+    changes,
+    recorded_env,
+)
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun, check_batches
 from torchbeast.run.watch import Watch
 
@@ -112,6 +119,34 @@ def train_from(
     with session(flags.run.folder, flatten(flags)) as opened:
         run = LearnerRun(settings, DescribedEnv(env=EnvSpec(env_id)), opened, resumed)
         run.train(make, PublishedWeights, source)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a run, except what it said."""
+    return {each.name: each.read_bytes() for each in folder.iterdir() if each.name != "out.log"}
+
+
+@pytest.mark.parametrize("options", [{}, {"pause_at": 1}])
+def test_a_run_that_is_complete_keeps_its_files_as_they_are(
+    tmp_path: Path, options: dict[str, int]
+) -> None:
+    groups: dict[str, Any] = {"training": TrainingConfig(total_steps=T * B)}
+    train(tmp_path, GOOD, groups=groups)
+    before = files(tmp_path / "run")
+    run = RunConfig(savedir=str(tmp_path), xpid="run", seed=2, **options)
+    groups["algorithm"] = IMPALAConfig(entropy_cost=0.5)
+    train_with(MonoBeastFlags(run=run, **groups), "Catch", GOOD)
+    assert files(tmp_path / "run") == before
+
+
+def test_every_part_of_a_run_is_recorded_with_what_changed_there(tmp_path: Path) -> None:
+    train(tmp_path, GOOD)
+    train(tmp_path, GOOD, groups={"training": TrainingConfig(total_steps=77_000)})
+    meta = json.loads((tmp_path / "run" / "meta.json").read_text())
+    (first,) = meta["earlier_parts"]
+    assert (first["step"], first["changed"], meta["step"]) == (0, {}, T * B)
+    assert meta["changed"] == {"total_steps": [100_000, 77_000]}
+    assert meta["args"]["total_steps"] == 77_000 and first["date_end"] <= meta["date_start"]
 
 
 def test_a_nan_saves_the_state_before_it_beside_the_checkpoint(tmp_path: Path) -> None:
@@ -335,20 +370,18 @@ def test_settings_that_were_not_recorded_are_not_compared() -> None:
         flatten(MonoBeastFlags(processes=ProcessesConfig(fixed_lag=1))),
         flatten(PolyBeastFlags()),
     )
-    assert changes({**mono, "fixed_lag": None}, mono) == ["fixed_lag 1 (recorded None)"]
-    assert changes(poly, mono) == changes(mono, poly) == []
-    assert changes({"entropy_cost": 0.1, "xpid": "old"}, poly) == [
-        "entropy_cost 0.0006 (recorded 0.1)"
-    ]
+    assert changes({**mono, "fixed_lag": None}, mono) == {"fixed_lag": [None, 1]}
+    assert changes(poly, mono) == changes(mono, poly) == {}
+    assert changes({"entropy_cost": 0.1, "xpid": "old"}, poly) == {"entropy_cost": [0.1, 0.0006]}
 
 
 def test_other_keyword_arguments_of_the_environment_are_told_whatever_their_order() -> None:
     one, same = ({"env_kwargs": dict(items)} for items in (PAIRS, reversed(PAIRS)))
     other = {"env_kwargs": {"rows": 5}}
-    assert changes(one, same) == []
-    assert changes(other, one) == ['env_kwargs {"a": {}, "rows": 4} (recorded {"rows": 5})']
+    assert changes(one, same) == {}
+    assert changes(other, one) == {"env_kwargs": ['{"rows": 5}', '{"a": {}, "rows": 4}']}
     before_the_flag: dict[str, Any] = {}
-    assert changes(before_the_flag, other) == ['env_kwargs {"rows": 5} (recorded {})']
+    assert changes(before_the_flag, other) == {"env_kwargs": ["{}", '{"rows": 5}']}
 
 
 PAIRS = [("rows", 4), ("a", {})]
@@ -360,10 +393,10 @@ def test_keyword_arguments_are_compared_whoever_serves_the_environment(
     before: bool, now: bool
 ) -> None:
     one, other = EnvSpec("mine:make", {"size": 6}), EnvSpec("mine:make", {"size": 7})
-    assert changes(recorded_env(one, before), recorded_env(one, now)) == []
-    assert changes(recorded_env(one, before), recorded_env(other, now)) == [
-        'env_kwargs {"size": 7} (recorded {"size": 6})'
-    ]
+    assert changes(recorded_env(one, before), recorded_env(one, now)) == {}
+    assert changes(recorded_env(one, before), recorded_env(other, now)) == {
+        "env_kwargs": ['{"size": 6}', '{"size": 7}']
+    }
 
 
 def test_the_first_tensor_that_is_not_finite_is_named() -> None:

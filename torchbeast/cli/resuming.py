@@ -9,7 +9,6 @@ cannot be changed in a run, a different value is refused later.
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig
+from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig, read_meta
 from torchbeast.run.config import SERVED_KWARGS, check_named
 
 _OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
@@ -102,9 +101,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
     """
     if (flags := _of_checkpoint(folder / CHECKPOINT)) is not None:
         return flags
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-    except (OSError, ValueError):
+    if not (meta := read_meta(folder)):
         return {}
     logs = folder / "logs.csv"
     if not logs.exists() or logs.stat().st_size == 0:

@@ -543,6 +543,7 @@ class Learner:
         if not self._is_started:
             if workers := _workers(self.scheme):
                 print(f"Starting {workers}.", flush=True)
+            self._run.begin()
             self._source.start(self._session.supervisor)
             self._watching.start()
             self._is_started = True

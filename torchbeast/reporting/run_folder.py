@@ -4,8 +4,10 @@ its session, from signal handlers to the error to report.
 
 `latest`, next to the folder, points to the run that most recently completed its first update.
 
-meta.json contains the resolved flags, dates, the git commit, the Slurm job, and whether the run
-succeeded. It never contains the rest of the environment variables, which may include passwords.
+A run has a part for each command that has trained it. meta.json describes the newest part: its
+resolved flags, command line, dates, git commit and Slurm job, whether it succeeded, the `step` at
+which it began, and which flags had `changed` there. `earlier_parts` is a list of the parts before
+it. The file never contains other environment variables, which may include passwords.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -40,6 +42,7 @@ from torchbeast.reporting.output import Lock, OutLog, lock, lossy_output
 
 LOGGER_NAME = "torchbeast"
 CHECKPOINT = "model.tar"
+META = "meta.json"
 
 # Flags about connections, which the next command must repeat.
 REACHING = (
@@ -104,12 +107,17 @@ class RunConfig:
 
 
 class RunFolder:
-    """Creates the folder of a run and records the run's metadata in it until `finish`."""
+    """Creates the folder of a run, and records a part of the run in it from `begin` to `finish`.
+
+    A new run is recorded immediately. An existing record does not change before `begin`.
+    """
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
+        self._earlier = read_meta(path)
+        self._is_recorded = not self._earlier
         what = f"the run's folder {path}"
         with ExitStack() as opened, refusing_paths("give another --savedir", what):
             self._is_new = _make(path)
@@ -121,7 +129,8 @@ class RunFolder:
                 self._claim.unlink(missing_ok=True)
             else:
                 write_atomically(self._claim, self._number.encode())
-            self._write_meta()
+            if self._is_recorded:
+                self._write_meta()
             opened.enter_context(_logged_to(path / "out.log"))
             self._opened = opened.pop_all()
         if held is Lock.NONE:
@@ -137,8 +146,30 @@ class RunFolder:
         """Path of the run's checkpoint."""
         return self.path / CHECKPOINT
 
-    def update(self, **entries: Any) -> None:
-        """Adds entries to meta.json, such as the name of the environment that the servers serve.
+    def begin(
+        self, settings: Mapping[str, Any], step: int, changed: Mapping[str, Any] | None = None
+    ) -> None:
+        """Records that a part of the run begins; call it once there is something to train.
+
+        Earlier parts whose training is lost, because they began at this step or after it, are
+        dropped.
+
+        Args:
+            settings: Every setting by the name of its flag.
+            step: Environment steps of the run until now.
+            changed: Settings that differ from the previous part: [before, now] by name.
+        """
+        parts = [*self._earlier.pop("earlier_parts", ()), self._earlier]
+        self._meta["earlier_parts"] = [
+            {name: value for name, value in part.items() if name != "args"}
+            for part in parts
+            if part.get("step", 0) < step
+        ]
+        self._is_recorded = True
+        self._record(args=settings, step=step, changed=changed or {})
+
+    def _record(self, **entries: Any) -> None:
+        """Adds entries to meta.json.
 
         On a full disk the file stays unchanged, and the next call writes these entries too.
         """
@@ -146,7 +177,7 @@ class RunFolder:
         try:
             self._write_meta()
         except OSError as error:
-            _warn_of(self.path / "meta.json", error, f"it lacks {', '.join(entries)}")
+            _warn_of(self.path / META, error, f"it lacks {', '.join(entries)}")
 
     def check_is_ours(self) -> None:
         """Raises RunError if another process has taken the folder over, on a file system without
@@ -174,21 +205,31 @@ class RunFolder:
             _warn_of(latest, error, "it does not point to this run")
 
     def finish(self, successful: bool) -> None:
-        """Records the end of the run and releases the folder. Call it once."""
-        self.update(date_end=_now(), successful=successful)
+        """Records the end of the part, if it has begun, and releases the folder. Call it once."""
+        if self._is_recorded:
+            self._record(date_end=_now(), successful=successful)
         self._opened.close()
 
     def discard(self) -> None:
         """Removes a new folder that only contains the files made here; call it after `finish`."""
         found = {*self.path.iterdir()}
-        if self._is_new and found <= {self.path / "meta.json", self.path / "out.log", self._claim}:
+        if self._is_new and found <= {self.path / META, self.path / "out.log", self._claim}:
             for file in found:
                 file.unlink()
             self.path.rmdir()
 
     def _write_meta(self) -> None:
         text = json.dumps(self._meta, indent=4, sort_keys=True, default=str)
-        write_atomically(self.path / "meta.json", text.encode())
+        write_atomically(self.path / META, text.encode())
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Returns what meta.json says about a run; {} if there is none that can be read."""
+    try:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
 
 
 def _make(path: Path) -> bool:
@@ -307,6 +348,9 @@ def _new_meta(flags: dict[str, Any], argv: list[str]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "slurm": {k: v for k, v in os.environ.items() if k.startswith(_OF_SLURM)},
         "successful": False,
+        "step": 0,
+        "changed": {},
+        "earlier_parts": [],
     }
 
 

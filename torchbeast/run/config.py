@@ -220,8 +220,8 @@ def _env_kwargs(settings: Mapping[str, Any]) -> Any:
     return settings.get(SERVED_KWARGS) or settings.get("env_kwargs", {})
 
 
-def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each setting of a resumed run that differs from the recorded one.
+def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns [before, now] for each setting of a resumed run that differs from the recorded one.
 
     It skips settings that were not recorded, for example by another program, and the model, which
     cannot change.
@@ -229,12 +229,12 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     recorded = {**recorded, "env_kwargs": _env_kwargs(recorded)}
     if "env_kwargs" in now:
         now = {**now, "env_kwargs": _env_kwargs(now)}
-    return [
-        f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
+    pairs = {
+        name: [_plain(recorded[name]), _plain(value)]
         for name, value in now.items()
         if name in recorded and name not in (*OF_ONE_COMMAND, SERVED_KWARGS, "model")
-        if _plain(recorded[name]) != _plain(value)
-    ]
+    }
+    return {name: [before, value] for name, (before, value) in pairs.items() if before != value}
 
 
 def _plain(value: Any) -> Any:

@@ -128,7 +128,9 @@ class LearnerRun:
         self.described = described
         self.session = session
         own = session.folder.checkpoint
-        if resumed in (None, own):
+        resumed = resumed or own
+        self._is_saved = resumed == own  # the state until the first update
+        if self._is_saved:
             self.earlier = EarlierRun.newest(own)
             self.earlier.go_on(own)
         else:  # exactly this checkpoint, from whichever run
@@ -137,7 +139,7 @@ class LearnerRun:
             )
         seed = self.earlier.seed(settings.run.seed)
         self._recorded = {**settings.recorded, **described.recorded(), "seed": seed}
-        session.folder.update(args=self._recorded)
+        self._changed = changes(self.earlier.recorded or {}, self._recorded)
         torch.manual_seed(seed)
 
     def train(
@@ -160,6 +162,7 @@ class LearnerRun:
                 "Give a larger --total_steps to continue."
             )
             return
+        self.begin()
         with self.source(make_source) as source:
             if self._replica is not None:
                 source = self.join(self._replica.joint(source, self.made.optimiser_step))
@@ -187,8 +190,12 @@ class LearnerRun:
         self.progress.keep_last(self.settings.display.episodes_for_avg)
         if earlier.recorded is not None:
             say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")
-            for line in changes(earlier.recorded, self._recorded):
-                say(line)
+            for name, (before, now) in self._changed.items():
+                say(f"{name} {now} (recorded {before})")
+
+    def begin(self) -> None:
+        """Records the part of the run that begins now; call it once there is something to train."""
+        self.session.folder.begin(self._recorded, self.progress.step, self._changed)
 
     def join(self, joint: Any) -> Any:
         """Lets several learners take the optimiser steps; joint: a JointLearner. Returns it."""
@@ -266,7 +273,8 @@ class LearnerRun:
         saving = Saving(folder, labels, config, self._saved_replay, also_saved)
         run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
         trace = self.settings.learner.hardware.write_profiler_trace
-        with closing(Logs(self.settings.loggers, run)) as log:
+        is_complete = step >= self._total_steps
+        with closing(Logs(() if is_complete else self.settings.loggers, run)) as log:
             training = Training(
                 source=source,
                 optimiser_step=made.optimiser_step,
@@ -292,7 +300,8 @@ class LearnerRun:
             yield training, saving
 
     def end(self, training: Training, saving: Saving) -> None:
-        """Waits for the threads of a run that has ended, then saves, except after a NaN.
+        """Waits for the threads of a run that has ended, then saves, unless nothing has changed or
+        after a NaN.
 
         Updates before a NaN may already have damaged the weights. So the last checkpoint is kept,
         and the state before the NaN is in last_good.tar.
@@ -306,6 +315,8 @@ class LearnerRun:
                 running,
                 training.patience_s,
             )
+        if self._is_saved and not training.updates_here:
+            return
         failure = self.session.supervisor.failure
         if failure is None or not isinstance(failure.error, NonFiniteError):
             try:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from torchbeast.cli.command_line import parse_known
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
-from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.run_folder import session
+from torchbeast.reporting.run_folder import Session, session
 from torchbeast.servers.addresses import runtime_folder
 from torchbeast.shared_replay.service import Served, serving
-from torchbeast.sweep.agents import agents_of, compared
+from torchbeast.sweep.agents import Compared, agents_of, compared
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray
 from torchbeast.sweep.pbt import Population
@@ -64,7 +63,7 @@ def sweep(
         raise UsageError("a population ends no agent early: leave out --scheduler asha")
     with session(folder, what.record()) as opened:
         rows = [Row(agent) for agent in agents] if population is None else population.rows()
-        _train(rows, config, what.shared_replay, opened.supervisor, population)
+        _train(rows, config, what, opened, population)
         print_errors(rows)
         report(rows, folder)
         if population is not None:
@@ -77,16 +76,18 @@ def sweep(
 def _train(
     rows: list[Row],
     config: SweepConfig,
-    shared_replay: bool,
-    supervisor: Supervisor,
+    what: Compared,
+    opened: Session,
     population: Population | None,
 ) -> None:
     """Runs the unfinished agents, until they have ended or the sweep ends."""
     if all(row.state == "done" for row in rows):
         print(f"All {len(rows)} agents are complete; a larger --total_steps continues them.")
         return
+    supervisor = opened.supervisor
+    opened.folder.begin(what.record(), sum(row.figures.step for row in rows))
     with ExitStack() as ending:
-        runner, replay = _runner(ending, rows, config, shared_replay)
+        runner, replay = _runner(ending, rows, config, what.shared_replay)
         folder = rows[0].agent.folder.parent
         title = f"{folder.name}: agents of {rows[0].agent.program} ({len(rows)}), {runner.how}"
         print(f"{title}. Their files are in {folder}", flush=True)

@@ -11,7 +11,6 @@ early is therefore never better than an agent that is done.
 from __future__ import annotations
 
 import collections
-import json
 import math
 import statistics
 import sys
@@ -29,17 +28,13 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.child_process import KILLED, Report
 from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
 from torchbeast.reporting.log_files import LogFollower, csv_line
-from torchbeast.reporting.run_folder import write_atomically
+from torchbeast.reporting.run_folder import read_meta, write_atomically
 from torchbeast.sweep.agents import AgentRun
 
 
 def has_ended_well(folder: Path) -> bool:
     """Returns whether a run has written its last checkpoint."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(meta.get("successful"))
+    return bool(read_meta(folder).get("successful"))
 
 
 State = Literal[
