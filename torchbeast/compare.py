@@ -64,8 +64,8 @@ class Run(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Runs that differ only in their environment and seed, by the task; name: of the folder or
-    pattern.
+    """Runs that differ only in their environment and seed, by the task; name: tells the set
+    from the other one.
     """
 
     name: str
@@ -100,7 +100,7 @@ def run(flags: CompareFlags) -> int:
     if len(flags.runs) not in (1, 2):
         raise UsageError(f"expected one or two sets of runs, got {len(flags.runs)}")
     with refusing_paths("give folders that can be read"):
-        sets = [read(each) for each in flags.runs]
+        sets = [read(*each) for each in zip(flags.runs, _names(flags.runs), strict=True)]
     tasks = [task for task in sets[0].tasks if all(task in each.tasks for each in sets)]
     if not tasks:
         raise UsageError(
@@ -117,8 +117,17 @@ def run(flags: CompareFlags) -> int:
     return EXIT_DONE
 
 
-def read(pattern: str) -> Runs:
-    """Reads the runs of a folder or pattern.
+def _names(patterns: Sequence[str]) -> list[str]:
+    """Returns a name for each set; raises UsageError if the sets are the same."""
+    for ending in ("*,", ""):  # without it if the names differ in nothing else
+        names = plot.distinct([expanded(each.rstrip(ending) or each) for each in patterns])
+        if len(set(names)) == len(names):
+            return names
+    raise UsageError(f"both sets are {patterns[0]}: give two different ones")
+
+
+def read(pattern: str, name: str = "") -> Runs:
+    """Reads the runs of a folder or pattern, under a name.
 
     Raises UsageError if it is empty, if no episode has ended, or if runs of one environment differ
     in a setting.
@@ -140,7 +149,7 @@ def read(pattern: str) -> Runs:
         found.setdefault(task, []).append(Run(folder, progress.mean_return, progress.step))
     if not found:
         raise UsageError(f"no episode has ended in {pattern} yet: wait until one has")
-    return Runs(Path(pattern).name.rstrip("*,") or pattern, found)
+    return Runs(name, found)
 
 
 def _folders(pattern: str) -> list[Path]:
@@ -172,12 +181,13 @@ def compared(sets: Sequence[Sequence[np.ndarray]]) -> Comparison:
     rng = np.random.default_rng(0)  # the same runs give the same intervals
     drawn = [estimates.resampled(tasks, rng) for tasks in sets]
     means, means_drawn = [*map(estimates.iqm, sets)], [*map(estimates.iqm, drawn)]
-    iqm = [estimate(*pair) for pair in zip(means, means_drawn, strict=True)]
+    iqm = [estimate(*each) for each in zip(means, means_drawn, sets, strict=True)]
     if len(sets) == 1:
         return Comparison(iqm, None, None)
-    difference = estimate(means[0] - means[1], means_drawn[0] - means_drawn[1])
+    both = [*sets[0], *sets[1]]
+    difference = estimate(means[0] - means[1], means_drawn[0] - means_drawn[1], both)
     better = estimates.probability_of_improvement
-    return Comparison(iqm, difference, estimate(better(*sets), better(*drawn)))
+    return Comparison(iqm, difference, estimate(better(*sets), better(*drawn), both))
 
 
 def _on_one_scale(runs: Runs, sets: Sequence[Runs], tasks: Sequence[str]) -> list[np.ndarray]:
@@ -198,16 +208,15 @@ def verdict(improvement: Estimate, runs: int) -> str:
     value, low, high = improvement
     better, worse, chance = ("A", "B", value) if value > 0.5 else ("B", "A", 1 - value)
     beats = f"one of its runs beats one of {worse} with probability {chance:.2f}"
-    if runs < _FEW:
-        looks = "Neither looks better" if value == 0.5 else f"{better} looks better ({beats})"
-        return (
-            f"{looks}, but with {counted(runs, 'run')} of a task nothing is sure: train {_FEW} "
-            "seeds or more."
-        )
     if low > 0.5 or high < 0.5:
-        return f"{better} is better: {beats}."
+        if runs >= _FEW:
+            return f"{better} is better: {beats}."
+        return (
+            f"{better} looks better ({beats}), but {counted(runs, 'run')} of a task cannot show "
+            f"it: train {_FEW} seeds or more."
+        )
     wider = (high - low) / 2 / max(abs(value - 0.5), 1e-9)
-    needed = round(runs * wider**2) - runs  # intervals shrink with the root of the runs
+    needed = max(_FEW, round(runs * wider**2)) - runs  # intervals shrink with the root of the runs
     more = f"about {needed} more seeds" if needed <= 100 else "more than 100 more seeds"
     return (
         "These seeds cannot tell whether A or B is better: the interval of P(A > B) contains 0.5. "
@@ -315,7 +324,9 @@ def _draw_curve(axes: Any, runs: Runs, task: str, colour: str) -> None:
     chosen = np.random.default_rng(0).integers(len(curves), size=(_RESAMPLES, len(curves)))
     drawn = estimates.iqm([curves.T[:, chosen].swapaxes(0, 1)])  # [resamples, P]
     axes.plot(steps, estimates.iqm(each), color=colour, label=f"{runs.name} (n={len(curves)})")
-    axes.fill_between(steps, *estimates.interval(drawn), color=colour, alpha=0.25, linewidth=0)
+    axes.fill_between(
+        steps, *estimates.interval(drawn, each), color=colour, alpha=0.25, linewidth=0
+    )
     axes.xaxis.set_major_formatter(plot.thousands())
 
 
@@ -325,7 +336,7 @@ def _draw_profiles(axes: Any, sets: Sequence[Runs], tasks: Sequence[str]) -> Non
         scores = _on_one_scale(each, sets, tasks)
         drawn = estimates.resampled(scores, np.random.default_rng(0), _RESAMPLES)
         axes.plot(thresholds, estimates.profile(scores, thresholds), color=colour)
-        band = estimates.interval(estimates.profile(drawn, thresholds))
+        band = estimates.interval(estimates.profile(drawn, thresholds), scores)
         axes.fill_between(thresholds, *band, color=colour, alpha=0.25, linewidth=0)
     axes.set(title="performance profile", xlabel="score, as a share of the range of a task")
     axes.set_ylabel("share of runs above it")

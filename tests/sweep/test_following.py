@@ -21,6 +21,12 @@ def test_a_mean_is_over_the_last_episodes_each_with_the_same_weight(tmp_path: Pa
     assert mean == (1.0 + 3 * 5.0) / 4, "the first batch is not among the last four"
 
 
+def test_the_mean_that_a_run_logs_is_its_score(tmp_path: Path) -> None:
+    """Which episodes of a batch are among the last four cannot be read from the batch's mean."""
+    log(tmp_path, [(10, 3, 1.0), (20, 6, 5.0)], mean_return=4.5)
+    assert LogFollower(tmp_path, 4).read().mean_return == 4.5
+
+
 def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     follower = LogFollower(tmp_path, 100)
     assert follower.read() == (0, 0, pytest.approx(NAN, nan_ok=True)), "there is no file yet"

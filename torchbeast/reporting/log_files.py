@@ -282,15 +282,15 @@ class LogFollower:
                 self.figures = RunProgress()
             for row in self._reader.new_rows():
                 self._add(row)
-        mean_return = statistics.fmean(self._returns) if self._returns else math.nan
-        self.figures = self.figures._replace(mean_return=mean_return)
+        if self._returns and math.isnan(self.figures.mean_return):  # a log of an earlier version
+            self.figures = self.figures._replace(mean_return=statistics.fmean(self._returns))
         return self.figures
 
     def _add(self, row: dict[str, float]) -> None:
         episodes = int(row.get("episodes", self.figures.episodes))
         if (mean := row.get("mean_episode_return")) is not None:  # of episodes in a batch
             self._returns.extend([mean] * max(1, episodes - self.figures.episodes))
-        self.figures = self.figures._replace(step=int(row["step"]), episodes=episodes)
+        self.figures = RunProgress(int(row["step"]), episodes, row.get("mean_return", math.nan))
 
 
 def end_last_line(path: Path) -> None:

@@ -269,6 +269,7 @@ class Training:
         self.figures = {
             "mean_episode_return": mean(returns),
             "mean_episode_length": mean(lengths),
+            "mean_return": self.progress.mean_return(),
             "episodes": self.progress.episodes,
             **{f"info_{k}": self._info_mean(k, info.get(k, ())) for k in self.info_keywords},
             **figures,

@@ -227,6 +227,8 @@ def _mean_return(row: Row, copied_at: int) -> float:
             count = each["episodes"] - before.get("episodes", each["episodes"] - 1)
             count = min(count, row.agent.episodes - ended)
             returns, ended = returns + count * each["mean_episode_return"], ended + count
+    if ended == row.agent.episodes:
+        return row.figures.mean_return  # exact: all of its episodes are newer
     return returns / ended if ended else math.nan
 
 
