@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tutorials and the pages for newcomers show is what happens.
+"""What the documentation shows is what happens: its Python code, and the commands of the tutorials
+and the pages for newcomers.
 
-The Python blocks of a page run in order and share their names, as in a notebook. A block that
-begins with a file's name, `# my_env.py`, is that file, and a diff changes the file before it. A
-block that begins with the name of another library, `# Stable-Baselines3`, is not run. To be fast,
-the numbers after `target_steps=` and `every_steps=` are divided by 100.
+The Python blocks of a page run in order and share their names, as in a notebook, with the page's
+environment and with another one. A block that begins with a file's name, `# my_env.py`, is that
+file, and a diff changes the file before it. A block that begins with the name of another library,
+`# Stable-Baselines3`, is not run. To be fast, the numbers after `target_steps=` and `every_steps=`
+are divided by 100.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 import pytest
 from bench.flags import BenchFlags
 
+from torchbeast import Learner, Scheme, VecEnv, export, make_env
 from torchbeast.cli import flags
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
@@ -41,6 +44,11 @@ PAGES = [
     *sorted(HOW_TO.glob("migrate-*.md")),
     TROUBLESHOOTING,
 ]
+LOAD = HOW_TO / "load-and-export.md"
+OWN, OTHER = "CartPole-v1", "MountainCar-v0"
+FLOAT64 = "Pendulum-v1"  # its rewards; and its actions are a Box
+NEEDED = ("envpool", "pettingzoo", "ray")  # packages without which a page is skipped
+SLOW = ("from-python.md", "schemes.md")
 MODULE = re.compile(r"# (my_\w+)\.py\n")
 ANOTHER_LIBRARY = re.compile(r"# (Stable-Baselines3|Nappo|TorchBeast 2019)\n")
 STEPS = re.compile(r"(?<=_steps=)[\d_]+")
@@ -96,11 +104,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=str)
-def test_the_python_code_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
+def run_python(page: Path, env: str, folder: Path) -> None:
+    """Runs the Python code of a page from top to bottom, with `env` in place of its own."""
     names: dict[str, object] = {}
     module = ""
     for code in blocks(page, "python", "diff"):
+        code = code.replace(OWN, env)
         if code.startswith(("-", "+", " ")):
             code = patched(module, code)
         if MODULE.match(code):
@@ -109,6 +118,45 @@ def test_the_python_code_of_a_page_runs_from_top_to_bottom(page: Path, folder: P
         elif not ANOTHER_LIBRARY.match(code):
             code = STEPS.sub(lambda number: str(int(number[0]) // 100), code)
             exec(compile(code, str(page), "exec"), names)
+
+
+def cases() -> Iterator[Any]:
+    """Yields the pages with Python code, each with its environment and with another one."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        code = "".join(blocks(page, "python", "diff"))
+        if code and page != LOAD:
+            yield pytest.param(page, OWN, id=page.name)
+        if OWN in code and page != LOAD:
+            slow = [pytest.mark.long] if page.name in SLOW else []
+            yield pytest.param(page, OTHER, id=f"{page.name}-{OTHER}", marks=slow)
+
+
+@pytest.mark.parametrize(("page", "env"), [*cases()])
+def test_the_python_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, env: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "".join(blocks(page, "python"))
+    for name in NEEDED:
+        if re.search(rf"\b{name}\b", code):
+            package = pytest.importorskip(name)
+            monkeypatch.setattr(package, "init", lambda **_: None, raising=False)  # of a cluster
+    run_python(page, env, folder)
+
+
+@pytest.mark.parametrize("env", [pytest.param(OWN, marks=pytest.mark.long), FLOAT64])
+def test_a_trained_agent_plays_the_same_episode_in_all_ways_of_the_page(
+    env: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    envs, *_ = VecEnv.create_factory(env_fn=make_env, env_kwargs={"env": env})
+    Learner(Scheme.preset("ppo", envs), 1, log_dir="logs/cartpole", seed=1).train()
+    for file in ("policy.pt2", "policy.onnx"):
+        export("logs/cartpole", file)
+    capsys.readouterr()
+    run_python(LOAD, env, folder)
+    returns = [float(found) for found in re.findall("^return (.*)", capsys.readouterr().out, re.M)]
+    assert returns == [pytest.approx(returns[0], rel=1e-3)] * 3
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

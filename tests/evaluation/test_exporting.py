@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import runpy
 import subprocess
 import sys
@@ -17,8 +16,7 @@ import pytest
 import torch
 from drawn import CASES, Drawn, agent_of, of, save
 
-import torchbeast
-from torchbeast import ActorSpec, export, load_agent
+from torchbeast import export, load_agent
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.errors import RunError, UsageError
@@ -197,30 +195,6 @@ def test_the_function_keeps_its_name_where_the_program_was_imported() -> None:
     code = "import torchbeast.export; torchbeast.export('run', 'p.tar')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "UsageError: p.tar: expected the name of a .pt2 or .onnx file" in done.stderr
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "load-and-export.md"
-
-
-def test_the_code_of_the_how_to_page_plays_one_episode_in_three_ways(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "logs/cartpole").mkdir(parents=True)
-    env = torchbeast.make_env("CartPole-v1")
-    agent = torchbeast.make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
-    save(tmp_path / "logs/cartpole/model.tar", agent, env="CartPole-v1")
-    loaded, batch, onnx, plain = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert "import torchbeast" in loaded and "torchbeast" not in onnx + plain
-    for file in ("policy.pt2", "policy.onnx"):
-        export("logs/cartpole", file)
-    exec(loaded + batch, {})
-    exec(onnx, {})
-    exec(plain, {})
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("return ") and others == [first, first]
 
 
 def test_the_program_says_on_what_the_file_was_checked(
