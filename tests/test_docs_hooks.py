@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference that scripts/docs_hooks.py generates, and its links to files outside docs/.
+"""The reference that scripts/docs_hooks.py generates, and the links of all pages.
 
-`make docs` checks the rest: it builds the site and fails at a broken link.
+`make docs` checks the rest: it builds the site and fails at a warning.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Iterator
+from os.path import normpath
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 
@@ -29,6 +31,66 @@ def _hooks() -> ModuleType:
     import docs_hooks
 
     return docs_hooks
+
+
+CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.*?)(?: \{ #([\w.-]+) \})?$", re.MULTILINE)
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def pages_of(hooks: ModuleType) -> dict[str, str]:
+    """Returns the text of every page, also of generated ones, by its path in the repository."""
+    files = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+    pages = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in files}
+    generated = {
+        "reference/command-line.md": hooks.command_line(),
+        "reference/presets.md": hooks.presets(),
+        **hooks.python_api(),
+    }
+    return pages | {f"docs/{page}": text for page, text in generated.items()}
+
+
+def anchors_of(text: str) -> Iterator[str]:
+    """Yields the anchors of a page, as Python-Markdown makes them from headings."""
+    fences = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+    for heading, anchor in HEADING.findall(fences.sub("", text)):
+        shown = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)
+        words = re.sub(r"[^\w\s-]", "", shown).strip().lower()
+        yield anchor or re.sub(r"[-\s]+", "-", words)
+    yield from re.findall(r"(?:^::: |id=\")([\w.-]+)", text, re.MULTILINE)
+
+
+def broken_links(pages: dict[str, str]) -> Iterator[str]:
+    """Yields the links that lead to no file or folder, or to no heading of a page."""
+    anchors = {page: set(anchors_of(text)) for page, text in pages.items()}
+    for page, text in pages.items():
+        for path, anchor in LINK.findall(CODE.sub("", text)):
+            target = normpath(Path(page).parent / path) if path else page
+            exists = target in pages or (ROOT / target).exists()
+            if not exists or (anchor and target in pages and anchor not in anchors[target]):
+                yield f"{page}: {path}{anchor and '#'}{anchor}"
+
+
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(hooks: ModuleType) -> None:
+    pages = pages_of(hooks)
+    assert sum(len(LINK.findall(text)) for text in pages.values()) > 500
+    assert list(broken_links(pages)) == []
+
+
+def test_a_link_to_a_missing_file_or_heading_is_found() -> None:
+    pages = {
+        "docs/a.md": "# One\n[x](b.md#two-words) [x](#one) [x](../Makefile) `[x](in-code.md)`",
+        "docs/b.md": "## Two `words`\n[x](a.md#two) [x](#none) [x](c.md)\n```\n# Two\n```",
+    }
+    assert list(broken_links(pages)) == [
+        "docs/b.md: a.md#two",
+        "docs/b.md: #none",
+        "docs/b.md: c.md",
+    ]
 
 
 def test_the_page_of_command_lines_has_every_flag_of_every_program(hooks: ModuleType) -> None:
