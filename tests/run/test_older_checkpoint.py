@@ -7,6 +7,7 @@ and --model_kwargs.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +117,19 @@ def older(tmp_path: Path) -> dict[str, Any]:
     return saved
 
 
-def resume(savedir: Path, batches: int) -> dict[str, Any]:
-    """Continues `run` as its name alone does; the new checkpoint."""
+def resume(savedir: Path, batches: int, resumed: Path | None = None) -> dict[str, Any]:
+    """Continues `run` as its name alone does, or from another checkpoint; the new checkpoint."""
     made = [rollout() for _ in range(batches)]
     flags = parse(MonoBeastFlags, "monobeast", ["--savedir", str(savedir), "--xpid", "run"])
-    train_from(lambda: EndingSource(made), flags, "CartPole-v1")
+    train_from(lambda: EndingSource(made), flags, "CartPole-v1", resumed=resumed)
     return checkpoints.load(savedir / "run" / "model.tar")
 
 
 def test_it_is_restored_with_its_settings(
     older: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = resume(tmp_path, batches=0)
+    other = shutil.copy(tmp_path / "run" / "model.tar", tmp_path)  # its own is saved already
+    now = resume(tmp_path, batches=0, resumed=Path(other))
     said = capsys.readouterr().out
     assert f"Resuming {tmp_path / 'run'} at step {STEPS}." in said
     assert "recorded" not in said, "nothing was changed"
