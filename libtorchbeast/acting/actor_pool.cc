@@ -9,8 +9,6 @@
 #include <thread>
 #include <utility>
 
-#include "libtorchbeast/acting/rollout_writer.h"
-
 namespace torchbeast {
 namespace {
 
@@ -348,6 +346,8 @@ void ActorPool::play_first_to_last(EnvStream* connection, Stream* stream, Stream
     throw with_stream(error, stream->number, address);
   } catch (const TimeoutError& error) {
     throw with_stream(error, stream->number, address);
+  } catch (const UnfitStream& error) {
+    throw with_stream(error, stream->number, address);
   } catch (const std::invalid_argument& error) {
     throw with_stream(error, stream->number, address);
   } catch (const std::bad_alloc&) {
@@ -398,6 +398,9 @@ std::string ActorPool::play_once(EnvStream* connection, Stream* stream) {
     if (closed()) throw ClosedBatchingQueue("the pool stopped");
     ++lost_;
     return let_go(stream, lost);
+  } catch (const UnfitStream& unfit) {
+    ++lost_;
+    return let_go(stream, unfit);
   } catch (const EnvironmentFailure& failure) {
     ++restarted_;
     return let_go(stream, failure);
@@ -431,7 +434,8 @@ void ActorPool::step_until_stopped(EnvStream* connection, Stream* stream, Stream
                         .num_envs = num_envs,
                         .columns = columns,
                         .first_env = stream->number * kMaxEnvsPerStream,
-                        .first_rollout = history->first_rollout()});
+                        .first_rollout = history->first_rollout(),
+                        .max_bytes = options_.max_rollout_bytes});
   ArrayNest agent_state = nest::map(
       [num_envs](const Array& leaf) { return repeat(leaf, 1, num_envs); }, initial_agent_state_);
   StageClock& clock = stream->clock;

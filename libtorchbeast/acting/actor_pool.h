@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "libtorchbeast/acting/rollout_writer.h"
 #include "libtorchbeast/acting/shortage.h"
 #include "libtorchbeast/acting/stage_clock.h"
 #include "libtorchbeast/acting/stream_history.h"
@@ -29,6 +30,7 @@ struct ActorPoolOptions {
   std::int64_t rollout_columns = 0;  // environments per item; 0: all environments of a stream
   std::uint64_t seed = 0;            // every stream derives its own seed from it
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);  // of one step
+  double max_rollout_bytes = kMaxRolloutBytes;  // see RolloutWriterOptions::max_bytes
   // The run ends when fewer streams are connected for reconnect_timeout, or when retired streams
   // leave fewer. 0: half of the pool's streams, but at least one.
   std::int64_t min_streams = 0;

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/server/door.h"
+#include "libtorchbeast/server/host.h"
 #include "libtorchbeast/testing/fake_env.h"
 #include "libtorchbeast/testing/servers.h"
 #include "libtorchbeast/testing/threads.h"
@@ -25,6 +27,7 @@ using namespace std::chrono_literals;
 using testing::array_of;
 using testing::Background;
 using testing::fake_env;
+using testing::FakeEnvOptions;
 using testing::FakeGame;
 using testing::GameStep;
 using testing::Hanging;
@@ -669,6 +672,69 @@ TEST(ActorPoolTest, AStreamThatGetsNoMemoryEndsRunAndIsNamed) {
     return tuple({tuple({huge}), Array::zeros(DType::kFloat32, {1, 1, 1})});
   });
   EXPECT_EQ(play.failure<std::bad_alloc>(), "out of memory" + of_stream(0, folder.address()));
+}
+
+// A host that has dialled in, and whose stream the pool plays.
+class Hosting {
+ public:
+  Hosting(ActorPool* pool, const std::string& address, FakeEnvOptions options)
+      : door_(address, {}),
+        host_(fake_env(options), address, description(), "far-host"),
+        run_([this] { message_of<LostStream>([this] { host_.play(kPatience); }); }) {
+    const auto stream = door_.next(kPatience);
+    door_.take(stream->id, [pool](EnvStream* joined) { return pool->play_joined(joined); });
+  }
+  ~Hosting() {
+    host_.stop();
+    run_.get();
+  }
+
+  // Waits until the pool has let the host go; returns why.
+  std::string why() {
+    std::vector<EndedStream> ended;
+    until([&] { return !(ended = door_.ended()).empty(); }, "the end of a host's stream");
+    return ended[0].why;
+  }
+
+ private:
+  static EnvDescription description() {
+    const ArrayNest frame(Array::spec(DType::kInt32, {1}));
+    return {.observation = ArrayNest(ArrayNest::Map{{"frame", frame}})};
+  }
+
+  Door door_;
+  Host host_;
+  Background<void> run_;
+};
+
+TEST(ActorPoolTest, AHostWhoseFinalObservationsAreTooManyIsLetGoAndTheRunContinues) {
+  TestFolder folder;
+  ActorPoolOptions options = options_for({}, 20);
+  options.max_rollout_bytes = 21 * 44 + 10;  // rows, and two final observations of 4 bytes
+  Play play(options);
+  EXPECT_EQ(Hosting(&play.pool(), folder.address(), {.first = 0}).why(),  // cut off every 6 steps
+            "a stream's rollout with the final observations of its first 19 rows would take 0 MiB, "
+            "expected at most 0: shorten --unroll_length, or serve fewer environments in a stream "
+            "(more --num_servers)" +
+                of_stream(0, "far-host"));
+  EXPECT_EQ(play.pool().lost_streams(), 1);
+  const Hosting modest(&play.pool(), folder.address(), {.first = 2});  // every 10 steps
+  play.take(3);
+}
+
+TEST(ActorPoolTest, AWrongAnswerOfThePolicyForAHostEndsRun) {
+  TestFolder folder;
+  Play play(options_for({}), [](const ArrayNest& inputs, std::int64_t version) {
+    const ArrayNest answer = policy(inputs, version);
+    const Array small = Array::zeros(DType::kFloat32, {1, 1, 1});
+    return version < 2 ? answer
+                       : tuple({tuple({answer.as_vector()[0].as_vector()[0], small}),
+                                answer.as_vector()[1]});
+  });
+  const Hosting host(&play.pool(), folder.address(), {});
+  EXPECT_EQ(play.failure<std::invalid_argument>(),
+            "agent output at [1]: expected float32[1, 1, 2] as before, got float32[1, 1, 1]" +
+                of_stream(0, "far-host"));
 }
 
 TEST(ActorPoolTest, AnAnswerThatOneStreamCannotUseNamesThatStreamsServer) {

@@ -63,7 +63,7 @@ double bytes_of(const ArrayNest& nest) {
 // Throws unless a rollout of this size can be held in memory.
 void check_rollout_size(double bytes, double limit, const std::string& rollout) {
   if (bytes <= limit) return;
-  throw std::invalid_argument(
+  throw UnfitStream(
       rollout + " would take " + std::to_string(static_cast<std::int64_t>(bytes / (1 << 20))) +
       " MiB, expected at most " + std::to_string(static_cast<std::int64_t>(limit / (1 << 20))) +
       ": shorten --unroll_length, or serve fewer environments in a stream (more --num_servers)");
@@ -81,10 +81,10 @@ Shape chunk_shape(const Array& row_leaf, std::int64_t rows, std::int64_t columns
 RolloutWriter::RolloutWriter(RolloutWriterOptions options)
     : options_(options), rollout_(options.first_rollout) {
   if (options_.columns < 1 || options_.num_envs % options_.columns != 0) {
-    throw std::invalid_argument("rollouts of " + std::to_string(options_.columns) +
-                                " columns cannot be cut from a stream of " +
-                                std::to_string(options_.num_envs) +
-                                " environments; the first must divide the second");
+    throw UnfitStream("rollouts of " + std::to_string(options_.columns) +
+                      " columns cannot be cut from a stream of " +
+                      std::to_string(options_.num_envs) +
+                      " environments; the first must divide the second");
   }
 }
 

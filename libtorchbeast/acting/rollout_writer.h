@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,11 @@ struct AgentStep {
 
 // The maximum size of a rollout of all environments of a stream, including its final observations.
 inline constexpr double kMaxRolloutBytes = 8.0 * (1 << 30);
+
+// What the environments of a stream send does not fit into rollouts.
+struct UnfitStream : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
 
 struct RolloutWriterOptions {
   std::int64_t unroll_length;           // T
@@ -41,17 +47,18 @@ struct RolloutWriterOptions {
 // Thread safety: one thread at a time.
 class RolloutWriter {
  public:
+  // Throws UnfitStream if the columns do not divide the environments.
   explicit RolloutWriter(RolloutWriterOptions options);
 
   // Begins the first rollout. No action led to the first observation, so row 0's agent output is
   // zeros, in the structure of `agent`. agent_state is the recurrent state before row 0, with
   // leaves [layers, E, ...]. Throws std::invalid_argument if a leaf of the agent output is not [1,
-  // E, ...]; also if a rollout is larger than max_bytes, before it allocates it.
+  // E, ...]; and UnfitStream if a rollout is larger than max_bytes, before it allocates it.
   void start(const StreamStep& step, const AgentStep& agent, ArrayNest agent_state);
 
   // Adds a row. Returns true once the rollout has its T + 1 rows. Throws std::invalid_argument if
-  // the agent output differs from the first in structure, dtype or shape, or if the final
-  // observations of this rollout so far make it larger than max_bytes.
+  // the agent output differs from the first in structure, dtype or shape; and UnfitStream if the
+  // final observations of this rollout so far make it larger than max_bytes.
   bool append(const StreamStep& step, const AgentStep& agent);
 
   // Returns the finished items and begins the next rollout, with row T and the state before it.

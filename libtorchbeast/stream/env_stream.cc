@@ -3,6 +3,7 @@
 #include "libtorchbeast/stream/env_stream.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "libtorchbeast/stream/describe.h"
@@ -121,6 +122,10 @@ StreamStep EnvStream::waiting(const Call& call) {
   } catch (const std::invalid_argument& error) {
     overdue_at_ = 0;
     throw_invalid(error.what());
+  } catch (const std::bad_alloc&) {  // the step takes more memory than there is
+    overdue_at_ = 0;
+    if (!has_joined_) throw;
+    throw LostStream(with_origin(endpoint_.address, "out of memory"));
   }
 }
 

@@ -737,5 +737,45 @@ TEST(EnvStreamTest, AServerThatStoppedWhileNobodyWaitedIsALostStream) {
   EXPECT_THROW(stream.step(echo(first)), LostStream);
 }
 
+// ---- Hosts that have joined -------------------------------------------------------------------
+
+// A host whose step cannot be read.
+class Unreadable final : public Wire {
+ public:
+  explicit Unreadable(std::function<void()> fail) : fail_(std::move(fail)) {}
+  bool start(std::uint64_t) override { return true; }
+  bool write(const ArrayNest&) override { return true; }
+  std::optional<RawStep> read() override {
+    fail_();
+    return std::nullopt;
+  }
+  void half_close() override {}
+  grpc::Status finish() override { return grpc::Status::OK; }
+  bool environment_failed() const override { return false; }
+  void cancel() override {}
+
+ private:
+  const std::function<void()> fail_;
+};
+
+std::string loss_of_a_host(const std::function<void()>& fail) {
+  EnvStream stream("a", kPatience, {}, std::make_unique<Unreadable>(fail));
+  return message_of<LostStream>([&] { stream.begin(0); });
+}
+
+TEST(EnvStreamTest, AStepOfAHostForWhichThereIsNoMemoryIsALoss) {
+  EXPECT_EQ(loss_of_a_host([] { throw std::bad_alloc(); }),
+            "environment server at a: out of memory");
+}
+
+TEST(EnvStreamTest, WhatAPeerMakesUsQuoteIsShortened) {
+  const std::string quoted(100 << 20, 'x');
+  const std::string message =
+      loss_of_a_host([&] { throw std::invalid_argument("the key " + quoted + " is unknown"); });
+  EXPECT_LT(message.size(), 70'000u);
+  EXPECT_TRUE(message.starts_with("environment server at a: the key xxx"));
+  EXPECT_TRUE(message.ends_with("xxx is unknown"));
+}
+
 }  // namespace
 }  // namespace torchbeast

@@ -43,7 +43,8 @@ inline constexpr char kNotAMessage[] =
     "expected a step, got bytes that are no message of the protocol";
 
 // Prefixes a message with "environment server at ADDRESS: ", unless it already begins so, and makes
-// it safe to show, because it may quote the peer.
+// it safe to show, because it may quote the peer: without control characters, and 64 KiB long at
+// most.
 std::string with_origin(const std::string& address, const std::string& message);
 
 // Formats a duration: "5 s", or "50 ms" if it is not a whole number of seconds.
