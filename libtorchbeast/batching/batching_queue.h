@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -232,7 +233,14 @@ class BatchingQueue {
   std::vector<T> take() REQUIRES(mutex_) {
     const auto size = std::min(count(), options_.maximum_batch_size);
     const auto end = items_.begin() + static_cast<std::ptrdiff_t>(size);
-    std::vector<T> batch(std::make_move_iterator(items_.begin()), std::make_move_iterator(end));
+    std::vector<T> batch;
+    try {
+      batch.reserve(static_cast<std::size_t>(size));
+    } catch (const std::bad_alloc&) {  // another consumer, which may have slept on, takes the items
+      notify_consumers();
+      throw;
+    }
+    batch.assign(std::make_move_iterator(items_.begin()), std::make_move_iterator(end));
     items_.erase(items_.begin(), end);
     return batch;
   }

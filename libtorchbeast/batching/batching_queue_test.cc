@@ -53,6 +53,25 @@ TEST(BatchingQueueTest, ClosingNeedsNoMemory) {
   EXPECT_EQ(queue.size(), 0);
 }
 
+TEST(BatchingQueueTest, AConsumerThatGetsNoMemoryLeavesItsItemsToAnother) {
+  Queue queue({});
+  Background<bool> fails([&] {
+    const testing::NoMemory scope;
+    try {
+      return queue.dequeue_many().has_value();
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  });
+  wait_for_consumers(queue, 1);
+  Background<MaybeItems> takes([&] { return dequeue(queue); });
+  wait_for_consumers(queue, 2);
+  queue.enqueue(1);
+  EXPECT_EQ(takes.get(), Items{1});
+  queue.enqueue(2);  // if the second was faster
+  EXPECT_FALSE(fails.get());
+}
+
 TEST(BatchingQueueTest, SizesAreCheckedInTheStatedOrder) {
   EXPECT_EQ(options_error({.minimum_batch_size = 0, .maximum_batch_size = -1}),
             "Min batch size must be >= 1");
