@@ -50,7 +50,8 @@ class RunningServer {
   RunningServer(EnvFactory factory, Endpoint endpoint, EnvServerOptions options = {})
       : server_(std::move(factory), std::move(endpoint), std::move(options)),
         run_([this] { server_.run(); }) {
-    if (!server_.wait_until_serving(kPatience)) die("a server coming up");
+    const Patience patience;
+    if (!server_.wait_until_serving(kPatience)) patience.die("a server coming up");
   }
   ~RunningServer() { stop(); }
   RunningServer(const RunningServer&) = delete;

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <sys/resource.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -13,18 +15,50 @@
 #include <utility>
 
 #include "libtorchbeast/support/sync.h"
+#include "libtorchbeast/testing/stacks.h"
 
 namespace torchbeast::testing {
 
 // How long a test waits for an event before it fails.
 inline constexpr auto kPatience = std::chrono::seconds(60);
 
-// Ends the whole test program, because a thread that hangs cannot be ended.
-[[noreturn]] inline void die(const std::string& what) {
-  std::fprintf(stderr, "FATAL: %s did not happen within %d s\n", what.c_str(),
-               static_cast<int>(kPatience.count()));
-  std::abort();
-}
+// A wait for an event, which begins with its construction.
+class Patience {
+ public:
+  Clock::time_point end() const { return end_; }
+  bool is_over() const { return Clock::now() >= end_; }
+
+  // Ends the whole test program, because a thread that hangs cannot be ended. Prints where all
+  // threads are, and what the process did meanwhile: one that was stopped did nothing.
+  [[noreturn]] void die(const std::string& what) const {
+    const rusage now = used();
+    std::fprintf(
+        stderr,
+        "FATAL: %s did not happen within %d s, in which the process used %.1f s of CPU and "
+        "its threads were switched %ld times\n",
+        what.c_str(), static_cast<int>(kPatience.count()), seconds(now) - seconds(before_),
+        switches(now) - switches(before_));
+    print_stacks();
+    std::abort();
+  }
+
+ private:
+  static rusage used() {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return usage;
+  }
+  static double seconds(const rusage& usage) {
+    const auto of = [](const timeval& time) {
+      return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+    };
+    return of(usage.ru_utime) + of(usage.ru_stime);
+  }
+  static long switches(const rusage& usage) { return usage.ru_nvcsw + usage.ru_nivcsw; }
+
+  const Clock::time_point end_ = Clock::now() + kPatience;
+  const rusage before_ = used();
+};
 
 // An event that happens once and that any number of threads may wait for.
 class Notification {
@@ -36,10 +70,12 @@ class Notification {
   }
 
   void wait() EXCLUDES(mutex_) {
-    const auto deadline = Clock::now() + kPatience;
+    const Patience patience;
     MutexLock lock(mutex_);
     while (!happened_) {
-      if (!changed_.wait_until(mutex_, deadline) && Clock::now() >= deadline) die("an event");
+      if (!changed_.wait_until(mutex_, patience.end()) && patience.is_over()) {
+        patience.die("an event");
+      }
     }
   }
 
@@ -66,9 +102,9 @@ struct Hanging {
 // Waits for a condition that cannot notify, such as a queue's size.
 template <typename Question>
 void until(const Question& question, const char* what = "a state that was waited for") {
-  const auto deadline = Clock::now() + kPatience;
+  const Patience patience;
   while (!question()) {
-    if (Clock::now() >= deadline) die(what);
+    if (patience.is_over()) patience.die(what);
     std::this_thread::yield();
   }
 }
@@ -82,7 +118,10 @@ class Background {
 
   // Returns the call's result, or rethrows its exception.
   Result get() {
-    if (future_.wait_for(kPatience) != std::future_status::ready) die("the end of a thread");
+    const Patience patience;
+    if (future_.wait_until(patience.end()) != std::future_status::ready) {
+      patience.die("the end of a thread");
+    }
     return future_.get();
   }
 
