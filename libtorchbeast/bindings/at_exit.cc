@@ -2,9 +2,12 @@
 
 #include "libtorchbeast/bindings/at_exit.h"
 
+#include <pybind11/pybind11.h>
+
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <optional>
 
 #include "libtorchbeast/memory/buffer.h"
 #include "libtorchbeast/support/sync.h"
@@ -41,6 +44,13 @@ InsideCore::~InsideCore() {
   MutexLock lock(registry.mutex);
   --registry.inside;
   registry.changed.notify_all();
+}
+
+void without_any_gil(const std::function<void()>& call) {
+  const InsideCore inside;  // until the GIL is held again
+  std::optional<pybind11::gil_scoped_release> release;
+  if (PyGILState_Check()) release.emplace();
+  call();
 }
 
 std::shared_ptr<void> register_for_exit(std::function<void()> close) {

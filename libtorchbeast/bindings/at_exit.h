@@ -6,10 +6,12 @@
 // functions close everything that threads may wait in, while threads can still get the GIL.
 //
 // The child of a fork does not have its parent's threads, and may find any lock taken. So it
-// forgets what it inherited: its exit does not close anything that belongs to its parent, and does
-// not wait for any thread.
+// forgets what it inherited: neither its exit nor the end of an object closes anything that belongs
+// to its parent, or waits for any thread.
 
 #pragma once
+
+#include <unistd.h>
 
 #include <functional>
 #include <memory>
@@ -33,15 +35,26 @@ class InsideCore {
 // throw nor need the GIL.
 std::shared_ptr<void> register_for_exit(std::function<void()> close);
 
-// Shares the object and calls `close(*object)` at exit if it is still alive.
+// Runs a call without the GIL, whether or not this thread holds it.
+void without_any_gil(const std::function<void()>& call);
+
+// Shares the object and calls `close(*object)` at exit if it is still alive. The object is
+// destroyed without the GIL, because it may wait for threads that need it; and not at all by the
+// child of a fork.
 template <typename T, typename Close>
 std::shared_ptr<T> closed_at_exit(std::unique_ptr<T> object, Close close) {
   T* const raw = object.get();
   auto registration = register_for_exit([raw, close] { close(*raw); });
   return {raw, [registration = std::move(registration),
-                owner = std::shared_ptr<T>(std::move(object))](T*) mutable {
-            registration.reset();
-            owner.reset();
+                owner = std::shared_ptr<T>(std::move(object)), process = ::getpid()](T*) mutable {
+            if (process != ::getpid()) {
+              new std::shared_ptr<T>(std::move(owner));  // never destroyed
+              return;
+            }
+            without_any_gil([&] {
+              registration.reset();
+              owner.reset();
+            });
           }};
 }
 
