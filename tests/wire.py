@@ -94,6 +94,9 @@ def description(
     num_envs: int = 1,
     num_streams: int = 1,
     stack: int = 1,
+    action_space: bytes = b"",
+    observation_space: bytes = b"",
+    options: bytes = b"",
     info_keywords: Iterable[bytes] = (),
 ) -> bytes:
     """Encodes a Description."""
@@ -104,6 +107,9 @@ def description(
         + number(4, num_streams)
         + number(5, stack)
         + chunk(6, observation)
+        + chunk(7, action_space)
+        + chunk(8, observation_space)
+        + chunk(10, options)
         + b"".join(chunk(12, keyword) for keyword in info_keywords)
     )
 

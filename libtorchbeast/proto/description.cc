@@ -16,9 +16,7 @@ namespace {
 constexpr std::int64_t kMaxFrameStack = 256;
 constexpr std::int64_t kMaxServers = 1 << 16;
 constexpr std::int64_t kMaxStreamsOfServer = 1 << 10;  // each has two threads of the learner
-// Of each of the texts that describe spaces and options. Reading JSON takes 25 times its size.
-constexpr std::size_t kMaxTextBytes = 16 << 20;
-constexpr std::size_t kShownBytes = 200;  // of a text in an error, at most
+constexpr std::size_t kShownBytes = 200;               // of a text in an error, at most
 // The maximum size of a step of all environments of a stream, with its stacks of frames.
 constexpr double kMaxStepBytes = 1 << 30;
 
@@ -43,12 +41,6 @@ void check_step_size(const EnvDescription& description) {
       std::to_string(description.frame_stack) + " frames, would take " +
       std::to_string(static_cast<std::int64_t>(bytes / (1 << 20))) +
       " MiB, expected at most 1024: serve fewer environments in a stream (more --num_servers)");
-}
-
-std::string readable_text(const char* what, const std::string& text) {
-  if (text.size() <= kMaxTextBytes) return readable(text);
-  throw std::invalid_argument(std::string(what) + ": got " + std::to_string(text.size()) +
-                              " bytes of text, expected at most " + std::to_string(kMaxTextBytes));
 }
 
 // Returns a text from a little before the place where it differs from another.
@@ -145,7 +137,7 @@ void codec::encode(const EnvDescription& description, rpcenv::Description* messa
   for (const std::string& keyword : description.info_keywords) message->add_info_keywords(keyword);
 }
 
-EnvDescription codec::decode(const rpcenv::Description& message) {
+EnvDescription codec::decode(const rpcenv::Description& message, std::size_t max_text_bytes) {
   if (message.protocol_version() != kProtocolVersion) {
     throw std::invalid_argument("it speaks protocol version " +
                                 std::to_string(message.protocol_version()) + ", expected " +
@@ -156,6 +148,12 @@ EnvDescription codec::decode(const rpcenv::Description& message) {
   check_range("the number of servers", message.num_servers(), kMaxServers, 0);
   check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
   check_number_of_keywords(message.info_keywords_size());  // before they are copied
+  const auto readable_text = [&](const char* what, const std::string& text) {
+    if (text.size() <= max_text_bytes) return readable(text);
+    throw std::invalid_argument(std::string(what) + ": got " + std::to_string(text.size()) +
+                                " bytes of text, expected at most " +
+                                std::to_string(max_text_bytes));
+  };
   EnvDescription description{
       .env_id = readable_text("the environment's name", message.env_id()),
       .num_envs = message.num_envs(),

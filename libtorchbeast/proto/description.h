@@ -55,10 +55,15 @@ namespace codec {
 
 void encode(const EnvDescription& description, rpcenv::Description* message);
 
-// Throws std::invalid_argument if the protocol version differs, if a count is out of range, if the
-// observation or an info keyword is invalid, or if a step with stacked frames would be larger than
-// 1 GiB.
-EnvDescription decode(const rpcenv::Description& message);
+// The maximum size of each of the texts that describe a server's spaces and options. Reading JSON
+// takes 25 times its size.
+inline constexpr std::size_t kMaxTextBytes = 16 << 20;
+
+// Throws std::invalid_argument if the protocol version differs, if a count is out of range, if a
+// text is too long, if the observation or an info keyword is invalid, or if a step with stacked
+// frames would be larger than 1 GiB.
+EnvDescription decode(const rpcenv::Description& message,
+                      std::size_t max_text_bytes = kMaxTextBytes);
 
 }  // namespace codec
 }  // namespace torchbeast

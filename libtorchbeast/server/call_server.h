@@ -18,6 +18,7 @@
 #include <string>
 #include <thread>
 
+#include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/stream/endpoint.h"
 #include "libtorchbeast/support/sync.h"
@@ -33,14 +34,15 @@ class Call {
   const std::string& method() const { return context_.method(); }
   grpc::ServerContext* context() { return &context_; }
 
-  // Reads the client's next message. Returns false if there are no more messages or if the message
-  // cannot be parsed. If the client speaks first, it has ten seconds.
+  // Reads the client's next message. Returns false if there are no more messages, or if the message
+  // is larger than max_bytes or cannot be parsed. If the client speaks first, it has ten seconds.
   template <typename Message>
-  bool read(Message* message) {
+  bool read(Message* message, std::size_t max_bytes = codec::kMaxMessageBytes) {
     begin_read();
     if (!is_done(reading_)) return false;
     reading_.succeeded = false;  // taken
     cancel_never();
+    if (received_.Length() > max_bytes) return false;
     return grpc::SerializationTraits<Message>::Deserialize(&received_, message).ok();
   }
 

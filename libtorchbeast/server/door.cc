@@ -17,6 +17,11 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 64;   // of a host
 constexpr std::size_t kMaxWhyBytes = 1000;  // of a reason that a host is told
+// Of a host's first message, of each of its texts, and of all that wait to be taken. Python reads
+// the texts with the GIL; this is far more than spaces and options take.
+constexpr std::size_t kMaxJoinBytes = 8 << 20;
+constexpr std::size_t kMaxTextBytes = 1 << 20;
+constexpr std::size_t kMaxWaitingBytes = 64 << 20;
 // How long hosts have to answer the last action, and the last words to them may take.
 constexpr std::chrono::milliseconds kLastAnswer{5000};
 constexpr std::chrono::milliseconds kStopGrace = kLastAnswer + std::chrono::milliseconds(500);
@@ -114,7 +119,24 @@ class Door::Undescribed {
   Door* const door_;
 };
 
-Door::Door(const Endpoint& endpoint, DoorOptions options) : options_(options) {
+// Forgets a stream at the end of a scope.
+class Door::Leaving {
+ public:
+  Leaving(Door* door, std::int64_t id) : door_(door), id_(id) {}
+  ~Leaving() {
+    decltype(visits_)::node_type visit;  // destroyed without the lock: a Play may own a pool, whose
+    MutexLock lock(door_->mutex_);       // end may wait for a thread that waits for the lock
+    visit = door_->visits_.extract(id_);
+  }
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+
+ private:
+  Door* const door_;
+  const std::int64_t id_;
+};
+
+Door::Door(const Endpoint& endpoint, DoorOptions options) : claim_(endpoint), options_(options) {
   const std::int64_t streams = options.max_streams;
   calls_ = std::make_unique<CallServer>(
       endpoint,
@@ -128,34 +150,50 @@ Door::Door(const Endpoint& endpoint, DoorOptions options) : options_(options) {
 Door::~Door() { close(false); }
 
 grpc::Status Door::join(Call* call) {
+  std::int64_t id = 0;
+  const grpc::Status refusal = hear(call, &id);
+  return refusal.ok() ? attend(call, id) : refusal;
+}
+
+// Waits for a description. The message does not outlive this.
+grpc::Status Door::hear(Call* call, std::int64_t* id) {
+  const Undescribed undescribed(this);
+  if (undescribed.are_too_many()) {
+    return {grpc::StatusCode::RESOURCE_EXHAUSTED,
+            "too many streams have not described themselves yet"};
+  }
   rpcenv::HostMessage first;
-  {
-    const Undescribed undescribed(this);
-    if (undescribed.are_too_many()) {
-      return {grpc::StatusCode::RESOURCE_EXHAUSTED,
-              "too many streams have not described themselves yet"};
-    }
-    if (!call->read(&first)) return invalid("expected a description, got no message");
+  if (!call->read(&first, kMaxJoinBytes)) {
+    return invalid("expected a description of at most 8 MiB, got no message");
   }
   if (!first.has_joining()) return invalid("expected a description in the first message");
   try {
-    return attend(call, enter(checked_name(first.joining().host()),
-                              codec::decode(first.joining().description())));
+    return enter(first.joining(), id);
   } catch (const std::invalid_argument& error) {
     return invalid(error.what());
   }
 }
 
-std::int64_t Door::enter(std::string host, EnvDescription description) {
+grpc::Status Door::enter(const rpcenv::Joining& joining, std::int64_t* id) {
+  EnvDescription description = codec::decode(joining.description(), kMaxTextBytes);
+  std::string host = checked_name(joining.host());
+  const std::size_t bytes = joining.ByteSizeLong();
+  std::size_t waiting = bytes;
   MutexLock lock(mutex_);
-  const std::int64_t id = next_id_++;
-  visits_.emplace(id, Visit{.stream = {id, std::move(host), std::move(description)}});
+  for (const auto& [_, visit] : visits_) waiting += visit.play ? 0 : visit.bytes;
+  if (waiting > kMaxWaitingBytes) {
+    return {grpc::StatusCode::RESOURCE_EXHAUSTED, "the descriptions of too many streams wait"};
+  }
+  *id = next_id_++;
+  visits_.emplace(*id,
+                  Visit{.stream = {*id, std::move(host), std::move(description)}, .bytes = bytes});
   changed_.notify_all();
-  return id;
+  return grpc::Status::OK;
 }
 
 // Waits until the learner takes a stream, and plays it.
 grpc::Status Door::attend(Call* call, std::int64_t id) {
+  const Leaving leaving(this, id);
   std::optional<Play> play;
   grpc::Status refusal{grpc::StatusCode::CANCELLED, "the host has left"};
   while (!play && call->is_silent(kPollInterval)) {
@@ -166,15 +204,12 @@ grpc::Status Door::attend(Call* call, std::int64_t id) {
       break;
     }
     if (!visit.refusal.empty()) {
-      refusal = {grpc::StatusCode::FAILED_PRECONDITION, visit.refusal};
+      refusal = {grpc::StatusCode::FAILED_PRECONDITION, visit.refusal.substr(0, kMaxWhyBytes)};
       break;
     }
     play = visit.play;
   }
-  const grpc::Status status = play ? this->play(call, id, *play) : refusal;
-  MutexLock lock(mutex_);
-  visits_.erase(id);
-  return status;
+  return play ? this->play(call, id, *play) : refusal;
 }
 
 grpc::Status Door::play(Call* call, std::int64_t id, const Play& play) {

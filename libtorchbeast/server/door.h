@@ -15,9 +15,14 @@
 #include <vector>
 
 #include "libtorchbeast/proto/description.h"
+#include "libtorchbeast/server/address_claim.h"
 #include "libtorchbeast/stream/endpoint.h"
 #include "libtorchbeast/stream/env_stream.h"
 #include "libtorchbeast/support/sync.h"
+
+namespace rpcenv {
+class Joining;
+}
 
 namespace torchbeast {
 
@@ -56,6 +61,10 @@ struct JoinedHost {
 //   host -> Join -> described -> next() -> take() -> Play in the call's thread -> ended()
 //                                       -> refuse()
 //
+// Whatever a host sends ends its own stream at most: here if it is no description, and in the Play
+// later (see ActorPool::play_joined). What its description says is bounded, and so are the
+// descriptions that wait.
+//
 // Thread safety: any thread may call any method.
 // Closing: close() and the destructor wake next() and end all streams. A stream that is being
 // played ends when its Play returns; close() waits for it.
@@ -65,7 +74,7 @@ class Door {
   // ends. Must not throw.
   using Play = std::function<std::string(EnvStream*)>;
 
-  // Listens from now on. Throws ConnectionError like start_server().
+  // Listens from now on. Throws ConnectionError like AddressClaim and start_server().
   Door(const Endpoint& endpoint, DoorOptions options);
   ~Door();
   Door(const Door&) = delete;
@@ -94,6 +103,7 @@ class Door {
   // A stream that has described itself, for as long as its call lasts.
   struct Visit {
     const WaitingStream stream;
+    const std::size_t bytes;   // of its description on the wire
     bool was_offered = false;  // by next()
     std::optional<Play> play = {};
     std::string refusal = {};
@@ -101,15 +111,18 @@ class Door {
   };
 
   class Undescribed;
+  class Leaving;
 
   grpc::Status join(Call* call) EXCLUDES(mutex_);
+  grpc::Status hear(Call* call, std::int64_t* id) EXCLUDES(mutex_);
   grpc::Status attend(Call* call, std::int64_t id) EXCLUDES(mutex_);
   grpc::Status play(Call* call, std::int64_t id, const Play& play) EXCLUDES(mutex_);
   grpc::Status wait_for_close(Call* call) EXCLUDES(mutex_);
-  std::int64_t enter(std::string host, EnvDescription description) EXCLUDES(mutex_);
+  grpc::Status enter(const rpcenv::Joining& joining, std::int64_t* id) EXCLUDES(mutex_);
   grpc::Status farewell() const REQUIRES(mutex_);
   grpc::Status get_status(Call* call) EXCLUDES(mutex_);
 
+  const AddressClaim claim_;
   const DoorOptions options_;
   const Clock::time_point since_ = Clock::now();
   mutable Mutex mutex_;

@@ -12,8 +12,8 @@
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/server/activity.h"
+#include "libtorchbeast/server/address_claim.h"
 #include "libtorchbeast/server/call_server.h"
-#include "libtorchbeast/server/unix_address.h"
 #include "libtorchbeast/server/vector_stream.h"
 #include "libtorchbeast/stream/frame_stack.h"
 #include "libtorchbeast/stream/wire.h"
@@ -275,7 +275,7 @@ void EnvServer::begin() {
 }
 
 void EnvServer::serve(const std::function<void()>& poll) {
-  const UnixAddressClaim claim(endpoint_);
+  const AddressClaim claim(endpoint_);
   auto calls = std::make_unique<CallServer>(
       endpoint_, Service::methods(std::make_shared<Service>(factory_, options_)));
   set_state(State::kServing);

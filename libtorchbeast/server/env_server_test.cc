@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -589,8 +590,8 @@ TEST(EnvServerTest, AnAddressThatIsServedAlreadyIsNotStolen) {
   RunningServer first(fake_env(), folder.address());
   EnvServer second(fake_env(), folder.address(), {});
   EXPECT_EQ(message_of<ConnectionError>([&] { second.run(); }),
-            "cannot serve at " + folder.address() +
-                ": another process serves it; stop that one or choose another address");
+            "cannot serve at " + folder.address() + ": process " + std::to_string(::getpid()) +
+                " serves it; stop that one or choose another address");
   VectorClient client(folder.address());
   EXPECT_TRUE(client.read()) << "the first still serves";
 }

@@ -10,6 +10,8 @@
 #include "libtorchbeast/proto/readable.h"
 #include "libtorchbeast/server/vector_stream.h"
 #include "libtorchbeast/stream/stream_errors.h"
+#include "libtorchbeast/stream/time_limit.h"
+#include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/errors.h"
 
 namespace torchbeast {
@@ -17,6 +19,8 @@ namespace {
 
 // How long a failed environment may take to close before its failure is printed on stderr.
 constexpr std::chrono::seconds kCloseGrace{5};
+// How long a learner may take to end a call in which the host has nothing more to say.
+constexpr std::chrono::seconds kLastWords{5};
 
 // Throws the exception for a status with which the learner ended a stream; returns for OK.
 void check(const grpc::Status& status, const std::string& address) {
@@ -77,12 +81,11 @@ class Host::Stream final : public VectorPeer {
   }
 
   // The half-close lets a learner end a call whose bytes were no message, which gRPC reports like
-  // the end of the call.
+  // the end of the call. One that does not end it is left.
   grpc::Status finish() {
+    TimeLimit limit(&context_, kLastWords);
     call_->WritesDone();
-    rpcenv::VectorAction left;
-    while (call_->Read(&left)) continue;
-    return call_->Finish();
+    return limit.status(drained_status(call_.get(), &left_));
   }
 
   void cancel() { context_.TryCancel(); }
@@ -91,6 +94,7 @@ class Host::Stream final : public VectorPeer {
   grpc::ClientContext context_;
   std::unique_ptr<rpcenv::RPCLearner::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<rpcenv::HostMessage, rpcenv::VectorAction>> call_;
+  rpcenv::VectorAction left_;
   rpcenv::HostMessage message_;  // used again, and with it its memory
 };
 

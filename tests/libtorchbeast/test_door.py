@@ -14,12 +14,12 @@ import pytest
 import wire
 from background import SOON, Background, wait_for
 from keys_of_tests import Keys
-from peers import RawStream
+from peers import RawStream, raw_server
 from scraping import free_port
 from served_envs import EPISODE_LENGTH, VecStep, Vector
 from serving import Game
 from strangers import CASES, check_unharmed
-from wire import INT32
+from wire import INT32, INT64
 
 from libtorchbeast import Credentials, Door, Host, describe, server_status
 from torchbeast.servers.security import credentials as credentials_of
@@ -292,6 +292,9 @@ OBSERVATION = wire.leaf(INT32, (E, 1), bytes(4 * E))
 STEP = wire.vector_step(E, observation=OBSERVATION)
 
 
+MEBIBYTE = 1 << 20
+
+
 def joining(host: bytes = b"x", **said: Any) -> bytes:
     said = {"num_envs": E, "stack": 1, **said}
     return wire.chunk(1, wire.chunk(1, wire.description(SPEC, **said)) + wire.chunk(2, host))
@@ -308,6 +311,8 @@ def joining(host: bytes = b"x", **said: Any) -> bytes:
         (joining(host=b""), "a host's name"),
         (joining(host=b"a\nb"), "a host's name"),
         (joining(host=b"a" * 65), "a host's name"),
+        (joining(options=bytes(MEBIBYTE + 1)), "got 1048577 bytes of text, expected at most"),
+        (joining() + wire.chunk(99, bytes(8 * MEBIBYTE)), "a description of at most 8 MiB"),
     ],
 )
 def test_a_first_message_that_is_no_description_ends_the_stream(
@@ -382,6 +387,48 @@ def test_silent_streams_take_no_place_from_hosts_for_long(address: str) -> None:
 
     with door_at(address) as door:
         wait_for(are_enough, timeout=2 * SOON)
+
+
+def test_descriptions_that_wait_take_64_mebibytes_at_most(address: str) -> None:
+    text = b"[]".ljust(MEBIBYTE)
+    long = joining(action_space=text, observation_space=text, options=text)
+    with door_at(address) as door, contextlib.ExitStack() as streams:
+        for _ in range(21):
+            streams.enter_context(RawStream(address, "Join", LEARNER)).send(long)
+            waiting(door)
+        with RawStream(address, "Join", LEARNER) as more:
+            more.send(long)
+            code, details = more.end()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "descriptions" in details
+        with hosting(address):
+            assert waiting(door)[1] == "a", "there is room for a short one"
+
+
+def test_a_host_is_told_the_beginning_of_a_long_refusal(address: str) -> None:
+    with door_at(address) as door, hosting(address) as playing:
+        door.refuse(waiting(door)[0], "it serves " + "Catch" * MEBIBYTE)
+        with pytest.raises(ConnectionError, match=r"does not use this host.*it serves CatchCatch"):
+            playing.result()
+
+
+def test_a_host_leaves_a_learner_that_never_ends_its_stream(address: str) -> None:
+    class Failing(Vector):
+        def step(self, action: Any) -> VecStep:
+            raise ArithmeticError("of this test")
+
+    def endless(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        yield wire.number(1, 5)  # a seed
+        next(requests)
+        while True:
+            yield wire.chunk(2, wire.leaf(INT64, (E,), bytes(8 * E)))
+
+    with (
+        raw_server(address, service=LEARNER, Join=endless),
+        hosting(address, Failing) as playing,
+        pytest.raises(RuntimeError, match="ArithmeticError: of this test"),
+    ):
+        playing.result()
 
 
 def test_a_closed_door_leaves_no_stream_and_no_wait(address: str) -> None:

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 import served_envs
+import serving
 from background import SOON
+from peers import RawStream
+from scraping import free_port
 
 import libtorchbeast
 
@@ -106,17 +111,27 @@ with serving.playing([ADDRESS]) as another:
 )
 
 
-def run(script: str, address: str) -> subprocess.CompletedProcess[str]:
-    """Runs the script in its own process, which finds the tests' modules."""
+def started(script: str, address: str) -> subprocess.Popen[str]:
+    """Starts the script in its own process, which finds the tests' modules."""
     here = Path(served_envs.__file__).parent
     paths = [Path(libtorchbeast.__file__).parents[1], here, here.parent]
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", BEGIN + f"ADDRESS = {address!r}\n" + script],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=3 * SOON,  # a process that starts on a busy machine may need some of it
     )
+
+
+def run(script: str, address: str) -> subprocess.CompletedProcess[str]:
+    """Runs the script to its end."""
+    with started(script, address) as process:
+        try:  # a process that starts on a busy machine may need some of the time
+            output, errors = process.communicate(timeout=3 * SOON)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 @pytest.mark.parametrize("script", ENDINGS.values(), ids=ENDINGS.keys())
@@ -146,6 +161,93 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     ended = run(script, address)
     assert ended.returncode == 4, ended.stderr
+
+
+def test_a_door_whose_stream_is_played_can_be_dropped(address: str) -> None:
+    """The stream's last inference needs the interpreter lock."""
+    script = """
+import faulthandler
+
+faulthandler.dump_traceback_later(20, exit=True)
+door = libtorchbeast.Door(ADDRESS)
+said = {"env_id": "Vector", "num_envs": 3, "num_streams": 1, "frame_stack": 1,
+        "observation": ("int32", (1,)), "action_space": {"type": "Discrete", "n": 2}}
+host = libtorchbeast.Host(served_envs.Vector, ADDRESS, description=said, name="a")
+Background(host.play, 20)
+game = serving.Game([])
+door.take(door.next(20)[0], game.pool)
+game.rollout()
+dropped = threading.Event()
+Background(lambda: dropped.wait() and game.close())
+sys.setswitchinterval(1000)  # from here on no other thread runs unless this one lets it
+dropped.set()
+del door
+sys.exit(3)
+"""
+    ended = run(script, address)
+    assert ended.returncode == 3, ended.stderr
+
+
+def test_a_forked_child_may_drop_a_door(address: str) -> None:
+    script = """
+door = libtorchbeast.Door(ADDRESS)
+child = os.fork()
+if child == 0:
+    del door
+    os._exit(4)
+deadline = time.monotonic() + 20
+while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+    time.sleep(0.01)
+if ended == (0, 0):
+    os.kill(child, 9)
+    sys.exit("the child hangs")
+assert door.next(0.0) is None
+libtorchbeast.server_status(ADDRESS, 20)  # it still answers
+sys.exit(os.waitstatus_to_exitcode(ended[1]))
+"""
+    ended = run(script, address)
+    assert ended.returncode == 4, ended.stderr
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_a_child_of_a_killed_server_keeps_neither_its_address_nor_its_streams(
+    address: str, over: str
+) -> None:
+    if over == "tcp":
+        address = f"127.0.0.1:{free_port()}"
+    script = """
+class Forking(served_envs.Counting):
+    def reset(self):
+        child = os.fork()
+        while child == 0:
+            time.sleep(60)
+        print(child, flush=True)
+        return super().reset()
+
+server = libtorchbeast.Server(Forking, ADDRESS)
+Background(server.run)
+assert server.wait_until_serving(30)
+print(flush=True)
+threading.Event().wait()
+"""
+    server = started(script, address)
+    assert server.stdout is not None
+    child = 0
+    try:
+        server.stdout.readline()
+        with RawStream(address) as stream:
+            stream.read()
+            child = int(server.stdout.readline())
+            server.kill()
+            assert stream.end()[0] is grpc.StatusCode.UNAVAILABLE
+        server.wait()
+        with serving.serving(served_envs.Counting, address), RawStream(address) as another:
+            another.read()
+    finally:
+        server.kill()
+        if child:
+            os.kill(child, signal.SIGKILL)
+        server.communicate()
 
 
 def test_the_socket_file_is_removed_by_a_process_that_did_not_stop_its_server(address: str) -> None:
