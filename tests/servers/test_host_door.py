@@ -153,6 +153,11 @@ def deep(levels: int) -> Any:
     ("said", "reason"),
     [
         ({"action_space": {"type": "None"}}, "the description from senseless is not valid"),
+        (
+            {"action_space": {"type": "Box", "low": 0, "high": 1, "shape": [1 << 40]}},
+            "the description from senseless is not valid",
+        ),
+        ({"action_space": {"type": "None" * 10_000}}, "is not valid"),
         ({"action_space": {"type": "Discrete", "n": float("inf")}}, "is not valid"),
         ({"options": 1}, "is not valid"),
         ({"action_space": deep(900)}, "nested too deeply"),
@@ -164,6 +169,7 @@ def test_a_host_whose_description_makes_no_sense_is_refused_and_another_awaited(
     senseless, _ = fake.comes("senseless", **said), fake.comes("sound")
     assert hosts.find(None, 10.0, never).stream_hosts == ["sound"]
     assert reason in fake.refused[senseless]
+    assert len(fake.refused[senseless]) < 2100, "it may quote all that the host sent"
 
 
 def test_a_stop_ends_the_wait_for_hosts(hosts: HostDoor) -> None:

@@ -4,7 +4,8 @@
     host == rpc Join ==> libtorchbeast.Door -> HostDoor: described, compared with the run
                                             -> ActorPool, until the stream ends
 
-A host cannot end the run: if it does not fit, the learner warns, and tells the host why.
+A host cannot end the run: if it does not fit, the learner warns, and tells the host why. The table
+of what a host can do wrong, and of where each fault ends, is in libtorchbeast/README.md.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _LOOK_S = 0.5  # between two checks of which hosts have joined
 _TAKEN_AFTER_S = 60.0  # after which an added stream has allocated its memory
 _MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little more, ends at 8 GiB
 _MOST_STREAMS = 4096
+_LONGEST = 2000  # characters of a reason against a host, which quotes what it sent
+_MOST_TOLD = 1000  # different warnings that are remembered
 
 
 class _Stream(NamedTuple):
@@ -220,8 +223,10 @@ class HostDoor:
         self._warn(stream.host, f"the host {stream.host} is not used: {reason}")
 
     def _warn(self, about: str, sentence: str) -> None:
-        """Warns, but only once about the same thing, because refused hosts dial again."""
-        if sentence not in self._told:
+        """Warns, but only once about the same thing, because refused hosts dial again; and not for
+        ever about new things, because a host may dial with another description each time.
+        """
+        if sentence not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(sentence)
             _log.warning("%s", sentence)
 
@@ -262,10 +267,12 @@ def _difference(first: _Stream, other: _Stream) -> str:
     if both serve the same.
     """
     try:
-        fleet_of({other.host: other.said})
         check_same(first.host, first.said, other.host, other.said)
+        fleet_of({other.host: other.said})
     except RunError as error:
-        return str(error)
+        why = str(error)
+        half = _LONGEST // 2
+        return why if len(why) <= _LONGEST else f"{why[:half]} ... {why[-half:]}"
     except RecursionError:
         return "its description is nested too deeply"
     return ""

@@ -255,11 +255,29 @@ def _values_to_json(values: Any) -> Any:
 
 
 def space_from_json(data: dict[str, Any]) -> Any:
-    """Parses the result of `space_to_json`; raises ValueError for anything else."""
+    """Parses the result of `space_to_json`; raises ValueError for anything else, and for spaces of
+    more entries than an action can have: the bounds of each entry are stored.
+    """
     try:
+        if _num_entries(data) > _MOST_ENTRIES:
+            raise ValueError(f"a space may have {_MOST_ENTRIES} entries, got more")
         return _space_from_json(data)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not the description of a space: {data!r}") from error
+
+
+_MOST_ENTRIES = 1 << 22
+
+
+def _num_entries(data: Any) -> int:
+    match data:
+        case {"type": "Tuple", "spaces": parts}:
+            return sum(map(_num_entries, parts))
+        case {"type": "Dict", "spaces": parts}:
+            return sum(map(_num_entries, parts.values()))
+        case {"shape": shape}:
+            return math.prod(abs(int(size)) for size in shape)
+    return 1
 
 
 _LEAVES = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, MultiBinary, Box, ArraySpec)}
