@@ -40,7 +40,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     """Starts a module WITH_TORCH, or a script, from the warm process; anything else as always."""
 
     def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        is_module = list(args[1:2]) == ["-m"] and args[2].endswith(WITH_TORCH)
+        is_module = args[1] == "-c" and args[-2].endswith(WITH_TORCH)
         if sys.platform != "linux" or not (is_module or args[1].endswith(".py")):
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
@@ -111,8 +111,8 @@ def _serve(requests: socket.socket, path: list[str]) -> None:
         with open(descriptors.pop(0)) as file:
             request = json.load(file)
         answering = descriptors.pop(0)
-        if request["args"][0] == "-m":
-            importlib.import_module(request["args"][1])
+        if request["args"][0] == "-c":
+            importlib.import_module(request["args"][-2])
         if (between := os.fork()) == 0:
             if child := os.fork():
                 with contextlib.suppress(BrokenPipeError):  # a Ctrl-C: the test does not wait
@@ -148,7 +148,7 @@ if __name__ == "__main__":
     importlib.import_module("torch")
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])), sys.path[1:])
-    if sys.argv[0] == "-m":
-        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    if sys.argv[0] == "-c":
+        exec(sys.argv.pop(1))  # of a ChildProcess
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")

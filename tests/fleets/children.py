@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -30,6 +31,13 @@ def echo() -> None:
     report = take_stdout()
     for line in take_stdin():
         report({"heard": json.loads(line)})
+
+
+def tell_path() -> None:
+    """Reports where it finds a module, and what a program that it starts would inherit."""
+    module = importlib.import_module("next_to_a_script").__file__
+    take_stdout()({"module": module, "PYTHONPATH": os.environ.get("PYTHONPATH")})
+    take_stdin().read()
 
 
 def echo_through_signals() -> None:

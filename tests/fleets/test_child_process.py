@@ -42,7 +42,6 @@ class Child:
             {"do": do, "padding": padding},
             on_report=self.reports.put,
             on_end=self.ends.put,
-            environment={"PYTHONPATH": os.pathsep.join(FOLDERS)},
             **options,
         )
 
@@ -295,15 +294,29 @@ def test_all_children_that_are_ended_share_one_grace_period(
 
 def test_a_child_inherits_descriptors_and_has_its_own_environment_variables(start: Any) -> None:
     reading, writing = os.pipe()
-    child = start("echo", pass_fds=(writing,))
+    child = start("echo", pass_fds=(writing,), environment={"OF_THE_CHILD": "1"})
     child.process.send({})
     child.report()
     inherited = psutil.Process(child.process.pid)
     links = {os.readlink(f) for f in Path(f"/proc/{inherited.pid}/fd").iterdir()}
     assert os.readlink(f"/proc/self/fd/{writing}") in links
-    assert inherited.environ()["PYTHONPATH"] == os.pathsep.join(FOLDERS)
+    assert inherited.environ()["OF_THE_CHILD"] == "1"
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.parametrize("of_the_user", [None, "/of/the/user"])
+def test_a_child_imports_what_its_parent_can_and_leaves_pythonpath_to_the_user(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_the_user: str | None
+) -> None:
+    """What an environment starts, such as Blender, inherits it and may have another Python."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if of_the_user is not None:
+        monkeypatch.setenv("PYTHONPATH", of_the_user)
+    (tmp_path / "next_to_a_script.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = start("tell_path").report()
+    assert found == {"module": str(tmp_path / "next_to_a_script.py"), "PYTHONPATH": of_the_user}
 
 
 def test_a_child_that_leaves_signals_to_its_parent_outlives_them(start: Any) -> None:

@@ -20,7 +20,6 @@ import itertools
 import os
 import pickle
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -183,10 +182,7 @@ class LocalWorker:
                 on_report=lambda report: None,
                 on_end=self._ended,
                 pass_fds=(theirs.fileno(), *descriptors),
-                environment={
-                    **environment,
-                    "PYTHONPATH": os.pathsep.join(sys.path),  # for modules next to a script
-                },
+                environment=environment,
             )
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:

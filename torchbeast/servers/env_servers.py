@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -255,7 +254,6 @@ class _Server:
             self._arguments,
             on_report=functools.partial(self._on_report, self),
             on_end=functools.partial(self._on_end, self),
-            environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules next to a script
         )
 
     def _new_limit(self) -> threading.Timer:
