@@ -2,16 +2,17 @@
 """The resources that the system grants: processor cores, open files and connections, memory.
 
 torchrun describes the place of each of its processes in environment variables. The standard streams
-of a process may lead to a terminal that goes away, such as a window or an ssh session. Free memory
-is the machine's free memory, or less if a control group limits it. Control groups form a tree, and
-the limits of all groups above the process's own apply as well. The kernel kills a process that
-exceeds a limit, without a message.
+of a process may lead to a terminal that goes away, such as a window or an ssh session. Control
+groups, by which containers limit processes, form a tree: the limits of all groups above the
+process's own apply as well. The kernel kills a process that exceeds a limit of memory, without a
+message, and delays one that exceeds a quota of processor time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import resource
 import select
@@ -39,33 +40,44 @@ _NEVER = -1
 
 _MOST = 0.9  # share of free memory to use, so that some is left for the rest of the program
 
-# For the two versions of control groups: folder, limit, usage, and the entries of memory.stat that
-# count files in the page cache, which the kernel drops when memory is needed.
-_VERSIONS = {
-    "": (("", "unified"), "memory.max", "memory.current", ("inactive_file", "active_file")),
-    "memory": (
-        ("memory",),
+# For the two versions of control groups: limit, usage, and the entries of memory.stat that count
+# files in the page cache, which the kernel drops when memory is needed.
+_OF_MEMORY = (
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    (
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
         ("total_inactive_file", "total_active_file"),
     ),
-}
+)
 
 
-def available_cores() -> int:
+def available_cores(root: Path = Path("/")) -> int:
     """Returns the number of cores that this process may use.
 
-    Containers and taskset limit it, and so do programs that start several others, see
-    `environment_of_share`. Learners that torchrun starts on one machine share its cores.
+    Containers limit it by a set of cores, as taskset does, or by a quota, of which a part of a core
+    counts as a core. Programs that start several others limit it, too, see `environment_of_share`.
+    Learners that torchrun starts on one machine share its cores.
+
+    root: folder of the system's files.
     """
-    share = os.environ.get(_SHARE, "")
-    return min(int(share), _cores()) if share.isdecimal() and int(share) else _cores()
+    share, cores = os.environ.get(_SHARE, ""), _cores(root)
+    return min(int(share), cores) if share.isdecimal() and int(share) else cores
 
 
-def _cores() -> int:
+def _cores(root: Path) -> int:
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, cores // _number_of("LOCAL_WORLD_SIZE", os.environ))
+    return max(1, min([cores, *_quotas(root)]) // _number_of("LOCAL_WORLD_SIZE", os.environ))
+
+
+def _quotas(root: Path) -> Iterator[int]:
+    """Yields the cores whose time each control group of this process may use."""
+    names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")  # version 2 has the first
+    for group in _groups(root, "cpu"):
+        words = " ".join(line for name in names for line in _lines(group / name)).split()
+        if len(words) == 2 and words[0].isdigit():  # without a quota it is "max" or -1
+            yield math.ceil(int(words[0]) / int(words[1]))
 
 
 def environment_of_share(cores: int) -> Mapping[str, str]:
@@ -339,26 +351,26 @@ def _of_the_machine(root: Path) -> Iterator[int]:
 
 def _of_control_groups(root: Path) -> Iterator[int]:
     """Yields the bytes left in each control group that limits this process."""
+    for group in _groups(root, "memory"):
+        for limit, use, cached in _OF_MEMORY:
+            most, used = _number(group / limit), _number(group / use)
+            if most is not None and used is not None:
+                stat = dict(line.split() for line in _lines(group / "memory.stat"))
+                yield max(0, most - used + sum(int(stat.get(name, 0)) for name in cached))
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yields the folders of the control groups of this process, and of all groups above them.
+
+    Those of version 1 have a folder per controller. In a container that may be the group's own.
+    """
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        for name in {*controllers.split(",")} & set(_VERSIONS):
-            folders, limit, use, cached = _VERSIONS[name]
-            for folder in folders:
-                for group in _upwards(root / "sys/fs/cgroup" / folder, path):
-                    yield from _left_in(group, limit, use, cached)
-
-
-def _upwards(base: Path, path: str) -> Iterator[Path]:
-    """Yields the group and all groups above it. In a container the base may be the group."""
-    group = base / path.strip("/")
-    yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
-
-
-def _left_in(group: Path, limit: str, use: str, cached: tuple[str, ...]) -> Iterator[int]:
-    most, used = _number(group / limit), _number(group / use)
-    if most is not None and used is not None:
-        stat = dict(line.split() for line in _lines(group / "memory.stat"))
-        yield max(0, most - used + sum(int(stat.get(name, 0)) for name in cached))
+        of_version_1 = (controller,) if controller in controllers.split(",") else ()
+        for folder in of_version_1 if controllers else ("", "unified"):
+            base = root / "sys/fs/cgroup" / folder
+            group = base / path.strip("/")
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(base))
 
 
 def _number(path: Path) -> int | None:

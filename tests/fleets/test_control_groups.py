@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Free memory: what the machine has, or the least that a control group above the process leaves."""
+"""Free memory and cores: what the machine has, or the least that a control group above leaves."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from torchbeast.fleets.system import free_memory
+from torchbeast.fleets.system import available_cores, free_memory
 
 GB = 10**9
 
@@ -72,3 +73,37 @@ def test_more_is_used_than_the_limit_allows_for_a_moment(machine: Path) -> None:
     write(machine / "proc/self/cgroup", "0::/\n")
     of_version_2(machine / "sys/fs/cgroup", str(GB), 2 * GB)
     assert free_memory(machine) == 0
+
+
+@pytest.fixture
+def eight_cores(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same system, with eight cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    write(machine / "proc/self/cgroup", "3:cpu,cpuacct:/job/step\n0::/job/step\n")
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [(50_000, 1), (200_000, 2), (250_000, 3), (10_000_000, 8), (None, 8)]
+)
+@pytest.mark.parametrize("group", ["job/step", "job", "."])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_quota_of_processor_time_limits_the_cores_and_a_part_of_a_core_is_one(
+    eight_cores: Path, version: int, group: str, quota: int | None, cores: int
+) -> None:
+    if version == 1:
+        folder = eight_cores / "sys/fs/cgroup/cpu" / group
+        write(folder / "cpu.cfs_quota_us", f"{-1 if quota is None else quota}\n")
+        write(folder / "cpu.cfs_period_us", "100000\n")
+    else:
+        most = "max" if quota is None else quota
+        write(eight_cores / "sys/fs/cgroup" / group / "cpu.max", f"{most} 100000\n")
+    assert available_cores(eight_cores) == cores
+
+
+def test_learners_on_one_machine_share_the_quota(
+    eight_cores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(eight_cores / "sys/fs/cgroup/job/cpu.max", "400000 100000\n")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert available_cores(eight_cores) == 2
