@@ -7,12 +7,15 @@ import errno
 import importlib
 import os
 import re
+import signal
+import subprocess
 import sys
 import traceback
 from pathlib import Path
 
 import pytest
 
+import torchbeast
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.errors import (
     RunError,
@@ -42,6 +45,31 @@ def test_each_kind_of_error_has_its_exit_code(
 
     assert exit_code_of("polybeast", body) == code
     assert capsys.readouterr().err.startswith("polybeast: ")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("monobeast", "polybeast", "polybeast_env", "polybeast_learner", "raybeast", "sweep"),
+        *("suite", "bench", "compare", "export", "keys", "plot", "status"),
+    ],
+)
+def test_ctrl_c_during_the_imports_of_a_program_is_no_traceback(
+    program: str, tmp_path: Path
+) -> None:
+    """All of them import tyro. A library may also catch a KeyboardInterrupt, as this one does."""
+    (tmp_path / "tyro.py").write_text(
+        "import signal\nprint('importing', flush=True)\n"
+        "try: signal.pause()\nexcept KeyboardInterrupt: print('caught', flush=True)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(torchbeast.__file__).parents[1])])
+    words, pipe = [sys.executable, "-m", f"torchbeast.{program}"], subprocess.PIPE
+    env = os.environ | {"PYTHONPATH": path}
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, env=env, text=True) as started:
+        assert started.stdout is not None and started.stdout.readline() == "importing\n"
+        started.send_signal(signal.SIGINT)
+        said, error = started.communicate(timeout=60)
+    assert (started.returncode, said, error) == (130, "", f"{program}: interrupted.\n")
 
 
 @pytest.mark.parametrize(

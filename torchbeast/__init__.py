@@ -14,8 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchbeast.core.base.lazy import importing
+from torchbeast.errors import end_when_interrupted
 
 __version__ = "0.1.0"  # pyproject.toml reads the version of the package here
+
+end_when_interrupted()
 
 if TYPE_CHECKING:
     from torchbeast.core import vtrace as vtrace

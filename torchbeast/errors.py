@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 import sysconfig
 import traceback
@@ -92,12 +93,35 @@ def expanded(path: str | Path) -> Path:
         raise FileNotFoundError(errno.ENOENT, "its home directory is unknown", str(path)) from None
 
 
+def end_when_interrupted() -> None:
+    """Lets Ctrl-C end one of our programs while Python imports it, until `exit_code_of` takes over.
+
+    A KeyboardInterrupt would be shown with the traceback of an import, or caught by a library. It
+    does nothing in other programs, which may import the package while Python looks for them, too.
+    """
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default and _module().startswith("torchbeast.") and sys.argv[0] == "-m":
+        signal.signal(signal.SIGINT, _end_interrupted)
+
+
+def _end_interrupted(*_: object) -> NoReturn:
+    os._exit(_report(_module().rpartition(".")[2], "interrupted.", EXIT_INTERRUPTED))
+
+
+def _module() -> str:
+    """Returns the module of `python -m module`, or ""."""
+    words = sys.orig_argv
+    return words[words.index("-m") + 1] if "-m" in words else ""
+
+
 def exit_code_of(program: str, body: Callable[[], int]) -> int:
     """Runs `body` and returns its exit code.
 
     For a UsageError or RunError it prints the message to stderr and returns the exit code of its
     kind, even if writing to stderr fails.
     """
+    if signal.getsignal(signal.SIGINT) is _end_interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() == "utf-8":
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
     try:
