@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "libtorchbeast/support/thread.h"
+
 namespace torchbeast {
 namespace {
 
@@ -65,20 +67,6 @@ Error with_stream(const Error& error, std::int64_t number, const std::string& ad
   if (message.find(address) != std::string::npos) return error;
   return Error(message + " (stream " + std::to_string(number) + ", of the environment server at " +
                address + ")");
-}
-
-// Starts the thread of a stream.
-template <typename Body>
-std::thread started_thread(const std::string& address, Body body) {
-  try {
-    return std::thread(std::move(body));
-  } catch (const std::system_error& error) {
-    throw std::runtime_error(
-        "no thread can be started for a stream of the environment server at " + address + " (" +
-        error.what() +
-        "): raise the limit of threads (ulimit -u, or pids.max of a container), or serve more "
-        "environments in a stream (fewer --num_servers)");
-  }
 }
 
 // A std::bad_alloc that says where.
@@ -180,10 +168,9 @@ void ActorPool::start_new_streams() {
   if (stopped_) return;
   for (auto& [number, member] : members_) {
     if (member.has_started) continue;
-    member.thread =
-        started_thread(member.stream->endpoint.address, [this, stream = member.stream.get()] {
-          run_stream(stream, [this, stream] { keep_playing(stream); });
-        });
+    member.thread = started_thread([this, stream = member.stream.get()] {
+      run_stream(stream, [this, stream] { keep_playing(stream); });
+    });
     member.has_started = true;
     ++running_;
   }

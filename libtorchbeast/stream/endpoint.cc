@@ -216,6 +216,9 @@ std::optional<std::string> Endpoint::tls_name() const {
 // ends; with poll() each thread waits for its own socket, which doubles the messages per second.
 // gRPC reads the choice once, when it starts, and only from the environment. The variable is
 // removed again because child processes may use gRPC in other ways.
+//
+// A channel, which connects nowhere, keeps gRPC's own threads: gRPC 1.51 ends them with the last
+// channel, and waits for them without end if the system could not start them.
 void choose_polling() {
   constexpr auto kVariable = "GRPC_POLL_STRATEGY";
   static const bool chosen_by_user = [] {
@@ -226,6 +229,9 @@ void choose_polling() {
     return false;
   }();
   static_cast<void>(chosen_by_user);
+  static const auto* const kept = new std::shared_ptr<grpc::Channel>(
+      grpc::CreateChannel("unix:", grpc::InsecureChannelCredentials()));
+  static_cast<void>(kept);
 }
 
 std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint) {

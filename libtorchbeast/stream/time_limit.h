@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "libtorchbeast/support/sync.h"
+#include "libtorchbeast/support/thread.h"
 
 namespace torchbeast {
 
@@ -25,7 +26,8 @@ namespace torchbeast {
 class TimeLimit {
  public:
   TimeLimit(grpc::ClientContext* call, std::chrono::milliseconds limit)
-      : thread_([this, call, until = Clock::now() + limit] { cancel_at(until, call); }) {}
+      : thread_(started_thread(
+            [this, call, until = Clock::now() + limit] { cancel_at(until, call); })) {}
   ~TimeLimit() {
     {
       MutexLock lock(mutex_);

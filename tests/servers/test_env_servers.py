@@ -36,7 +36,6 @@ class Process:
         arguments: Any,
         on_report: Any,
         on_end: Any,
-        environment: Any,
     ) -> None:
         self.pid = len(self.started)
         self.address, self._on_report, self.dies = arguments["address"], on_report, on_end
