@@ -6,9 +6,12 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+
+#include "libtorchbeast/support/clock.h"
 
 #if defined(__clang__)
 #define TB_THREAD_ANNOTATION(x) __attribute__((x))
@@ -26,8 +29,6 @@
 #define EXCLUDES(...) TB_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 
 namespace torchbeast {
-
-using Clock = std::chrono::steady_clock;
 
 // How often a long wait checks whether Python has received a signal that it must handle.
 inline constexpr auto kPollInterval = std::chrono::milliseconds(100);
@@ -63,12 +64,13 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // Returns false once the deadline has passed.
+  // Returns false once the deadline has passed. Waits a second at most, see RunningTime.
   bool wait_until(Mutex& mutex, Clock::time_point deadline) REQUIRES(mutex) {
+    const Clock::duration longest = std::chrono::seconds(1);
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    const bool in_time = condition_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    condition_.wait_for(lock, std::min(deadline - Clock::now(), longest));
     lock.release();
-    return in_time;
+    return Clock::now() < deadline;
   }
   void notify_one() { condition_.notify_one(); }
   void notify_all() { condition_.notify_all(); }

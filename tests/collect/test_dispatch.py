@@ -22,6 +22,7 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.fleet import Failed, WorkerLocation, WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import RunningClock
 
 IDLE = ActivityReport("queueing", 0.0, {}, 0)
 SETUP = Setup(env_id="source_envs:Numbered", num_envs=2, num_groups=2, batch_size=1)
@@ -312,14 +313,14 @@ def test_what_an_environment_raises_and_what_the_fleet_cannot_do_fails_the_run(
 class Clock:
     time = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.time
 
 
 def test_a_worker_that_hangs_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that does not answer, because its environment never returns to Python."""
     clock = Clock()
-    monkeypatch.setattr(source, "time", clock)
+    monkeypatch.setattr(source, "running_time", clock)
     run = ByHand()
     worker = run.start(0)
     run.source._places._any_works = True
@@ -340,6 +341,27 @@ def test_a_worker_that_hangs_is_named_and_then_given_up(monkeypatch: pytest.Monk
     assert worker.is_killed and len(run.fleet.workers) == 3
     assert not run.fleet.workers[1].is_killed, "which only waits for room"
     assert run.supervisor.failure is None
+
+
+def test_a_worker_is_not_given_up_for_a_time_in_which_nobody_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm suspends a job by SIGSTOP to all of its processes, for any time."""
+    clock = Clock()
+    monkeypatch.setattr(source, "running_time", RunningClock(clock))
+    run = ByHand()
+    worker = run.start(0)
+    run.source._places._any_works = True
+    for _ in range(590):
+        clock.time += 1.0
+        run.source._poll()
+    clock.time += 3600.0
+    run.source._poll()
+    assert not worker.is_killed
+    for _ in range(5):
+        clock.time += 1.0
+        run.source._poll()
+    assert worker.is_killed, "it hung before and after that time"
 
 
 def test_a_slower_answer_of_another_lane_takes_nothing_back(run: ByHand) -> None:
@@ -381,7 +403,7 @@ def test_a_worker_that_never_says_that_it_plays_is_given_up(
 ) -> None:
     """Its environment keeps Python from answering, from the first step of a rollout on."""
     clock = Clock()
-    monkeypatch.setattr(source, "time", clock)
+    monkeypatch.setattr(source, "running_time", clock)
     run = ByHand()
     worker = run.start(0)
     run.source._places._any_works = True
@@ -399,7 +421,7 @@ def test_a_worker_that_waits_for_room_for_a_rollout_never_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(source, "time", clock)
+    monkeypatch.setattr(source, "running_time", clock)
     run = ByHand()
     worker = run.start(0)
     for number in range(2):

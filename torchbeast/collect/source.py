@@ -60,6 +60,7 @@ from torchbeast.fleets.fleet import Failed, Fleet, LocalFleet, Worker, WorkerLoc
 from torchbeast.fleets.places import Deaths, Places
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
+from torchbeast.fleets.waiting import running_time
 from torchbeast.seeds import seed_of
 
 WORKER = "torchbeast.collect.worker:RolloutWorker"
@@ -316,7 +317,7 @@ class FleetSource:
 
     def _begin(self, actor: _Actor, worker: Worker) -> None:
         """Starts a new worker in an actor's place."""
-        actor.worker, actor.since = worker, time.monotonic()
+        actor.worker, actor.since = worker, running_time()
         self._call(actor, self._placed, "place")
         sent = None if self._fleet.shares_memory else self._newest(actor)
         self._call(actor, self._started, "start", self._arguments_of(actor), sent)
@@ -361,7 +362,7 @@ class FleetSource:
         )
 
     def _placed(self, actor: _Actor, place: WorkerLocation) -> None:
-        actor.place, actor.since = place, time.monotonic()
+        actor.place, actor.since = place, running_time()
         _log.info("%s is process %d on %s", actor.full_name, place.pid, place.host)
 
     def _started(self, actor: _Actor, started: Started) -> None:
@@ -524,7 +525,7 @@ class _Actor:
         self.reads_weights = False  # from the learner's memory
         self.fetches = False  # whether it is loading weights
         self.is_asked = False  # whether a status request is unanswered
-        self.since = time.monotonic()
+        self.since = running_time()
         self._granted: dict[int, int] = {}  # rollout -> slot, in order, until it is played
         self._early: dict[int, Any] = {}  # arrived before rollouts that were granted earlier
         self._report: tuple[float, ActivityReport] | None = None
@@ -571,7 +572,7 @@ class _Actor:
     def report(self, activity: ActivityReport) -> None:
         """Keeps the worker's report, unless it is outdated: two lanes may reorder reports."""
         if self._report is None or activity.steps >= self._report[1].steps:
-            self._report = time.monotonic(), activity
+            self._report = running_time(), activity
 
     def answer(self, activity: ActivityReport) -> None:
         """Keeps the answer to a status request."""
@@ -584,7 +585,7 @@ class _Actor:
         A worker that does not answer counts as still in its last stage. But if that stage is
         waiting for a slot and it has been granted one since, it counts as silent.
         """
-        now = time.monotonic()
+        now = running_time()
         if self._report is None:
             has_room = self.place or self.slots is not None
             return ("starting" if has_room else _WAITING_FOR_ROOM), now - self.since

@@ -18,7 +18,6 @@ This module does not know about Ray.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any, ClassVar, NamedTuple
@@ -39,6 +38,7 @@ from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.fleet import FleetWorker, returning_failures
 from torchbeast.fleets.system import keep_freed_memory
+from torchbeast.fleets.waiting import running_time
 from torchbeast.seeds import seed_of
 
 STAGES = ("environment", "inference", "queueing", "starting")
@@ -70,7 +70,7 @@ class PlayedRollout(NamedTuple):
 class Activity:
     """Counts the time spent in each stage. The thread that plays writes it, any thread may read."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = running_time) -> None:
         """Starts in the stage "starting"."""
         self._now = now
         self._present = "starting", now()

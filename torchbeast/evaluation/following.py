@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
@@ -29,7 +28,7 @@ from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, EpisodePlayer, Episodes
 from torchbeast.fleets.child_process import show_output
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.waiting import say, warn
+from torchbeast.fleets.waiting import running_time, say, warn
 from torchbeast.reporting.log_files import (
     AppendedFile,
     WallTime,
@@ -56,7 +55,7 @@ class RunWatch:
     """Watches the files of a run. Used by one thread."""
 
     def __init__(
-        self, folder: Path, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+        self, folder: Path, quiet_s: float = QUIET_S, clock: Callable[[], float] = running_time
     ) -> None:
         """Starts to watch the folder, which need not exist yet.
 

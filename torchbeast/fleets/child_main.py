@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 from torchbeast import errors
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import is_lost
+from torchbeast.fleets.waiting import running_time, wait_until
 
 _GRACE_S = 3.0  # to finish a step after stdin is closed; a stuck environment is abandoned
 
@@ -98,7 +98,7 @@ def follow_stdin(
             on_line(line)
         with contextlib.suppress(OSError):  # already closed
             on_end()
-        time.sleep(grace_s)
+        wait_until(running_time() + grace_s, threading.Event().wait)
         exit_now(0)
 
     threading.Thread(target=read, daemon=True).start()

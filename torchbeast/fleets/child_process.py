@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import close_in_forks
+from torchbeast.fleets.waiting import running_time, wait_until
 
 _log = logging.getLogger("torchbeast.children")
 
@@ -114,8 +115,8 @@ class ChildProcess:
             _stream(self._process.stdin).close()
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (of time.monotonic), then kills the child."""
-        if not self._has_ended.wait(max(0.0, deadline - time.monotonic())):
+        """Waits until `deadline` (of running_time), then kills the child."""
+        if not wait_until(deadline, self._has_ended.wait):
             self._process.kill()
             self._has_ended.wait()
         if threading.current_thread() is not self._watcher:
@@ -171,7 +172,8 @@ class ChildProcess:
                     continue  # printed by other code before the child took its stdout
                 if "error" in report:
                     self._error_report = report
-                    if not self._has_ended.wait(_GRACE_S):  # it may wait for its own child
+                    deadline = running_time() + _GRACE_S  # it may wait for its own child
+                    if not wait_until(deadline, self._has_ended.wait):
                         self._process.kill()
                 else:
                     self._on_report(report)
@@ -238,7 +240,7 @@ def end_all(children: Iterable[ChildProcess]) -> None:
     ending = list(children)
     for child in ending:
         child.ask_to_end()
-    deadline = time.monotonic() + _GRACE_S
+    deadline = running_time() + _GRACE_S
     for child in ending:
         child.end_by(deadline)
 

@@ -12,6 +12,7 @@ Thread safety: any thread may call any method, except that only the main thread 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from typing import Any, NoReturn
 
 from torchbeast.errors import RunError, UsageError, exit_now
 from torchbeast.fleets.system import leave_lost_terminal
+from torchbeast.fleets.waiting import running_time, wait_until
 
 _log = logging.getLogger("torchbeast.supervisor")
 
@@ -143,9 +145,9 @@ class Supervisor:
         """Waits up to `timeout` seconds in total for the threads; returns the names of the threads
         that are still running.
         """
-        deadline = time.monotonic() + timeout
+        deadline = running_time() + timeout
         for thread in list(self._threads):
-            thread.join(max(0.0, deadline - time.monotonic()))
+            wait_until(deadline, functools.partial(_joined, thread))
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def check_goes_on(self) -> None:
@@ -215,6 +217,11 @@ class Supervisor:
             close()
         except Exception:
             _log.exception("while closing")
+
+
+def _joined(thread: threading.Thread, timeout: float) -> bool:
+    thread.join(timeout)
+    return not thread.is_alive()
 
 
 def _handled() -> list[signal.Signals]:

@@ -21,6 +21,53 @@ other workers. Also the time between two reports."""
 _log = logging.getLogger("torchbeast.waiting")
 
 _LOOK_S = 1.0
+_PAUSE_S = 5.0  # between two readings of a RunningClock, after which the process did not run
+
+
+class RunningClock:
+    """A monotonic clock that stands still while this process does not run. Any thread may read it.
+
+    SIGSTOP, a container's freezer or a batch system may stop the whole run for any time. That time
+    must not be charged to a worker, and no process is told how long it was. But somebody who waits
+    reads the clock every second or two, so nobody ran during a longer time between two readings.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """now: a monotonic clock that runs on."""
+        self._now, self._lock = now, threading.Lock()
+        self._read = self._time = now()
+
+    def __call__(self) -> float:
+        """Returns the time in seconds."""
+        with self._lock:
+            before, self._read = self._read, self._now()
+            self._time += min(self._read - before, _PAUSE_S)
+            return self._time
+
+
+running_time = RunningClock()
+"""The clock of all waits for other processes, and of their deadlines."""
+
+
+def wait_until(deadline: float, wait: Callable[[float], bool]) -> bool:
+    """Waits until `deadline` (of running_time), which may have passed; returns whether `wait` did.
+
+    wait: waits for some seconds and returns whether that was enough, like Event.wait.
+    """
+    while True:
+        left = deadline - running_time()
+        if wait(min(max(0.0, left), _LOOK_S)):
+            return True
+        if left <= 0:
+            return False
+
+
+class Timer(threading.Timer):
+    """Calls a function after some seconds of running_time, in a thread; see threading.Timer."""
+
+    def run(self) -> None:
+        if not wait_until(running_time() + self.interval, self.finished.wait):
+            self.function()
 
 
 class Reminder:
@@ -57,9 +104,9 @@ def waiting_for(what: str | Callable[[], str], is_logged: bool = True) -> Iterat
     ended = threading.Event()
 
     def remind() -> None:
-        reminder = Reminder(time.monotonic())
+        reminder = Reminder(running_time())
         while not ended.wait(_LOOK_S):
-            if (seconds := reminder.due(time.monotonic())) is not None:
+            if (seconds := reminder.due(running_time())) is not None:
                 named = what if isinstance(what, str) else what()
                 warn(f"waiting for {named}, for {seconds:.0f} s so far", is_logged)
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import functools
 import math
 import queue
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import Failed, Worker, WorkerLost
+from torchbeast.fleets.waiting import running_time
 
 Task = tuple[Any, ...]
 """The name of a method for a worker to execute, and its arguments."""
@@ -96,7 +96,7 @@ class Gathering:
 
     def _start(self, index: int, task: Callable[[int], Task]) -> None:
         method, *arguments = task(index)
-        self.doing[index] = method, time.monotonic()
+        self.doing[index] = method, running_time()
         self._workers[index].call(
             functools.partial(self._put, self._number, index), method, *arguments
         )

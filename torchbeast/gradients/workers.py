@@ -17,7 +17,6 @@ import itertools
 import pickle
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -32,7 +31,7 @@ from torchbeast.core.update.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import Failed, Fleet, Worker, WorkerLocation, WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.waiting import waiting_for
+from torchbeast.fleets.waiting import running_time, waiting_for
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.gathering import Gathering, Task
 from torchbeast.gradients.joint import JointBatch, JointLearner, Report, load, saved, total
@@ -129,7 +128,7 @@ class GradientWorkers(JointLearner):
 
     def hanging(self) -> str:
         """Describes workers that have been busy with one task for over WAIT_S."""
-        now = time.monotonic()
+        now = running_time()
         doing = sorted(dict(self._gathering.doing).items())  # a copy: other threads change it
         return "; ".join(
             f"{self._names[index]} {self._what_it_does(index, method)} for {now - since:.0f} s"

@@ -38,7 +38,7 @@ from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import Episodes, parallel_envs, play
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
-from torchbeast.fleets.waiting import warn
+from torchbeast.fleets.waiting import running_time, warn
 from torchbeast.learner.callbacks import (
     Callback,
     check_callbacks,
@@ -653,10 +653,10 @@ class _Watchdog:
             self._is_in_step = False
 
     def _watch(self, ended: threading.Event) -> None:
-        watchdog = Watchdog(time.monotonic(), self._rollouts_at_once)
+        watchdog = Watchdog(running_time(), self._rollouts_at_once)
         source = self._training.source
         while not ended.wait(_LOOK_S):
-            now = time.monotonic()
+            now = running_time()
             if not self._is_in_step:
                 watchdog.restart(now)
                 continue

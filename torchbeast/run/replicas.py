@@ -42,7 +42,7 @@ from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_of_to
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import Launch
-from torchbeast.fleets.waiting import WAIT_S, waiting_for
+from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
 from torchbeast.gradients.joint import (
     JointBatch,
     JointLearner,
@@ -347,7 +347,7 @@ class RankedLearner(JointLearner):
         """Names the ranks that have kept this one waiting for over WAIT_S, or returns ""."""
         late = [str(rank) for rank, report in self._others if not report.ready]
         since = self._ready_since
-        if since is None or not late or time.monotonic() - since < WAIT_S:
+        if since is None or not late or running_time() - since < WAIT_S:
             return ""
         return f"the other learners of the run wait for a batch of rank {', '.join(late)}"
 
@@ -365,7 +365,7 @@ class RankedLearner(JointLearner):
         while self._supervisor.failure is None:  # else it leaves, and the others notice
             if own is None:
                 own = self._taking.wait(self._number, PATIENCE_S)
-                self._ready_since = None if own is None else time.monotonic()
+                self._ready_since = None if own is None else running_time()
             reports = self._call(own)
             if any(report.stop for report in reports):
                 self._stop(reports)

@@ -11,6 +11,7 @@ Learner threads run `_learn`, or a thread of the caller runs `learn_from`. Any t
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import threading
@@ -29,6 +30,7 @@ from torchbeast.core.storages.batch import Batch
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.reporting.diagnosis import Reading, spent
 from torchbeast.reporting.display import Progress, mean
 from torchbeast.reporting.log_files import Log
@@ -168,7 +170,7 @@ class Training:
             patience_s.
         """
         wait_s = self.patience_s if wait_s is None else wait_s
-        if not self._lock.acquire(timeout=wait_s):
+        if not wait_until(running_time() + wait_s, functools.partial(self._lock.acquire, True)):
             raise NoMoment(
                 f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} s;"
                 " what was learnt since the last checkpoint is lost"

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torchbeast.fleets.waiting import say, warn
+from torchbeast.fleets.waiting import running_time, say, warn
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
     Reading,
@@ -45,15 +44,15 @@ class Watch:
     def until_the_end(self) -> None:
         """Watches until the supervisor ends the run."""
         settings, supervisor = self.run.settings, self.training.supervisor
-        watchdog = Watchdog(time.monotonic(), self.run.rollouts_at_once)
+        watchdog = Watchdog(running_time(), self.run.rollouts_at_once)
         window, first = RecentShares(), None
         save_every_s = settings.checkpoints.checkpoint_interval
-        save_at = time.monotonic() + min(FIRST_CHECKPOINT_S, save_every_s)
+        save_at = running_time() + min(FIRST_CHECKPOINT_S, save_every_s)
         only_warnings = settings.display.suppress_logs
         title = f"{self.run.described.env.name}, {settings.run.xpid}"
         with Display(title, only_warnings=only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
-                status, now = self.training.source.status(), time.monotonic()
+                status, now = self.training.source.status(), running_time()
                 self._show(display, status, window)
                 updates, hanging = self.training.updates_here, self.training.source.hanging()
                 first = first or (self.training.reading() if updates else None)
@@ -63,7 +62,7 @@ class Watch:
                 # After the end of the run, its last checkpoint is written immediately.
                 is_due = now >= save_at and updates and not supervisor.ended
                 if is_due and self._save_if_possible():
-                    save_at = time.monotonic() + save_every_s
+                    save_at = running_time() + save_every_s
         is_whole = supervisor.failure is None and not self.training.source.away()
         if first is not None and is_whole and not only_warnings:
             self._say_bottleneck(first)

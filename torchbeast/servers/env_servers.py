@@ -25,7 +25,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, Report, end_all
 from torchbeast.fleets.places import Deaths, Places
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.waiting import waiting_for
+from torchbeast.fleets.waiting import Timer, waiting_for
 from torchbeast.servers.addresses import socket_path
 from torchbeast.servers.config import FleetConfig, SecurityConfig
 
@@ -256,9 +256,9 @@ class _Server:
             on_end=functools.partial(self._on_end, self),
         )
 
-    def _new_limit(self) -> threading.Timer:
+    def _new_limit(self) -> Timer:
         """Returns the timer that limits the start of a process."""
-        limit = threading.Timer(_START_S, self._give_up)
+        limit = Timer(_START_S, self._give_up)
         limit.daemon = True
         return limit
 

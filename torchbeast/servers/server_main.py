@@ -32,6 +32,7 @@ from torchbeast.fleets.child_main import (
     take_stdout,
 )
 from torchbeast.fleets.system import allow_descriptors, allowed_descriptors
+from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.servers.addresses import PROBE_EVERY_S, PortCheck, check_free, socket_path
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _stop(serving: list[Any], stopped: threading.Event, arguments: dict[str, Any
     """Stops the server; exits if an environment does not return in time."""
     for server in serving:
         _thread(server.stop)
-    if not serving or not stopped.wait(_GRACE_S):
+    if not serving or not wait_until(running_time() + _GRACE_S, stopped.wait):
         if serving and (path := socket_path(arguments["address"])) is not None:
             path.unlink(missing_ok=True)
         _remove_folder(arguments)

@@ -26,6 +26,7 @@ from typing import Any
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.fleets.child_process import ChildProcess, Report
 from torchbeast.fleets.system import environment_of_share
+from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.on_ray.fleet import Actors, RayFleet, User
 from torchbeast.on_ray.replay import serving_on_ray
@@ -75,7 +76,7 @@ class TorchBeastAgent:
             self._process.ask_to_end()
         while not self._process.has_ended:
             time.sleep(_EVERY_S)
-        self._process.end_by(time.monotonic())
+        self._process.end_by(running_time())
         return next(iter(reports), None)
 
     def ask_to_end(self) -> None:
@@ -108,8 +109,8 @@ class ProcessOnRay:
         self._worker.call(lambda _: None, "ask_to_end")
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (of time.monotonic), then ends the actor and its process."""
-        self._end.wait(max(0.0, deadline - time.monotonic()))
+        """Waits until `deadline` (of running_time), then ends the actor and its process."""
+        wait_until(deadline, self._end.wait)
         self._worker.kill()
 
     def _on_begin(self, result: Any) -> None:

@@ -13,7 +13,6 @@ checkpoint.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -23,6 +22,7 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ChildProcess, Report
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import available_cores, environment_of_share
+from torchbeast.fleets.waiting import running_time
 from torchbeast.reporting.run_folder import is_in_use
 from torchbeast.sweep.agent_main import GRACE_S
 from torchbeast.sweep.agents import AgentRun
@@ -68,7 +68,7 @@ class Process(Protocol):
         """Lets the agent write a checkpoint and end. May be called again."""
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (of time.monotonic), then kills the process."""
+        """Waits until `deadline` (of running_time), then kills the process."""
 
 
 def process_here(
@@ -157,7 +157,7 @@ class Runner:
             row.follow()
             if process.has_ended:
                 self._running.remove((row, process))
-                process.end_by(time.monotonic())
+                process.end_by(running_time())
                 row.end()
             elif self._asha is not None and not row.is_ended_early:
                 row.is_ended_early = self._asha.ends(
@@ -171,12 +171,12 @@ class Runner:
         begun = [(row, process) for row, process in self._running if row.state == "running"]
         for row, process in self._running:
             if (row, process) not in begun:  # first, because ending agents make room for them
-                process.end_by(time.monotonic())
+                process.end_by(running_time())
         for row, process in begun:
             row.state = "stopping"
             process.ask_to_end()
         show()
-        deadline = time.monotonic() + GRACE_S + _END_S
+        deadline = running_time() + GRACE_S + _END_S
         for row, process in begun:
             process.end_by(deadline)
             row.end()
