@@ -388,6 +388,9 @@ std::string ActorPool::play_once(EnvStream* connection, Stream* stream) {
   } catch (const UnfitStream& unfit) {
     ++lost_;
     return let_go(stream, unfit);
+  } catch (const OutOfMemory& missing) {  // for its rollouts, which end with the stream
+    ++lost_;
+    return let_go(stream, missing);
   } catch (const EnvironmentFailure& failure) {
     ++restarted_;
     return let_go(stream, failure);

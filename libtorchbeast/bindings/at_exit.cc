@@ -49,7 +49,8 @@ InsideCore::~InsideCore() {
 void without_any_gil(const std::function<void()>& call) {
   const InsideCore inside;  // until the GIL is held again
   std::optional<pybind11::gil_scoped_release> release;
-  if (PyGILState_Check()) release.emplace();
+  // Once Python has finalised, PyGILState_Check() is true in every thread.
+  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   call();
 }
 

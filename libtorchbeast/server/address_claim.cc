@@ -64,7 +64,8 @@ std::string listener(const sockaddr_un& name) {
 #ifdef __linux__
   ucred peer{};
   socklen_t size = sizeof(peer);
-  if (result == 0 && ::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0) {
+  if (result == 0 && ::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+      peer.pid > 0) {  // 0: in another namespace of processes
     who = "process " + std::to_string(peer.pid);
   }
 #endif
@@ -134,12 +135,14 @@ class AddressClaim::InForks {
  private:
   static void close_all() {
     if (claims_.empty()) return;
-    for (const AddressClaim* claim : claims_) ::close(claim->lock_);
+    std::set<const AddressClaim*> claims;  // once: the child may use the numbers for other files
+    claims.swap(claims_);
+    for (const AddressClaim* claim : claims) ::close(claim->lock_);
     DIR* const folder = ::opendir("/dev/fd");
     if (folder == nullptr) return;
     while (const dirent* entry = ::readdir(folder)) {
       const int descriptor = std::atoi(entry->d_name);
-      for (const AddressClaim* claim : claims_) {
+      for (const AddressClaim* claim : claims) {
         if (!claim->is_claimed(descriptor)) continue;
         ::close(descriptor);
         break;

@@ -24,7 +24,7 @@ bool is_passing(const grpc::Status& status) {
 std::string said_in(const grpc::Status& status) { return readable(status.error_message()); }
 
 // Cuts the middle out of a long text. A peer can make us quote as much as a message may have.
-std::string shortened(const std::string& text) {
+std::string without_middle(const std::string& text) {
   constexpr std::size_t kHalf = 32 << 10;
   if (text.size() <= 2 * kHalf) return text;
   return text.substr(0, kHalf) + " ... " + text.substr(text.size() - kHalf);
@@ -48,7 +48,7 @@ std::string to_string(std::chrono::milliseconds duration) {
 }
 
 std::string with_origin(const std::string& address, const std::string& message) {
-  const std::string origin = origin_at(address), shown = readable(shortened(message));
+  const std::string origin = origin_at(address), shown = readable(without_middle(message));
   return shown.starts_with(origin) ? shown : origin + shown;
 }
 

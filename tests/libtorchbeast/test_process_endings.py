@@ -188,6 +188,23 @@ sys.exit(3)
     assert ended.returncode == 3, ended.stderr
 
 
+def test_the_forks_of_a_forked_child_keep_the_files_that_it_opens(address: str) -> None:
+    script = """
+server = libtorchbeast.Door(ADDRESS)
+child = os.fork()
+if child == 0:
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]  # take the numbers of sockets
+    child = os.fork()
+    if child == 0:
+        [os.fstat(file) for file in opened]
+        os._exit(4)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    ended = run(script, address)
+    assert ended.returncode == 4, ended.stderr
+
+
 def test_a_forked_child_may_drop_a_door(address: str) -> None:
     script = """
 door = libtorchbeast.Door(ADDRESS)

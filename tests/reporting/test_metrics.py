@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from background import SOON, wait_for
+from background import SOON, a_fork, wait_for
 from scraping import free_port, scraped
 
 from torchbeast import polybeast_env
@@ -107,6 +107,15 @@ def test_strangers_open_few_connections_and_keep_none(monkeypatch: pytest.Monkey
         assert all(map(ends, silent))
         monkeypatch.setattr(reporting_metrics, "_LONGEST_S", math.inf)
         wait_for(is_scraped)
+
+
+def test_a_fork_does_not_keep_the_port() -> None:
+    port = free_port()
+    with ExitStack() as run:
+        run.enter_context(Metrics().served(MetricsConfig(metrics_port=str(port))))
+        with a_fork():
+            run.close()
+            socket.create_server(("127.0.0.1", port)).close()
 
 
 def ends(connection: socket.socket) -> bool:

@@ -11,6 +11,7 @@ import os
 import resource
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from background import a_fork
@@ -19,7 +20,13 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.reporting import run_folder
 from torchbeast.reporting.log_files import AppendedFile
 from torchbeast.reporting.output import Lock
-from torchbeast.reporting.run_folder import RunConfig, RunFolder, is_in_use, write_atomically
+from torchbeast.reporting.run_folder import (
+    RunConfig,
+    RunFolder,
+    is_in_use,
+    read_meta,
+    write_atomically,
+)
 from torchbeast.sweep.config import SweepConfig
 
 
@@ -189,7 +196,7 @@ def test_a_run_begins_on_a_file_system_without_locks_and_says_that_it_is_not_loc
     assert rows.lock() and not is_in_use(tmp_path / "a")
     rows.close()
     run.finish(successful=True)
-    said = f"{run.path} cannot be locked here, because its file system has no locks: this run"
+    said = f"{run.path} cannot be locked here, because its file system has no locks: once"
     assert f"Warning: {said}" in capsys.readouterr().err
     assert (run.path / "out.log").read_text().count(said) == 1
 
@@ -200,14 +207,36 @@ def test_without_locks_the_first_run_finds_out_that_a_second_one_uses_its_folder
     monkeypatch.setattr(run_folder, "lock", lambda _: Lock.NONE)
     first = RunFolder(tmp_path / "a", {})
     first.check_is_ours()
+    RunFolder(tmp_path / "a", {}).finish(successful=True)
+    first.check_is_ours()  # because that one trained nothing
     second = RunFolder(tmp_path / "a", {})
+    second.begin({"by": "second"}, 5)
     with pytest.raises(RunError, match="another process has started in .*/a, which cannot be"):
         first.check_is_ours()
     first.finish(successful=False)
     second.check_is_ours()
+    assert read_meta(tmp_path / "a")["args"] == {"by": "second"}
+    assert read_meta(tmp_path / "a")["date_end"] is None, "the first run has ended, not this one"
     second.finish(successful=True)
     second.discard()
     assert second.path.exists(), "the first run made it"
+
+
+def test_a_new_folder_that_continues_another_run_has_no_earlier_part(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a", {})
+    run.begin({}, 500)
+    run.finish(successful=True)
+    assert read_meta(run.path)["earlier_parts"] == []
+
+
+def test_a_record_that_cannot_be_read_at_present_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunFolder(tmp_path / "a", {"of": "the run"}).finish(successful=True)
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="another --savedir"):
+        patch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.ESTALE, "stale")))
+        RunFolder(tmp_path / "a", {"of": "another"})
+    assert read_meta(tmp_path / "a")["args"] == {"of": "the run"}
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_a_message(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from background import Background, wait_for
+from background import SOON, Background, wait_for
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.servers import door
@@ -139,6 +139,22 @@ def test_a_door_that_became_deaf_is_opened_again_once_files_can_be_opened(
     assert ("127.0.0.1:1 does not accept connections any more" in caplog.text) is not lacks_files
     hosts.close(run_has_ended=True)
     assert another.is_closed is not lacks_files
+
+
+def test_a_door_that_cannot_be_opened_again_yet_is_tried_until_it_can(
+    hosts: HostDoor,
+    fake: FakeDoor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    another = FakeDoor()
+    another.comes("again")
+    results: list[Any] = [ConnectionError("the port is in use"), UsageError("no key"), another]
+    monkeypatch.setattr("libtorchbeast.Door", Mock(side_effect=results))
+    fake.is_deaf = True
+    monkeypatch.setattr(door, "PortCheck", lambda _: Mock(is_deaf=lambda: False))
+    assert hosts.find(1, SOON, never).stream_hosts == ["again"]
+    assert "no host can dial in at present: the port is in use" in caplog.text
 
 
 def deep(levels: int) -> Any:

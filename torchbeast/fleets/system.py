@@ -17,6 +17,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import stat
 import threading
 import weakref
@@ -222,11 +223,11 @@ def can_open_files() -> bool:
     return True
 
 
-_NOT_IN_FORKS: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+_NOT_IN_FORKS: weakref.WeakSet[IO[bytes] | socket.socket] = weakref.WeakSet()
 
 
-def close_in_forks(file: IO[bytes]) -> None:
-    """Makes forks of this process give up the file: they would hold its lock, or its pipe open,
+def close_in_forks(file: IO[bytes] | socket.socket) -> None:
+    """Makes forks of this process give up the file: they would hold its lock, its pipe or its port
     until they end.
     """
     _NOT_IN_FORKS.add(file)
@@ -238,7 +239,7 @@ def _give_up_files() -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for file in tuple(_NOT_IN_FORKS):
-        if not file.closed:
+        with contextlib.suppress(ValueError, OSError):  # it is closed
             os.dup2(nothing, file.fileno(), inheritable=False)
     os.close(nothing)
 

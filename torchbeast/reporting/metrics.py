@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from torchbeast.core.base.checks import require
 from torchbeast.errors import UsageError
+from torchbeast.fleets.system import close_in_forks
 from torchbeast.reporting.diagnosis import alive
 from torchbeast.reporting.display import Shown
 
@@ -145,6 +146,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._open: dict[Any, float] = {}  # connections, and when they began
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         super().__init__((host, port), handler)
+        close_in_forks(self.socket)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return len(self._open) < _MOST_OPEN

@@ -116,8 +116,6 @@ class RunFolder:
         self.path = path
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
-        self._earlier = read_meta(path)
-        self._is_recorded = not self._earlier
         what = f"the run's folder {path}"
         with ExitStack() as opened, refusing_paths("give another --savedir", what):
             self._is_new = _make(path)
@@ -127,16 +125,17 @@ class RunFolder:
             if held is Lock.OURS:  # otherwise another process may be writing them
                 _remove_unfinished(path)
                 self._claim.unlink(missing_ok=True)
-            else:
-                write_atomically(self._claim, self._number.encode())
+            self._is_locked = held is Lock.OURS
+            self._earlier = _earlier_meta(path)
+            self._is_recorded = not self._earlier
             if self._is_recorded:
                 self._write_meta()
             opened.enter_context(_logged_to(path / "out.log"))
             self._opened = opened.pop_all()
         if held is Lock.NONE:
             _log.warning(
-                "%s cannot be locked here, because %s: this run takes it over, and a run that "
-                "still uses it ends at its next checkpoint",
+                "%s cannot be locked here, because %s: once this run trains, a run that still uses "
+                "the folder ends at its next checkpoint",
                 path,
                 held.value,
             )
@@ -159,11 +158,13 @@ class RunFolder:
             step: Environment steps of the run until now.
             changed: Settings that differ from the previous part: [before, now] by name.
         """
+        if not self._is_locked:
+            write_atomically(self._claim, self._number.encode())
         parts = [*self._earlier.pop("earlier_parts", ()), self._earlier]
         self._meta["earlier_parts"] = [
             {name: value for name, value in part.items() if name != "args"}
             for part in parts
-            if part.get("step", 0) < step
+            if part and part.get("step", 0) < step
         ]
         self._is_recorded = True
         self._record(args=settings, step=step, changed=changed or {})
@@ -183,11 +184,14 @@ class RunFolder:
         """Raises RunError if another process has taken the folder over, on a file system without
         locks.
         """
-        if self._claim.exists() and self._claim.read_text() != self._number:
+        if not self._is_ours():
             raise RunError(
                 f"another process has started in {self.path}, which cannot be locked, so this one "
                 "ends and leaves the checkpoints there to it: give each run another name"
             )
+
+    def _is_ours(self) -> bool:
+        return not self._claim.exists() or self._claim.read_text() == self._number
 
     def become_latest(self) -> None:
         """Points the symlink `latest` here, unless a real file or folder has that name.
@@ -206,7 +210,7 @@ class RunFolder:
 
     def finish(self, successful: bool) -> None:
         """Records the end of the part, if it has begun, and releases the folder. Call it once."""
-        if self._is_recorded:
+        if self._is_recorded and self._is_ours():
             self._record(date_end=_now(), successful=successful)
         self._opened.close()
 
@@ -226,8 +230,18 @@ class RunFolder:
 def read_meta(folder: Path) -> dict[str, Any]:
     """Returns what meta.json says about a run; {} if there is none that can be read."""
     try:
+        return _earlier_meta(folder)
+    except OSError:
+        return {}
+
+
+def _earlier_meta(folder: Path) -> dict[str, Any]:
+    """Returns the same; but raises OSError for a file that cannot be read at present, which must
+    not be replaced.
+    """
+    try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return {}
     return meta if isinstance(meta, dict) else {}
 

@@ -65,11 +65,11 @@ class Saving:
         state = self.checkpoint(training, wait_s)
         with reserved_files():
             data = checkpoints.as_bytes(state)  # torch imports modules for it
-            failing = self._failing("no checkpoint was written to", self._path, len(data))
-            files = f"files in {self._path.parent}"
-            with failing, waiting_for(files, is_logged=False):
-                self.folder.check_is_ours()
-                checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
+        failing = self._failing("no checkpoint was written to", self._path, len(data))
+        files = f"files in {self._path.parent}"
+        with failing, waiting_for(files, is_logged=False), reserved_files():
+            self.folder.check_is_ours()
+            checkpoints.write_newest(self._path, data, self.config.keep_checkpoints)
         self._save_replay()
         self.saved_at = time.time()
 

@@ -76,15 +76,16 @@ class HostDoor:
         self._seen: dict[str, int] = {}  # number of streams at the last check
 
     def _open(self) -> Any:
-        self._port = PortCheck(self.listen)
         try:
-            return libtorchbeast.Door(
+            door = libtorchbeast.Door(
                 self.listen,
                 max_streams=min(_MOST_STREAMS, most_streams()),
                 credentials=credentials(self._security),
             )
         except ConnectionError as error:
             raise UsageError(str(error)) from None
+        self._port = PortCheck(self.listen)
+        return door
 
     def _next(self) -> _Stream | None:
         """Waits a moment for another stream. If the door does not accept any, opens another one.
@@ -93,23 +94,31 @@ class HostDoor:
         again, and streams that have joined continue.
         """
         if can_open_files() and self._port.is_deaf():
-            with self._opening:
-                if not self._is_closed:
-                    self._open_again()
+            self._open_again()
         found = self._door.next(_GLANCE_S)
         return None if found is None else _Stream(*found)
 
     def _open_again(self) -> None:
-        _log.warning(
-            "%s does not accept connections any more, so it is closed and opened again, and hosts "
-            "dial in again. Connections of strangers may have reached the limit of %s open files "
-            "and connections: keep strangers from the port, or raise the limit (ulimit -n)",
-            self.listen,
-            f"{allowed_descriptors():,}",
-        )
-        self._door.close(run_has_ended=False)
-        self._waiting.clear()
-        self._door = self._open()
+        """Opens another door in place of a deaf one. If it cannot yet, the next call tries again:
+        another program may have taken the port, or files with keys may just be replaced.
+        """
+        with self._opening:
+            if self._is_closed:
+                return
+            self._warn(
+                self.listen,
+                f"{self.listen} does not accept connections any more, so it is closed and opened "
+                "again, and hosts dial in again. Connections of strangers may have reached the "
+                f"limit of {allowed_descriptors():,} open files and connections: keep strangers "
+                "from the port, or raise the limit (ulimit -n)",
+            )
+            self._door.close(run_has_ended=False)
+            self._waiting.clear()
+            try:
+                self._door = self._open()
+            except UsageError as error:
+                self._warn(self.listen, f"no host can dial in at present: {error}")
+                time.sleep(_GLANCE_S)
 
     def find(
         self, num_actors: int | None, timeout: float, check_goes_on: Callable[[], None]
