@@ -91,6 +91,7 @@ def test_sets_with_the_same_name_are_told_apart(
     ("improvement", "sentence"),
     [
         (Estimate(0.6, 0.4, 0.8), "about 30 more seeds"),  # the interval must shrink to half
+        (Estimate(0.78, 0.5, 0.97), "about 1 more seed of each"),
         (Estimate(0.45, 0.25, 0.65), "more than 100 more seeds"),
         (Estimate(0.5, 0.3, 0.7), "more than 100 more seeds"),
     ],

@@ -214,10 +214,12 @@ def test_a_setting_that_changed_during_a_run_has_all_its_values_in_the_label(
     meta = json.loads((changing / "meta.json").read_text())
     meta["args"]["learning_rate"] = 0.2
     meta["earlier_parts"] = [{"argv": meta["argv"], "step": 0, "changed": {}}]
-    meta["changed"] = {"learning_rate": [0.1, 0.2], "xpid": ["a", "b"]}
+    extended = {"total_steps": [1, meta["args"].get("total_steps")]}
+    meta["changed"] = {"learning_rate": [0.1, 0.2], "xpid": ["a", "b"]} | extended
     (changing / "meta.json").write_text(json.dumps(meta))
     assert plot.settings_of(changing)["learning_rate"] == "0.1, then 0.2"
-    assert plot.settings_of(changing)["program"] == plot.settings_of(steady)["program"]
+    for same in ("program", "total_steps"):
+        assert plot.settings_of(changing).get(same) == plot.settings_of(steady).get(same)
     assert len(plot.group_runs([changing, steady])) == 2
 
 

@@ -215,9 +215,10 @@ def verdict(improvement: Estimate, runs: int) -> str:
             f"{better} looks better ({beats}), but {counted(runs, 'run')} of a task cannot show "
             f"it: train {_FEW} seeds or more."
         )
-    wider = (high - low) / 2 / max(abs(value - 0.5), 1e-9)
-    needed = max(_FEW, round(runs * wider**2)) - runs  # intervals shrink with the root of the runs
-    more = f"about {needed} more seeds" if needed <= 100 else "more than 100 more seeds"
+    # Intervals shrink with the root of the runs. The end beyond 0.5 has to come back to it.
+    wider = (value - low if value > 0.5 else high - value) / max(abs(value - 0.5), 1e-9)
+    needed = max(_FEW, math.ceil(runs * wider**2), runs + 1) - runs
+    more = f"about {counted(needed, 'more seed')}" if needed <= 100 else "more than 100 more seeds"
     return (
         "These seeds cannot tell whether A or B is better: the interval of P(A > B) contains 0.5. "
         f"If the difference is as large as it looks, {more} of each would show it."

@@ -155,11 +155,14 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 
 def _changed(parts: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Returns the settings that changed during a run, with all their values."""
+    """Returns the settings that changed during a run, with all their values; but not a larger
+    total_steps, by which a run was only extended.
+    """
     values: dict[str, list[Any]] = {}
     for part in parts:
         for name, (before, now) in part.get("changed", {}).items():
-            values.setdefault(name, [before]).append(now)
+            if name != "total_steps":
+                values.setdefault(name, [before]).append(now)
     return {name: _in_order(each) for name, each in values.items()}
 
 

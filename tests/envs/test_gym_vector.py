@@ -241,6 +241,14 @@ def test_isaac_labs_interface_gives_steps(wrap: Any) -> None:
             assert found.terminated.all() == (time % 4 == 0) and not found.truncated.any()
 
 
+def test_the_name_of_a_device_alone_does_not_mean_tensors() -> None:
+    made = SyncVectorEnv([cartpole] * E)
+    made.device = "cpu"  # type: ignore[attr-defined]
+    with closing(adopted(made, "x")) as env:
+        env.reset(1)
+        assert env.step(np.zeros(E, np.int64)).reward.tolist() == [1.0] * E
+
+
 def test_time_limits_of_tensors_without_last_observations_are_terminations(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

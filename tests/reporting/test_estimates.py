@@ -63,16 +63,16 @@ def test_runs_are_drawn_within_their_task_and_with_replacement() -> None:
         np.testing.assert_allclose(each.mean(), task.mean(), atol=0.1)
 
 
-@pytest.mark.parametrize("runs", [5, 10, 30])
+@pytest.mark.parametrize("runs", [(5, 5), (10, 10), (30, 30), (5, 50)])
 @pytest.mark.parametrize("num_tasks", [1, 2])
 def test_intervals_cover_the_true_value_about_as_often_as_they_say(
-    runs: int, num_tasks: int
+    runs: tuple[int, int], num_tasks: int
 ) -> None:
     """For equal sets of runs P(A > B) is 0.5; the true IQM of a normal distribution is its mean."""
     rng = np.random.default_rng(1)
     covered = []
     for _ in range(400):
-        a, b = ([rng.normal(3, 1, size=runs) for _ in range(num_tasks)] for _ in "AB")
+        a, b = ([rng.normal(3, 1, size=n) for _ in range(num_tasks)] for n in runs)
         drawn = [estimates.resampled(each, rng, 500) for each in (a, b)]
         (of_a, of_pairs) = (
             estimates.interval(estimates.iqm(drawn[0]), a),

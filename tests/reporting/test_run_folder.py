@@ -55,6 +55,17 @@ def test_a_command_that_trains_nothing_leaves_the_record_as_it_was(tmp_path: Pat
     assert (first.path / "meta.json").read_bytes() == before
 
 
+def test_a_run_that_was_killed_after_its_last_checkpoint_is_found_to_be_complete(
+    tmp_path: Path,
+) -> None:
+    killed = RunFolder(tmp_path / "a", {})
+    killed.begin({"rate": 0.1}, 0)
+    killed.finish(successful=False)
+    RunFolder(tmp_path / "a", {"rate": 0.2}).finish(successful=True)
+    found = meta(tmp_path / "a")
+    assert found["successful"] and found["args"] == {"rate": 0.1}
+
+
 def test_a_run_keeps_the_record_of_every_part_whose_training_it_has(tmp_path: Path) -> None:
     def part(rate: float, step: int, changed: dict[str, list[float]]) -> None:
         run = RunFolder(tmp_path / "a", {}, ["monobeast", f"--rate={rate}"])

@@ -189,6 +189,17 @@ def test_logged_returns_are_those_of_the_episodes_that_ended(tmp_path: Path) -> 
     assert {"total_loss", "learning_rate", "grad_norm", "learner_queue_size"} <= set(row)
 
 
+def test_a_metric_of_an_algorithm_cannot_take_the_place_of_a_returns_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, [rollout()], total_steps=T * B)
+    wrong = {"mean_return": torch.tensor(-77.0)}
+    monkeypatch.setattr(run.step.algo, "metrics", lambda _: wrong)
+    run.learn()
+    (row,) = read_logs(tmp_path)
+    assert row["mean_return"] == 7.0
+
+
 def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(4)], total_steps=4 * T * B)
     run.learn()

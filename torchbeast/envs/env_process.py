@@ -200,7 +200,7 @@ class _NoInfo(Mapping[str, Any]):
         self._refuse("the info's entries")
 
     def __len__(self) -> int:
-        self._refuse("the info's entries")
+        return 0
 
     def _refuse(self, what: str) -> NoReturn:
         raise EnvError(
@@ -231,6 +231,8 @@ def outcome_in(env: VecEnv, name: str) -> Outcome:
     def outcome(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rewards = np.asarray(rewards_of(achieved, desired, info), np.float32)
         terminated = np.asarray(ends_of(achieved, desired, info), bool)
+        if not terminated.ndim:  # Gymnasium-Robotics returns False for any number of goals
+            terminated = np.broadcast_to(terminated, achieved.shape[:1])
         for method, found in (("compute_reward", rewards), ("compute_terminated", terminated)):
             if found.shape != achieved.shape[:1]:
                 raise EnvError(

@@ -110,12 +110,17 @@ def interval(resamples: np.ndarray, tasks: Tasks) -> tuple[np.ndarray, np.ndarra
 
 
 def _tail(counts: Sequence[int]) -> float:
-    """Returns the share of resamples beyond each end of an interval, by the runs of each task.
+    """Returns the share of resamples beyond each end of an interval, by the runs of each task and
+    set.
 
     The bootstrap takes a sample's variance for the population's, and a normal distribution for
-    Student's. As for a mean, the interval is widened by both errors.
+    Student's. As for a sum of means, whose samples may differ in size (Welch 1947), the interval is
+    widened by both errors.
     """
-    runs, freedom = sum(counts), max(1, sum(counts) - len(counts))
+    runs = np.array(counts, float)
+    variances, own_freedom = 1 / runs, np.maximum(1, runs - 1)
+    freedom = float(variances.sum() ** 2 / (variances**2 / own_freedom).sum())
+    missing = float(variances.sum() / (variances * own_freedom / runs).sum())
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     t = (  # Student's quantile (Abramowitz and Stegun 1964, 26.7.5)
         z
@@ -123,7 +128,7 @@ def _tail(counts: Sequence[int]) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     )
-    return NormalDist().cdf(-t * math.sqrt(runs / freedom))
+    return NormalDist().cdf(-t * math.sqrt(missing))
 
 
 def estimate(value: np.ndarray, resamples: np.ndarray, tasks: Tasks) -> Estimate:

@@ -212,6 +212,9 @@ class RunFolder:
         """Records the end of the part, if it has begun, and releases the folder. Call it once."""
         if self._is_recorded and self._is_ours():
             self._record(date_end=_now(), successful=successful)
+        elif successful and not self._earlier.get("successful", True):
+            self._meta = self._earlier  # killed after its last checkpoint, but complete
+            self._record(successful=True)
         self._opened.close()
 
     def discard(self) -> None:

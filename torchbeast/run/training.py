@@ -268,13 +268,17 @@ class Training:
         self.progress.episodes += len(returns)
         self.progress.returns.extend(returns)
         self.progress.lengths.extend(lengths)
-        self.figures = {
+        episodes = {
             "mean_episode_return": mean(returns),
             "mean_episode_length": mean(lengths),
             "mean_return": self.progress.mean_return(),
             "episodes": self.progress.episodes,
             **{f"info_{k}": self._info_mean(k, info.get(k, ())) for k in self.info_keywords},
+        }
+        self.figures = {
+            **episodes,
             **figures,
+            **episodes,  # whatever names an algorithm gives to its metrics
             **self.source.status(),
             **self._times(),
             "learnt_steps": counters.learnt_steps,

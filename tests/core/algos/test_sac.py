@@ -159,6 +159,13 @@ def test_actions_are_random_until_the_first_update() -> None:
     assert algo.actor.epsilon.item() == 0.0
 
 
+def test_a_network_that_has_learnt_before_does_not_act_at_random_again() -> None:
+    algo = algo_of()
+    algo.actor.epsilon.zero_()  # as the weights of an earlier run
+    OptimiserStep(algo, StepConfig(), total_steps=100)
+    assert algo.actor.epsilon.item() == 0.0
+
+
 # --- discrete actions: three of them, in states 0 and 1
 
 LOGITS = [[0.0, 1.0, -1.0], [0.5, 0.0, 2.0]]

@@ -378,10 +378,19 @@ class ActorFactory:
         return dataclasses.replace(self, family=family)
 
     def restart(self, actor: Actor) -> None:
-        """Loads the weights of restart_model; a no-op without one."""
-        if self.restart_model is not None:
-            saved = _weights_in(self.restart_model)
+        """Loads the weights of restart_model; a no-op without one. Raises ValueError if they are of
+        another network.
+        """
+        if self.restart_model is None:
+            return
+        saved = _weights_in(self.restart_model)
+        try:
             actor.load_state_dict(saved.get("model_state_dict", saved))
+        except RuntimeError as error:
+            raise ValueError(
+                f"restart_model {self.restart_model} has weights of another network, or of an "
+                f"earlier version that did not scale these observations: {error}"
+            ) from None
 
 
 def _weights_in(path: Path) -> dict[str, Any]:

@@ -103,7 +103,8 @@ class SAC(OffPolicy):
 
     def schedule(self) -> dict[str, float]:
         """Ends acting at random after the first update."""
-        self.actor.epsilon.fill_(not self.counters.version)
+        if self.counters.version:
+            self.actor.epsilon.zero_()
         return {}
 
     def losses(self, minibatch: Transitions) -> Losses:

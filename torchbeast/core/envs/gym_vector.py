@@ -272,10 +272,13 @@ class _OfStableBaselines:
 
 
 def _has_tensors(env: Any) -> bool:
-    """Returns whether a vector environment has a torch.device, or its name, as Isaac Lab's."""
-    device = attribute_of(env, "device")
-    kind = type(device)
-    return kind is str or (kind.__module__, kind.__name__) == ("torch", "device")
+    """Returns whether a vector environment has a torch.device; or its name, as Isaac Lab's, which
+    declare no autoreset mode.
+    """
+    kind = type(attribute_of(env, "device"))
+    if kind is str:
+        return _declared_mode(env) is None
+    return (kind.__module__, kind.__name__) == ("torch", "device")
 
 
 class _OfTensors:
