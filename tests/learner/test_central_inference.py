@@ -54,7 +54,9 @@ def test_a_step_that_waits_for_an_environment_can_be_interrupted_and_repeated(
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
     monkeypatch.setattr(of_learner, "_LOOK_S", 0.01)
     interrupts = [_thread.interrupt_main]
-    monkeypatch.setattr(of_learner, "warn", lambda _: interrupts.pop()() if interrupts else None)
+    monkeypatch.setattr(
+        of_learner, "warn", lambda *_, **__: interrupts.pop()() if interrupts else None
+    )
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     envs = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "source_envs:FirstHangs"}}
     axes = {**CENTRAL, "col_remote_workers": 1}

@@ -567,7 +567,9 @@ class TestAddress:
 
     def test_an_address_in_use_is_refused_and_its_server_continues(self, address: str) -> None:
         with serving(Counting, address), playing([address]) as game:
-            with pytest.raises(ConnectionError, match=f"{re.escape(address)}.*another process"):
+            with pytest.raises(
+                ConnectionError, match=f"{re.escape(address)}: process {os.getpid()} serves it"
+            ):
                 Server(Counting, address).run()
             assert path_of(address).exists()
             game.rollouts(3)

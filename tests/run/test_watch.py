@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -62,8 +61,7 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
         if next(rounds, None) is None:
             supervisor.stop("all steps are learnt")
 
-    now = SimpleNamespace(monotonic=lambda: next(clock, 1000.0))
-    monkeypatch.setattr("torchbeast.run.watch.time", now)
+    monkeypatch.setattr("torchbeast.run.watch.running_time", lambda: next(clock, 1000.0))
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
     monkeypatch.setattr(Watch, "_show", show)
     watch = Watch(
@@ -93,8 +91,7 @@ def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_l
     source = Mock(status=status, hanging=lambda: "")
     training = Mock(updates_here=0, source=source, supervisor=supervisor)
     saving.save.side_effect = lambda *_: saved.append(clock[0])
-    now = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr("torchbeast.run.watch.time", now)
+    monkeypatch.setattr("torchbeast.run.watch.running_time", lambda: clock[0])
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
     monkeypatch.setattr(Watch, "_show", show)
     Watch(

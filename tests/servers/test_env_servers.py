@@ -121,7 +121,7 @@ def test_servers_that_are_slow_to_start_are_named_and_waited_for(
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
     monkeypatch.setattr(waiting, "STALL_S", 0.0)
     said: list[str] = []
-    monkeypatch.setattr(waiting, "warn", said.append)
+    monkeypatch.setattr(waiting, "warn", lambda sentence, *_: said.append(sentence))
     servers, _ = two_servers(tmp_path)
     started[0].serves()
     ready = Background(servers.wait_ready)
