@@ -246,7 +246,7 @@ def _as_member(agent: AgentRun, number: int) -> AgentRun:
 def _read(path: Path, seeds: Sequence[int]) -> list[Turn]:
     """Returns what an earlier part of the sweep wrote; empty for a new sweep.
 
-    seeds: of the members, for a file of an earlier version, which has none.
+    seeds: of the members, used for a file of an earlier version, which does not have them.
     """
     if not path.exists():
         return []
