@@ -183,7 +183,7 @@ class BatchingQueue {
       if (!options_.timeout || timed_out) {
         not_empty_.wait(mutex_);
       } else {
-        timed_out = !not_empty_.wait_until(mutex_, deadline) && Clock::now() >= deadline;
+        timed_out = !not_empty_.wait_until(mutex_, deadline);
       }
     }
     if (!timed_out) gather(deadline);

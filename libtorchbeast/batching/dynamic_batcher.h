@@ -72,7 +72,7 @@ class PendingReply {
   void wait_until_settled(Clock::time_point deadline) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (!settled_) {
-      if (!became_settled_.wait_until(mutex_, deadline) && !settled_ && Clock::now() >= deadline) {
+      if (!became_settled_.wait_until(mutex_, deadline) && !settled_) {
         throw TimeoutError("Compute timeout reached.");
       }
     }

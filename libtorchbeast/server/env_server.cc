@@ -346,9 +346,7 @@ void EnvServer::request_stop() {
 bool EnvServer::wait_until_serving(std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   MutexLock lock(mutex_);
-  while (state_ != State::kServing) {
-    if (!state_changed_.wait_until(mutex_, deadline) && Clock::now() >= deadline) break;
-  }
+  while (state_ != State::kServing && state_changed_.wait_until(mutex_, deadline)) continue;
   return state_ == State::kServing;
 }
 

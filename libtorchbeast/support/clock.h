@@ -4,8 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <mutex>
+#include <cstdint>
+#include <ratio>
 
 namespace torchbeast {
 
@@ -16,23 +18,39 @@ namespace torchbeast {
 // reads the clock every second (CondVar::wait_until), so a longer time between two readings was
 // mostly such a pause, and counts as kLongest.
 //
-// Thread safety: one thread at a time.
+// Thread safety: any thread may read it. It has no lock: streams read it several times a step, and
+// a fork would inherit a lock that another thread holds.
 class RunningTime {
  public:
   using duration = std::chrono::steady_clock::duration;
   static constexpr duration kLongest = std::chrono::seconds(5);
 
-  explicit RunningTime(duration now) : last_(now), time_(now) {}
+  explicit RunningTime(duration now) : last_(Reading{std::chrono::floor<Tenths>(now), Tenths(0)}) {}
 
-  // Takes a reading of the other clock; returns the time so far.
-  duration note(duration now) {
-    time_ += std::min(now - last_, kLongest);
-    last_ = now;
-    return time_;
+  // Reads the other clock, now(); returns the time so far.
+  template <typename Now>
+  duration read(Now now) {
+    Reading last = last_;
+    for (;;) {
+      const duration present = now();  // after the last reading, which may follow a pause
+      const Tenths at = std::chrono::floor<Tenths>(present);
+      const Tenths pause = at - last.at - std::chrono::duration_cast<Tenths>(kLongest);
+      const Tenths stopped = last.stopped + std::max(Tenths(0), pause);
+      if (at <= last.at || last_.compare_exchange_weak(last, Reading{at, stopped})) {
+        return present - stopped;
+      }
+    }
   }
 
  private:
-  duration last_, time_;
+  using Tenths = std::chrono::duration<std::int32_t, std::deci>;  // of a second; for seven years
+  struct Reading {
+    Tenths at;       // by the other clock
+    Tenths stopped;  // in all pauses before
+  };
+
+  std::atomic<Reading> last_;
+  static_assert(std::atomic<Reading>::is_always_lock_free);
 };
 
 // The clock of the core, with one RunningTime for the whole process. Any thread may use it.
@@ -44,10 +62,8 @@ struct Clock {
   static constexpr bool is_steady = true;
 
   static time_point now() {
-    static std::mutex mutex;
-    const std::lock_guard<std::mutex> lock(mutex);
     static RunningTime running(steady());
-    return time_point(running.note(steady()));
+    return time_point(running.read(steady));
   }
 
  private:

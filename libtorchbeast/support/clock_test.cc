@@ -3,6 +3,12 @@
 #include "libtorchbeast/support/clock.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <utility>
 
 #include "libtorchbeast/support/sync.h"
 
@@ -14,16 +20,57 @@ using std::chrono::minutes;
 using std::chrono::seconds;
 
 TEST(RunningTime, PassesLikeTheOtherClockWhileItIsRead) {
-  RunningTime time(seconds(100));
-  const auto before = time.note(seconds(100));
-  for (int second = 101; second <= 700; ++second) time.note(seconds(second));
-  EXPECT_EQ(time.note(seconds(700)) - before, minutes(10));
+  auto now = milliseconds(100'123);
+  const auto other = [&] { return now; };
+  RunningTime time(now);
+  const auto before = time.read(other);
+  for (; now < milliseconds(700'123); now += milliseconds(250)) time.read(other);
+  EXPECT_EQ(time.read(other) - before, minutes(10));
 }
 
 TEST(RunningTime, DoesNotCountATimeInWhichNobodyReadIt) {
+  auto now = seconds(103);
+  const auto other = [&] { return now; };
   RunningTime time(seconds(100));
-  const auto before = time.note(seconds(103));
-  EXPECT_EQ(time.note(seconds(103) + minutes(11)) - before, RunningTime::kLongest);
+  const auto before = time.read(other);
+  now += minutes(11);
+  EXPECT_EQ(time.read(other) - before, RunningTime::kLongest);
+  now += seconds(1);
+  EXPECT_EQ(time.read(other) - before, RunningTime::kLongest + seconds(1));
+}
+
+TEST(RunningTime, CountsAPauseOnceAlthoughTwoThreadsFindIt) {
+  auto now = seconds(100);
+  RunningTime time(now);
+  const auto before = time.read([&] { return now; });
+  bool is_first = true;
+  const auto after_another = time.read([&] {
+    now = seconds(1000);
+    if (std::exchange(is_first, false)) time.read([&] { return now; });
+    return now;
+  });
+  EXPECT_EQ(after_another - before, RunningTime::kLongest);
+}
+
+TEST(Clock, CanBeReadInTheChildOfAForkWhateverOtherThreadsDid) {
+  std::atomic<bool> ended = false;
+  std::thread reader([&] {
+    while (!ended) Clock::now();
+  });
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(5);  // ends a child that hangs
+      Clock::now();
+      _exit(0);
+    }
+    int status;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    if (status != 0) break;
+  }
+  ended = true;
+  reader.join();
 }
 
 TEST(CondVar, ReadsTheClockDuringALongWait) {
