@@ -38,6 +38,25 @@ def test_a_clock_stands_still_while_the_process_does_not_run() -> None:
     assert 700.0 <= clock() <= 705.0
 
 
+def test_a_signal_handler_may_read_the_clock_during_a_reading() -> None:
+    """The handler of a script may close its Learner, for example."""
+    interrupted: list[float] = []
+
+    def now() -> float:
+        if reading.is_set():
+            reading.clear()
+            interrupted.append(clock())
+        return 100.0
+
+    reading = threading.Event()
+    clock = RunningClock(now)
+    reading.set()
+    thread = threading.Thread(target=lambda: interrupted.append(clock()), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert interrupted == [100.0, 100.0]
+
+
 @pytest.fixture
 def stopped_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that an hour passes between two readings."""

@@ -25,24 +25,28 @@ _PAUSE_S = 5.0  # between two readings of a RunningClock, after which the proces
 
 
 class RunningClock:
-    """A monotonic clock that stands still while this process does not run. Any thread may read it.
+    """A monotonic clock that stands still while this process does not run.
 
     SIGSTOP, a container's freezer or a batch system may stop the whole run for any time. That time
     must not be charged to a worker, and no process is told how long it was. But somebody who waits
     reads the clock every second or two, so nobody ran during a longer time between two readings.
+
+    Thread safety: any thread and any signal handler may read it. It has no lock, which the reading
+    that a signal interrupts would hold, and forks would inherit.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """now: a monotonic clock that runs on."""
-        self._now, self._lock = now, threading.Lock()
-        self._read = self._time = now()
+        self._now = now
+        self._last = now(), 0.0  # a reading, and the seconds of all pauses before it
 
     def __call__(self) -> float:
         """Returns the time in seconds."""
-        with self._lock:
-            before, self._read = self._read, self._now()
-            self._time += min(self._read - before, _PAUSE_S)
-            return self._time
+        before, stopped = self._last
+        now = self._now()
+        stopped += max(0.0, now - before - _PAUSE_S)
+        self._last = now, stopped  # together; an older reading in its place would do as well
+        return now - stopped
 
 
 running_time = RunningClock()
