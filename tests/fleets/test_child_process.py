@@ -319,6 +319,20 @@ def test_a_child_imports_what_its_parent_can_and_leaves_pythonpath_to_the_user(
     assert found == {"module": str(tmp_path / "next_to_a_script.py"), "PYTHONPATH": of_the_user}
 
 
+def test_a_child_imports_the_same_files_as_its_parent_wherever_that_was_started(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python folder/script.py` does not import from the current folder."""
+    for folder in ("script", "current"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "next_to_a_script.py").touch()
+    (tmp_path / "current" / "json.py").write_text("raise ImportError('not the parent has this')")
+    monkeypatch.syspath_prepend(tmp_path / "script")
+    monkeypatch.chdir(tmp_path / "current")
+    found = start("tell_path").report()
+    assert found["module"] == str(tmp_path / "script" / "next_to_a_script.py")
+
+
 def test_a_child_that_leaves_signals_to_its_parent_outlives_them(start: Any) -> None:
     child = start("echo_through_signals")
     child.process.send({})

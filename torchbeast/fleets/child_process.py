@@ -40,11 +40,12 @@ _OVERHEAD = 200  # bytes of a log record, in addition to the line
 _GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
 _REST_S = 2.0  # to receive the last output of a child that has ended
 KILLED = "was killed by"  # part of the error if a signal ended the child
-# Like `python -m module`, with the parent's sys.path. PYTHONPATH would pass it on to every program
-# that an environment starts, which may have another version of Python.
+# Like `python -m module`, but with the parent's sys.path in place of the current folder, so that
+# both import the same files. PYTHONPATH would pass it on to every program that an environment
+# starts, which may have another version of Python.
 _START = (
-    "import json, runpy, site, sys; sys.path[1:1] = json.loads(sys.argv.pop(1)); "
-    "site.removeduppaths(); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    "import sys; sys.path[:] = dict.fromkeys({path!a} + [*filter(None, sys.path)]); "
+    "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
 Report = dict[str, Any]
@@ -80,7 +81,7 @@ class ChildProcess:
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         path = [entry for entry in sys.path if isinstance(entry, str)]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(path), module, json.dumps(arguments)],
+            [sys.executable, "-c", _START.format(path=path), module, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
