@@ -57,6 +57,15 @@ class StateWithoutBatch(MyNet):
     def initial_state(self, batch_size):
         return torch.zeros(2)
 
+class Tabled(MyNet):
+    table = None
+
+    def forward(self, inputs, state):
+        if self.table is None:
+            self.table = torch.linspace(1.0, 2.0, 100)
+        output = super().forward(inputs, state)
+        return output._replace(baseline=output.baseline * self.table[: len(output.baseline), None])
+
 class Wide(MyNet):
     def __init__(self, observation_space, action_space, use_lstm, width, *, depth=1):
         super().__init__(observation_space, action_space, use_lstm)
@@ -114,6 +123,12 @@ def test_a_users_model_that_breaks_the_contract_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_model(ActorSpec(f"{user_module}:{name}"), OBSERVATION, ACTIONS)
+
+
+def test_a_model_may_keep_a_table_of_its_first_forward_pass(user_module: str) -> None:
+    """It could not be trained with a table that is an inference tensor."""
+    model = make_model(ActorSpec(f"{user_module}:Tabled"), OBSERVATION, ACTIONS)
+    assert not model.table.is_inference()
 
 
 def test_keyword_arguments_reach_a_users_model(user_module: str) -> None:

@@ -120,14 +120,15 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
     It uses no random numbers.
     """
     state, actions = model.initial_state(3), model.distribution
-    if isinstance(model, ActorCritic):
-        with torch.inference_mode():
+    with torch.no_grad():  # not inference mode, as `act`: it may keep a tensor for training
+        if isinstance(model, ActorCritic):
             output = model(_zero_inputs(observation_space, actions, 2), state)
+        acted = model.choose(_zero_inputs(observation_space, actions, 1), state, "greedy")
+    if isinstance(model, ActorCritic):
         logits = torch.empty(2, 3, actions.num_params)
         _check(name, "policy_logits", output.policy_logits, logits)
         _check(name, "baseline", output.baseline, torch.empty(2, 3))
         _check_state(name, state, output.core_state)
-    acted = model.act(_zero_inputs(observation_space, actions, 1), state, "greedy")
     _check(name, "action", acted.action, actions.zero_action((1, 3)))
     expected = zeros_of(model.extra_specs, 1, 3)
     if sorted(acted.extras) != sorted(expected):
