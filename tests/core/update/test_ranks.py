@@ -322,3 +322,36 @@ def test_only_a_single_learner_may_change_buffers_by_its_batch(
         as_gradient_worker(learners[0])
     single.update(batch)
     assert single.algo.actor.seen == 1
+
+
+class Positions(MLPNet):
+    """Keeps a table that grows with the longest rollout so far, like the rotary embeddings of many
+    transformers.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.register_buffer("table", torch.zeros(0), persistent=False)
+
+    def forward(self, inputs: Any, state: Any) -> Any:
+        rows = len(inputs.reward)
+        if len(self.table) < rows:
+            self.table = torch.linspace(1.0, 2.0, rows)
+        output = super().forward(inputs, state)
+        return output._replace(baseline=output.baseline * self.table[:rows, None])
+
+
+def test_several_learners_may_change_a_buffer_that_is_not_in_the_state_dict(
+    make_rollout: Make,
+) -> None:
+    """Neither actors nor checkpoints get it. One that acting has made is an inference tensor."""
+    space = ArraySpec((4,), "float32", -1.0, 1.0)
+    whole = impala(Positions(space, Discrete(ACTIONS), False))
+    learners, batch = ranks_of(whole, impala, 2), make_rollout(T, 2)
+    for learner in learners:
+        with torch.inference_mode():
+            learner.algo.actor.table = torch.ones(1)
+    for figures in together(learners, [batch] * 2):
+        assert isinstance(figures, dict), figures
+    assert len(learners[0].algo.actor.table) > 1
+    torch.testing.assert_close(*map(state, learners), rtol=0, atol=0)

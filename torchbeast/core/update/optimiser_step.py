@@ -186,7 +186,10 @@ class OptimiserStep(Generic[BatchT]):
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
         """Restores all buffers of the models, such as running statistics, if the body fails."""
-        buffers = [buffer for model in self.algo.models.values() for buffer in model.buffers()]
+        every = (buffer for model in self.algo.models.values() for buffer in model.buffers())
+        buffers = [
+            buffer for buffer in every if not buffer.is_inference()
+        ]  # nobody writes to those
         before = [buffer.clone() for buffer in buffers]
         try:
             yield

@@ -175,21 +175,27 @@ def keeping_buffers(
     models' buffers, apart from the buffers of some RunningNorms.
 
     The learners have different batches, so their buffers would differ, or the weights of the
-    process that applies the gradients would replace them.
+    process that applies the gradients would replace them. Buffers that are not in the state_dict,
+    such as tables of positions that grow, are each learner's own: they are never sent or saved.
     """
     others = {id(buffer) for norm in but for buffer in norm.buffers()}
     models = nn.ModuleDict(algo.models)
-    before = {name: (b, b._version) for name, b in models.named_buffers() if id(b) not in others}
+    before = {n: (b, _version(b)) for n, b in models.named_buffers() if id(b) not in others}
     yield
     now = dict(models.named_buffers())
     for name, (buffer, version) in before.items():
-        if now.get(name) is not buffer or buffer._version != version:
+        is_same = now.get(name) is buffer and _version(buffer) == version
+        if not is_same and name in models.state_dict():
             raise NotImplementedError(
                 f"{type(algo).__name__}.{method} changes the buffer {name}, but several learners "
                 "must keep the same buffers, and each sees only its own batch: set the buffer in "
                 "`schedule` from the counters, or in `after_step` from the weights, keep "
                 "statistics in a RunningNorm that `observe` adds to, or use one learner"
             )
+
+
+def _version(buffer: Tensor) -> int:
+    return 0 if buffer.is_inference() else buffer._version  # an inference tensor has none
 
 
 class Statistics:
