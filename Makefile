@@ -77,7 +77,7 @@ types-of-tests: $(VENV)/installed-for-tests
 	$(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests
 
 # Builds the documentation site in build/site: open its index.html. A broken link or a public name without a docstring
-# is an error. `.venv/bin/python -m mkdocs serve` shows pages while you write them, and the search, which needs a server.
+# is an error. `.venv/bin/python -m mkdocs serve` shows pages while you write them.
 docs: $(VENV)/installed-for-docs
 	$(BIN)/python -m mkdocs build --strict
 
