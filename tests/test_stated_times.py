@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times in the tables of docs/how-to/operations.md are those of the code.
+"""Times in the tables of docs/contributing/tested-faults.md are those of the code.
 
 For times that no test waits for: they are too long, or a test shortens them. Others are asserted by
-the tests that docs/contributing/tested-faults.md names.
+the tests that the page names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchbeast.run import learner_run
 from torchbeast.servers import door, joining
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "how-to" / "operations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing" / "tested-faults.md").read_text(encoding="utf-8")
 
 
 def by_default(name: str) -> float:
@@ -33,7 +33,7 @@ def by_default(name: str) -> float:
 
 # Seconds of the code, the number that is stated, how a row begins, and how it states it.
 STATED = [
-    (learner_run._JOIN_S, 15, "Ctrl-C, SIGTERM", "at most 15 s and the time of a checkpoint"),
+    (learner_run._JOIN_S, 15, "Ctrl-C, SIGTERM |", "at most 15 s and the time of a checkpoint"),
     (supervisor.SECOND_SIGNAL_S, 1, "a second signal, a second or more after", "exit code 130"),
     (places._DEATHS_S, 600, "MonoBeast: an actor process", "five deaths in one place within ten"),
     (places._DEATHS_S, 600, "five die in one place", "within ten minutes"),
