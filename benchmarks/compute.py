@@ -30,7 +30,6 @@ from torchbeast.core.actors import torsos
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.algos.impala import IMPALA
-from torchbeast.core.base.computing import dtype_for
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.fleets.system import available_cores, keep_freed_memory
@@ -119,9 +118,7 @@ def _timed(run: Callable[[], int], case: Case, clock: Callable[[], float]) -> fl
 
 def _agent(case: Case, use_lstm: bool) -> Agent:
     agent = make_agent(ActorSpec(case.model, use_lstm=use_lstm), FRAMES, ACTIONS, 1)
-    agent.model.compute_dtype = dtype_for(
-        case.precision, torch.device("cpu"), agent.model.feature_weights()
-    )
+    agent.model.set_precision(case.precision, torch.device("cpu"))
     return agent
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchbeast.core.actors.networks import DeepNet
 from torchbeast.core.actors.off_policy import NETWORKS
 from torchbeast.core.base import computing
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -92,6 +93,21 @@ def test_without_a_layer_in_bfloat16_a_network_is_said_to_compute_in_float32(
         ArraySpec((4, 84, 84), "uint8"), Discrete(2), False
     )
     assert computing.dtype_for("auto", CPU, images.feature_weights()) == torch.bfloat16
+
+
+class Own(DeepNet):
+    """A user's network, from a module outside TorchBeast."""
+
+
+def test_a_users_network_computes_in_float32_until_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing, "_cpu_flags", lambda: {"avx512_bf16"})
+    spaces = ArraySpec((4, 84, 84), "uint8"), Discrete(2), False
+    for network, expected in ((DeepNet, torch.bfloat16), (Own, torch.float32)):
+        model = network(*spaces)
+        model.set_precision("auto", CPU)
+        assert model.compute_dtype == expected
+        model.set_precision("bfloat16", CPU)
+        assert model.compute_dtype == torch.bfloat16
 
 
 def test_what_is_computed_in_float32_stays_so_within_bfloat16() -> None:

@@ -43,10 +43,7 @@ def computing_in(dtype: torch.dtype) -> Any:
 def test_one_gpu_suffices_and_learns_whole_batches_in_bfloat16() -> None:
     found = chosen(torch_threads=2)
     assert (found.device, found.bytes_at_once) == (GPU, None)
-    assert found.summary(computing_in(torch.bfloat16)) == (
-        "Computing on cuda:0 in bfloat16 (this hardware has bfloat16), whole batches at once, "
-        "with 2 threads."
-    )
+    assert found.summary(computing_in(torch.bfloat16)) == "Device: cuda:0, bfloat16, 2 threads"
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -81,23 +78,9 @@ def test_a_gpu_without_cuda_is_refused() -> None:
 
 def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("torchbeast.core.base.computing._cpu_flags", lambda: {"avx512f"})
     found = chosen(torch_threads=1)
-    assert found.device == CPU
-    assert found.summary(computing_in(torch.float32)) == (
-        "Computing on the CPU in float32 (this hardware does not have bfloat16), 2.7 MB of "
-        "observations at once, with 1 thread."
-    )
-
-
-def test_the_network_is_said_to_be_why_bfloat16_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("torchbeast.core.base.computing._cpu_flags", lambda: {"amx_bf16"})
-    said = chosen(disable_cuda=True).summary(computing_in(torch.float32))
-    assert "in float32 (this hardware has bfloat16, which this network does not gain from)" in said
-    asked = chosen(disable_cuda=True, precision="float32").summary(computing_in(torch.float32))
-    assert "in float32 (this hardware has bfloat16)," in asked
+    assert (found.device, found.bytes_at_once) == (CPU, 96 * 4 * 84 * 84)
+    assert found.summary(computing_in(torch.float32)) == "Device: CPU, float32, 1 thread"
 
 
 @pytest.mark.parametrize(("megabytes", "expected"), [(0, None), (0.5, 500_000)])

@@ -32,7 +32,7 @@ from torchbeast.collect.rollout_buffers import (
 )
 from torchbeast.collect.worker import Activity, Player
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.base.computing import dtype_for, one_thread
+from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.contract import give_options
@@ -86,8 +86,7 @@ class LocalSource:
             self._free.put(batch)
         self._closed = threading.Event()
         self._actor = copy.deepcopy(learner.agent.model).to("cpu")
-        features = self._actor.feature_weights()
-        self._actor.compute_dtype = dtype_for(precision, torch.device("cpu"), features)
+        self._actor.set_precision(precision, torch.device("cpu"))
         self._activity = Activity()
         self._slot: RolloutArrays = map_leaves(
             lambda spec: np.empty(spec.shape, spec.dtype), slot_fields(spec, num_envs)

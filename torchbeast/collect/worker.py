@@ -30,7 +30,6 @@ from torchbeast.collect.weights import Packed, SentWeights, opened
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.base.computing import dtype_for
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.contract import give_options
 from torchbeast.core.storages.rollout import RolloutSpec
@@ -219,8 +218,7 @@ def _acting(arguments: Mapping[str, Any], ending: ExitStack) -> tuple[EnvLoop, R
         spec = ActorSpec.from_parent(arguments["actor"])
         agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
         actor = agent.model
-        features = actor.feature_weights()
-        actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"), features)
+        actor.set_precision(arguments["precision"], torch.device("cpu"))
         loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
         ending.enter_context(made.pop_all())
     length, keywords = arguments["unroll_length"], env_spec.options.info_keywords

@@ -22,7 +22,7 @@ from torchbeast.core.actors.env_loop import inputs_of, nothing_yet
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import Agent, is_actor_class
 from torchbeast.core.base.checks import require
-from torchbeast.core.base.computing import dtype_for, one_thread, own_settings
+from torchbeast.core.base.computing import one_thread, own_settings
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.frame_stack import FrameStacker
@@ -98,8 +98,7 @@ def env_process(found: FoundCheckpoint, env: EnvSpec | str, num_envs: int) -> En
 def agent_for(spaces: Spaces, found: FoundCheckpoint, precision: Precision) -> TrainedAgent:
     """Makes the agent of a checkpoint for an environment with these spaces."""
     agent = restored(found.checkpoint, spaces, found.path)
-    weights = agent.model.feature_weights()
-    agent.model.compute_dtype = dtype_for(precision, torch.device("cpu"), weights)
+    agent.model.set_precision(precision, torch.device("cpu"))
     return TrainedAgent(agent)
 
 

@@ -20,7 +20,8 @@ from torchbeast.core.actors.contract import Actor, specs_of_extras
 from torchbeast.core.actors.registry import Agent, in_family
 from torchbeast.core.algos.base import Algorithm, checked
 from torchbeast.core.algos.config import StepConfig
-from torchbeast.core.base.computing import dtype_for, has_bfloat16, own_settings
+from torchbeast.core.base.checks import counted
+from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
@@ -53,19 +54,10 @@ class Compute:
 
     def summary(self, model: Actor) -> str:
         """Returns a line for the start of a run."""
-        where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        slices = "whole batches at once"
-        if self.bytes_at_once is not None:
-            slices = f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
-        name = str(model.compute_dtype).removeprefix("torch.")
-        has = has_bfloat16(self.device)
-        leaves_out = self.precision == "auto" and has and model.compute_dtype == torch.float32
-        small = ", which this network does not gain from" if leaves_out else ""
-        return (
-            f"Computing {where} in {name} (this hardware {'has' if has else 'does not have'} "
-            f"bfloat16{small}), {slices}, with {threads}."
-        )
+        where = str(self.device) if self.device.type == "cuda" else "CPU"
+        dtype = str(model.compute_dtype).removeprefix("torch.")
+        whole = ", whole batches" if where == "CPU" and self.bytes_at_once is None else ""
+        return f"Device: {where}, {dtype}, {counted(self.threads, 'thread')}{whole}"
 
 
 def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
@@ -231,8 +223,7 @@ def assemble(
     earlier.check_same_model(agent.spec)
     with own_settings():  # after importing a user's network, which may change settings
         agent.model.to(compute.device)
-        feature_weights = agent.model.feature_weights()
-        agent.model.compute_dtype = dtype_for(compute.precision, compute.device, feature_weights)
+        agent.model.set_precision(compute.precision, compute.device)
         algo = _algorithm(config, agent, compute.device)
         if not is_separable(algo):
             compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)

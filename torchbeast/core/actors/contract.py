@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.distributions import ActionDistribution, Categorical, MultiCategorical
-from torchbeast.core.base.computing import own_torch_settings
+from torchbeast.core.base.computing import dtype_for, own_torch_settings
 from torchbeast.core.base.nest import Nest, map_leaves
-from torchbeast.core.base.specs import ActorSpec, RewardClipping
+from torchbeast.core.base.specs import ActorSpec, Precision, RewardClipping
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.errors import RunError, UsageError
@@ -235,6 +235,17 @@ class Actor(nn.Module, ABC):
     def feature_weights(self) -> Iterable[nn.Parameter]:
         """Returns the weights that are used in compute_dtype, to choose it; by default all."""
         return self.parameters()
+
+    def set_precision(self, precision: Precision, device: torch.device) -> None:
+        """Sets compute_dtype for computing on a device.
+
+        Args:
+            precision: float32, bfloat16, or auto: see dtype_for, but float32 for networks from
+                outside TorchBeast, because bfloat16 was only measured for its own.
+            device: The device that will compute.
+        """
+        is_own = type(self).__module__.startswith("torchbeast.")
+        self.compute_dtype = dtype_for(precision, device, self.feature_weights() if is_own else ())
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
         """Returns the initial state, leaves [layers, batch_size, hidden]; () when feed-forward."""
