@@ -25,21 +25,26 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Acted, ActionMask, Actor, Mode, ModelInputs
-from torchbeast.core.actors.distributions import Categorical, SquashedGaussian, distribution_for
+from torchbeast.core.actors.distributions import (
+    ActionDistribution,
+    Categorical,
+    SquashedGaussian,
+    distribution_for,
+)
 from torchbeast.core.actors.leaves import torso_for
 from torchbeast.core.actors.networks import BUILT_IN, check_hidden
 from torchbeast.core.actors.torsos import FlatTorso, ImageTorso
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import SpecError
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, Discrete, ObservationSpace
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, ObservationSpace
 
 
 class Chosen(NamedTuple):
@@ -221,10 +226,7 @@ class QNetwork(OffPolicyActor):
     def _actions(self) -> Categorical:
         if not isinstance(self.distribution, Categorical):
             kind = type(self.distribution).__name__
-            raise SpecError(
-                f"{type(self).__name__} needs a Discrete action space, but this one has a {kind} "
-                "distribution: use an actor-critic"
-            )
+            raise _misfit(self, (Categorical,), f"one with a {kind} distribution")
         return self.distribution
 
 
@@ -286,27 +288,30 @@ class Features(nn.Module):
 class BuiltIn(OffPolicyActor):
     """Common base of the networks that have names: features, and one layer over them, the head.
 
-    head: the name of that layer, which checkpoints rely on.
+    head: the name of that layer, which checkpoints rely on. over: the distributions over actions
+    that it supports.
     """
 
     separable = True
     head = "policy"
+    over: ClassVar[tuple[type[ActionDistribution], ...]] = (SquashedGaussian, Categorical)
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
     ) -> None:
+        """Raises SpecError for actions that the network does not support."""
         super().__init__()
-        num_outputs = self._set_distribution(action_space)
+        self.distribution = distribution_for(action_space, over_box=SquashedGaussian)
+        if not isinstance(self.distribution, self.over):
+            raise _misfit(self, self.over, _named(action_space))
         self.features = Features(observation_space, body)
-        self.add_module(self.head, nn.Linear(body.hidden, num_outputs))
+        self.add_module(self.head, nn.Linear(body.hidden, self._num_outputs))
         self._space, self._body = observation_space, body
 
-    @abstractmethod
-    def _set_distribution(self, actions: ActionSpace) -> int:
-        """Sets the distribution over the actions; returns the number of outputs of the head.
-
-        Raises SpecError for actions that the network does not support.
-        """
+    @property
+    def _num_outputs(self) -> int:
+        """Number of outputs of the head."""
+        return self.distribution.num_params
 
     def forward(self, observation: Nest[Tensor]) -> Tensor:
         features = self.features(observation, self.compute_dtype)
@@ -323,10 +328,16 @@ class QNet(BuiltIn, QNetwork):
     """A Q-network: features, and a head of action values."""
 
     head = "q_values"
+    over = (Categorical,)
 
-    def _set_distribution(self, actions: ActionSpace) -> int:
-        self.distribution = distribution_for(actions)
-        return self._actions.num_params
+
+class NormedQNet(QNet):
+    """A Q-network with LayerNorm in its hidden layers."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
+    ) -> None:
+        super().__init__(observation_space, action_space, body._replace(is_normed=True))
 
 
 class TwinCritics(Critics):
@@ -354,17 +365,6 @@ class TwinCritics(Critics):
 class SACNet(BuiltIn, StochasticActorCritic):
     """A policy with a squashed Gaussian over a Box, or a categorical over a Discrete."""
 
-    def _set_distribution(self, actions: ActionSpace) -> int:
-        if not isinstance(actions, Box | Discrete) or (
-            isinstance(actions, Box) and actions.is_integer
-        ):
-            raise SpecError(
-                f"SAC needs a Box or Discrete action space, got {_named(actions)}: use impala or "
-                "ppo"
-            )
-        self.distribution = distribution_for(actions, over_box=SquashedGaussian)
-        return self.distribution.num_params
-
     def make_critics(self) -> TwinCritics:
         if isinstance(self.distribution, SquashedGaussian):
             return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
@@ -374,15 +374,23 @@ class SACNet(BuiltIn, StochasticActorCritic):
 class TD3Net(BuiltIn, DeterministicActorCritic):
     """A deterministic policy over a Box."""
 
-    def _set_distribution(self, actions: ActionSpace) -> int:
-        if not isinstance(actions, Box) or actions.is_integer:
-            others = "dqn or sac" if isinstance(actions, Discrete) else "impala or ppo"
-            raise SpecError(f"TD3 needs a Box action space, got {_named(actions)}: use {others}")
-        self.distribution = SquashedGaussian(actions)
+    over = (SquashedGaussian,)
+
+    @property
+    def _num_outputs(self) -> int:
         return self.distribution.num_features
 
     def make_critics(self) -> TwinCritics:
         return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
+
+
+FAMILIES: dict[str, type[BuiltIn]] = {
+    "q": QNet,
+    "pqn": NormedQNet,
+    "sac": SACNet,
+    "td3": TD3Net,
+}
+_SPACES = {Categorical: "Discrete", SquashedGaussian: "Box"}  # of distributions
 
 
 def _named(actions: ActionSpace) -> str:
@@ -390,16 +398,26 @@ def _named(actions: ActionSpace) -> str:
     return f"{kind} of {actions.dtype}" if isinstance(actions, Box) else kind
 
 
-def _normed_q_net(observation_space: ObservationSpace, actions: ActionSpace, body: Body) -> QNet:
-    return QNet(observation_space, actions, body._replace(is_normed=True))
+def _misfit(
+    network: OffPolicyActor, over: Iterable[type[ActionDistribution]], found: str
+) -> SpecError:
+    """Returns the error of a network that does not support its actions, with the algorithms that
+    do.
 
+    over: the distributions that the network supports. found: names the action space.
+    """
+    from torchbeast.core.algos import registry
 
-FAMILIES: dict[str, Callable[..., OffPolicyActor]] = {
-    "q": QNet,
-    "pqn": _normed_q_net,
-    "sac": SACNet,
-    "td3": TD3Net,
-}
+    algos = {name: registry.find(name) for name in registry.ALGOS}
+    nets = {name: FAMILIES[algo.family] for name, algo in algos.items() if algo.family}
+    fitting = [name for name, net in nets.items() if isinstance(network.distribution, net.over)]
+    usual = [n for n, a in algos.items() if n not in nets and not a.learns_from_replay]
+    own = [name for name, net in nets.items() if type(network) is net] or [type(network).__name__]
+    needed = " or ".join(_SPACES[each] for each in over)
+    return SpecError(
+        f"{' or '.join(own)} needs a {needed} action space, got {found}: "
+        f"use {' or '.join(fitting or usual)}"
+    )
 
 
 def _made(
