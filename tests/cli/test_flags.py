@@ -6,15 +6,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torchbeast import monobeast, polybeast
-from torchbeast.cli.command_line import as_typed, flatten, parse, run_with
+from torchbeast.cli.command_line import TITLES, as_typed, flatten, parse, run_with
 from torchbeast.cli.flags import (
     PolyBeastEnvFlags,
     PolyBeastFlags,
@@ -197,7 +199,7 @@ def test_every_flag_has_a_help_text(program: str, capsys: pytest.CaptureFixture[
     names = list(flatten(PROGRAMS[program]()))
     assert names
     for group in dataclasses.fields(PROGRAMS[program]):
-        assert f"{group.name} options" in shown
+        assert f"{TITLES.get(group.name, group.name)} options" in shown
     for name in names:
         text = shown.split(f"--{name}", 1)[1]
         assert text.split("(default", 1)[0].strip(" │\n─╮╰╯╭"), f"--{name} has no help"
@@ -213,10 +215,38 @@ def test_every_group_of_flags_begins_with_the_docstring_of_its_config(
     groups = vars(PROGRAMS[program]())
     assert groups
     for name, config in groups.items():
-        text = shown.split(f"{name} options", 1)[1]
+        text = shown.split(f"{TITLES.get(name, name)} options", 1)[1]
         words = " ".join(text.replace("─", "-").strip("-│╭╮╰╯ \n").split())
         docstring = " ".join(str(inspect.getdoc(config)).split())
         assert words.startswith(docstring[:60]), name
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_fills_its_lines_and_names_one_default_of_each_flag(
+    program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(PROGRAMS[program], program, ["--help"])
+    lines = re.findall(r"^[│ ] (--\w.*?| +\S.*?) *│?$", capsys.readouterr().out, re.MULTILINE)
+    entries = "\n".join(lines).split("\n--")
+    assert len(entries) > 10
+    for entry in entries:
+        assert len(re.findall(r"Default: |\(default: ", entry)) <= 1
+        for line, following in pairwise(entry.splitlines()[1:]):
+            assert len(line) + 1 + len(following.split()[0]) > 80 - len("│  │"), line
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [("--use_lstm", True), ("--no_use_lstm", False), ("--use_lstm --no_use_lstm", False)],
+)
+def test_the_last_of_two_opposite_flags_counts_whatever_the_default(
+    words: str, value: bool
+) -> None:
+    for preset in ([], ["--preset", "memory"]):  # that preset has an LSTM
+        flags = parse(MonoBeastFlags, "monobeast", [*preset, *words.split()])
+        assert flags.model.use_lstm is value
 
 
 @pytest.mark.parametrize(("args", "sentence"), WRONG, ids=lambda value: str(value)[:30])

@@ -14,15 +14,25 @@ import json
 import os
 import re
 import sys
+import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from difflib import get_close_matches
+from functools import cache, partial
 from itertools import dropwhile, takewhile
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from docstring_parser import parse_from_object
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
@@ -54,7 +64,18 @@ OfLearner = TypeVar("OfLearner", bound=LearnerFlags)
 _BOX = "╭╮╰╯│─ "
 _UNKNOWN = "Unrecognized options: "
 # tyro's prefix to the message of a check. If a flag cannot be parsed, the prefix names the flag.
-_OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
+_OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^:]+: ")
+TITLES = {  # of groups of flags in --help, where it is not the name of the field
+    "checkpoints": "checkpoint",
+    "command": "mode",
+    "defaults": "algorithm and preset",
+    "logs": "log",
+    "model": "network",
+    "processes": "worker",
+    "rollouts": "batch",
+    "step": "update",
+    "transitions": "off-policy sampling",
+}
 _OF_REPLAY = ("replay_size", "replay_ratio", "replay_kl_threshold")
 _ALIASES = {  # names of flags in earlier programs
     "--num_threads": "--num_learner_threads",
@@ -143,12 +164,27 @@ def _cli(flags_type: type[Flags], program: str, words: Sequence[str], **options:
     return tyro.cli(
         flags_type,
         prog=f"python -m torchbeast.{program}",
-        args=words,
+        args=_deciding(words, flags_type, options.get("default")),
         use_underscores=True,
-        config=(tyro.conf.OmitArgPrefixes,),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=REGISTRY,
         **options,
     )
+
+
+def _deciding(words: Sequence[str], flags_type: type, default: Any) -> list[str]:
+    """Returns the words without flags such as --follow or --no_follow that repeat the default, or
+    that a later one overrides: tyro only has the other ones, which keeps --help short.
+    """
+    usual = flatten(default) if dataclasses.is_dataclass(default) else {}
+    values = {name: usual.get(name, False) for name, kind in kinds(flags_type) if kind is bool}
+    switches = {f"--{no * 'no_'}{name}": (name, not no) for name in values for no in (False, True)}
+    kept: list[str] = []
+    for word in reversed(words):
+        name, value = switches.get(word, ("", None))
+        if not name or values.pop(name, value) != value:
+            kept.append(word)
+    return kept[::-1]
 
 
 @contextmanager
@@ -215,7 +251,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     usual = {} if resuming.is_test(words) else _without_served(flags_type, defaults_of(algo))
     values = {**usual, **resuming.usable(made, recorded, words), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
-    return made, _replaced(made(), values) if values else tyro.MISSING_NONPROP
+    return made, _replaced(made(), values)
 
 
 def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
@@ -387,6 +423,46 @@ def _first_sentence(box: str) -> str:
 def names(flags_type: type) -> list[str]:
     """Returns the names of all flags of a program, as on the command line."""
     return [name for name, _ in kinds(flags_type)]
+
+
+@REGISTRY.struct_rule
+def _group(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Describes a dataclass to tyro: each help as one paragraph, with one default."""
+    if not dataclasses.is_dataclass(info.type):
+        return None
+    fields = [_field(info.type, each, info.default) for each in dataclasses.fields(info.type)]
+    return StructConstructorSpec(info.type, tuple(fields))
+
+
+def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFieldSpec:
+    """Describes a flag, or a group of flags; default: of the owner, or tyro's MISSING."""
+    is_made = callable(field.default_factory)
+    usual = field.default_factory() if callable(field.default_factory) else field.default
+    value = getattr(default, field.name) if isinstance(default, owner) else usual
+    helptext = partial(_help_of, owner, field.name)
+
+    def hint(label: str) -> str:
+        if "Default: " in helptext():
+            return "" if is_made or value == usual else f"(here: {label})"
+        return "" if label in ("None", "", "''") else f"(default: {label})"
+
+    kind: Any = typing.get_type_hints(owner, include_extras=True)[field.name]
+    title = TITLES.get(field.name, field.name)
+    is_group = dataclasses.is_dataclass(value)
+    how = tyro.conf.arg(name=title, prefix_name=False) if is_group else None
+    how = how or tyro.conf.arg(help_behavior_hint=hint)
+    value = tyro.MISSING_NONPROP if value is dataclasses.MISSING else value
+    kind = Annotated[kind, how]
+    return StructFieldSpec(field.name, kind, value, None if is_group else helptext)
+
+
+@cache
+def _help_of(owner: type, name: str) -> str:
+    """Returns the docstring of a field, in one line."""
+    owners = [base for base in owner.__mro__ if dataclasses.is_dataclass(base)]
+    found = (each for base in owners for each in parse_from_object(base).params)
+    texts = (each.description for each in found if each.arg_name == name)
+    return " ".join((next(texts, None) or "").split())
 
 
 @REGISTRY.primitive_rule

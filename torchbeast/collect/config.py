@@ -295,7 +295,7 @@ class BufferedActorsConfig(ActorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessesConfig(BufferedActorsConfig):
-    """The environments, and the actor processes that step them and choose actions."""
+    """Worker processes, which step the environments and run the policy."""
 
     num_processes: int | None = None
     """Actor processes, each with a copy of the network. Default: one per core, at most one per

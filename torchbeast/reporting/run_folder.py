@@ -81,7 +81,7 @@ class RunConfig:
 
     xpid: str = field(default_factory=lambda: new_name("torchbeast"))
     """Name of the run. The name of an earlier run resumes it with its recorded settings, which
-    flags on the command line override. Default: made from the time and a random number."""
+    flags on the command line override. Default: the time and a random number."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the run's files are in {savedir}/{xpid}."""
     seed: int | None = None

@@ -35,8 +35,8 @@ class SweepConfig:
     """Program that trains the agents. Default: monobeast."""
     name: str | None = None
     """Name of the sweep. The name of an earlier sweep continues it with its recorded settings:
-    unfinished agents resume, finished ones stay as they are. Default: made from the time and a
-    random number."""
+    unfinished agents resume, finished ones stay as they are. Default: the time and a random
+    number."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the sweep's files are in {savedir}/{name}, which has a folder per agent."""
     parallel: int | None = None
