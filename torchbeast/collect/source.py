@@ -231,12 +231,12 @@ class FleetSource:
 
     def hanging(self) -> str:
         """Describes workers that have been in one stage, or without room, for over WAIT_S."""
-        each = [(actor.name, *actor.present()) for actor in self._actors]
+        each = [(actor, *actor.present()) for actor in self._actors]
         said = [
-            f"{name} has found no room on the cluster for {seconds:.0f} s"
-            if stage == _WAITING_FOR_ROOM
-            else f"{name} has been {_DOING[stage]} for {seconds:.0f} s"
-            for name, stage, seconds in each
+            f"Ray has not scheduled {actor.name} yet ({seconds:.0f} s)"
+            if stage == _WAITING_FOR_ROOM and not (actor.worker and actor.worker.is_scheduled)
+            else f"{actor.name} has been {_DOING.get(stage, 'starting')} for {seconds:.0f} s"
+            for actor, stage, seconds in each
             if seconds >= WAIT_S and (stage in _DOING or stage == _WAITING_FOR_ROOM)
         ]
         if said and self._lag is not None:
