@@ -211,16 +211,14 @@ def verdict(improvement: Estimate, runs: int) -> str:
     if low > 0.5 or high < 0.5:
         if runs >= _FEW:
             return f"{better} is better: {beats}."
-        return (
-            f"{better} looks better ({beats}), but {counted(runs, 'run')} of a task cannot show "
-            f"it: train {_FEW} seeds or more."
-        )
+        few = f"{counted(runs, 'run')} per task {'is' if runs == 1 else 'are'} too few to tell"
+        return f"Inconclusive: {few}. Train {_FEW} seeds or more."
     # Intervals shrink with the root of the runs. The end beyond 0.5 has to come back to it.
     wider = (value - low if value > 0.5 else high - value) / max(abs(value - 0.5), 1e-9)
     needed = max(_FEW, math.ceil(runs * wider**2), runs + 1) - runs
     more = f"about {counted(needed, 'more seed')}" if needed <= 100 else "more than 100 more seeds"
     return (
-        "These seeds cannot tell whether A or B is better: the interval of P(A > B) contains 0.5. "
+        "Inconclusive: the interval of P(A > B) contains 0.5. "
         f"If the difference is as large as it looks, {more} of each would show it."
     )
 
