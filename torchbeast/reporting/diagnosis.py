@@ -137,18 +137,23 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
             f"the learner waits for files {percent(shares.writing)} of its time: a faster file "
             "system for --savedir, or a larger --log_interval, helps",
         )
+    if shares.queueing >= _MUCH and facts.fixed_lag is not None:
+        turns = f"workers and learner wait for each other because of --fixed_lag {facts.fixed_lag}"
+        return Diagnosis(
+            "room", f"{turns} ({idle}, workers blocked {room}); without it runs are faster"
+        )
     if shares.queueing >= _MUCH and shares.learning >= _BUSY:
         return Diagnosis(
             "learner",
-            f"the learner is the bottleneck: workers wait for queue space {room} of their time; "
-            "larger updates (--batch_size, --unroll_length) or a smaller --model help",
+            f"the learner is the bottleneck (workers blocked {room}): larger updates "
+            "(--batch_size, --unroll_length) or a smaller --model help",
         )
     if shares.queueing >= _MUCH:
-        advice = _more_room(facts)
-        return Diagnosis("room", f"{idle}, but workers wait for queue space {room}: {advice}")
+        flag = "--num_buffers" if facts.acts_where_it_steps else "--max_learner_queue_size"
+        advice = f"a larger {flag} lets them continue, with older data"
+        return Diagnosis("room", f"{idle}, but workers blocked {room}: {advice}")
     if shares.waiting < _MUCH:
-        even = f"{idle}, workers wait for queue space {room}: they keep pace with each other"
-        return Diagnosis("none", even)
+        return Diagnosis("none", f"balanced ({idle}, workers blocked {room})")
     if shares.environment >= shares.inference:
         busy, advice = percent(shares.environment), _faster_environments(facts)
         return Diagnosis("environment", f"{idle}, environments busy {busy}: {advice}")
@@ -165,14 +170,6 @@ def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
     if not away:
         return None
     return Diagnosis("ending" if shortage_of(away) else "lost", describe_away(away, live))
-
-
-def _more_room(facts: Collection) -> str:
-    if not facts.acts_where_it_steps:
-        return "raise --max_learner_queue_size to let them continue"
-    if facts.fixed_lag is not None:
-        return f"they wait for the weights that --fixed_lag {facts.fixed_lag} requires"
-    return "raise --num_buffers to let them continue"
 
 
 def _faster_environments(facts: Collection) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchbeast.run.learner_run import LearnerRun
 
 _SHOW_EVERY_S = 1.0
-_LEAST_S = 1.0  # of learning, to name the bottleneck at the end
+_LEAST_S, _LEAST_UPDATES = 20.0, 20  # of learning, to name the bottleneck at the end
 _MOMENT_S = 10.0  # longest time that a periodic checkpoint may block the display
 
 
@@ -71,8 +71,9 @@ class Watch:
         """Names the bottleneck of the run; first: a reading after its first update."""
         last = self.training.reading()
         found = diagnose(shares(last, first), self.run.settings.collection)
-        if found is not None and last.time - first.time >= _LEAST_S:
-            say(f"In the whole run: {found.sentence}.")
+        is_long = last.time - first.time >= _LEAST_S
+        if found is not None and is_long and self.training.updates_here >= _LEAST_UPDATES:
+            say(f"Overall: {found.sentence}.")
 
     def _show(self, display: Display, status: Mapping[str, float], window: RecentShares) -> None:
         has_learnt = self.training.updates_here > 0
