@@ -47,6 +47,17 @@ def test_each_kind_of_error_has_its_exit_code(
     assert capsys.readouterr().err.startswith("polybeast: ")
 
 
+def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
+    """Without site-packages, as with another Python in the folder of a clone."""
+    env = os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])}
+    words = [sys.executable, "-S", "-m", "torchbeast.status"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    expected = (
+        rf"status: {sys.executable} has no package \w+: .*{sys.executable} -m pip install .*\n"
+    )
+    assert re.fullmatch(expected, done.stderr) and done.returncode == 1
+
+
 @pytest.mark.parametrize(
     "program",
     [

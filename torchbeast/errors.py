@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn, TextIO
 
 EXIT_DONE = 0
@@ -93,19 +94,42 @@ def expanded(path: str | Path) -> Path:
         raise FileNotFoundError(errno.ENOENT, "its home directory is unknown", str(path)) from None
 
 
-def end_when_interrupted() -> None:
-    """Lets Ctrl-C end one of our programs while Python imports it, until `exit_code_of` takes over.
+def end_imports_in_one_line() -> None:
+    """Lets Ctrl-C, or a package that is not installed, end one of our programs without a traceback
+    while Python imports it, until `exit_code_of` takes over.
 
     A KeyboardInterrupt would be shown with the traceback of an import, or caught by a library. It
     does nothing in other programs, which may import the package while Python looks for them, too.
     """
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default and _module().startswith("torchbeast.") and sys.argv[0] == "-m":
+    if _module().partition(".")[0] != "torchbeast" or sys.argv[0] != "-m":
+        return
+    sys.excepthook = _name_missing_package
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_interrupted)
 
 
 def _end_interrupted(*_: object) -> NoReturn:
     os._exit(_report(_module().rpartition(".")[2], "interrupted.", EXIT_INTERRUPTED))
+
+
+def _name_missing_package(
+    kind: type[BaseException], error: BaseException, frames: TracebackType | None
+) -> None:
+    """Prints an uncaught exception: one line if a module of ours imports a package that is not
+    installed.
+    """
+    importing = [f.f_code.co_filename for f, _ in traceback.walk_tb(frames)]
+    importing = [file for file in importing if not file.startswith("<")]  # Python's own import
+    if not isinstance(error, ModuleNotFoundError) or not _is_ours(importing[-1]):
+        sys.__excepthook__(kind, error, frames)
+        return
+    source = Path(_PACKAGE).parent
+    made, is_clone = source / ".venv/bin/python", (source / "pyproject.toml").exists()
+    package = str(source) if is_clone else "torchbeast"
+    remedy = f"run the program with {made}, or " if made.exists() else ""
+    message = f"{sys.executable} has no package {error.name}: {remedy}install what is missing: "
+    message += f"{sys.executable} -m pip install {package}"
+    _report(_module().rpartition(".")[2], message, EXIT_FAILURE)
 
 
 def _module() -> str:

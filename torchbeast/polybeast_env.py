@@ -16,7 +16,7 @@ from contextlib import closing
 
 from torchbeast.cli import command_line
 from torchbeast.cli.flags import PolyBeastEnvFlags
-from torchbeast.core.base.checks import counted, typed
+from torchbeast.core.base.checks import command, counted, typed
 from torchbeast.errors import EXIT_DONE, UsageError
 from torchbeast.fleets.supervisor import Failure, Supervisor, end_program
 from torchbeast.fleets.system import check_alone
@@ -142,8 +142,8 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
         return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
     first, last = addresses[0], addresses[-1]
     where = first if first == last else f"{first} to {last}"
-    learn = f"python -m torchbeast.polybeast_learner{_flags_of_learner(flags)}"
-    return f"{what} at {where}; Ctrl-C ends it.\nLearn from them: {learn}"
+    learn = f"{command('polybeast_learner')}{_flags_of_learner(flags)}"
+    return f"{what} at {where}; Ctrl-C ends it.\nStart a learner with: {learn}"
 
 
 def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from torchbeast.collect.contract import Away, Shortage
+from torchbeast.core.base.checks import command
 from torchbeast.fleets.waiting import warn
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, lost_streams
 from torchbeast.reporting.display import (
@@ -101,7 +103,7 @@ def test_lost_streams_and_warnings_are_in_out_log_once(tmp_path: Path, suppresse
     run.finish(successful=True)
     logged = [line.partition("] ")[2] for line in (run.path / "out.log").read_text().splitlines()]
     assert logged == [
-        "1 of 2 streams lost 12 s ago: here:50; it continues when a server answers there",
+        "Lost 1 of 2 streams 12 s ago: here:50; reconnecting",
         "no lost streams remain; 4 are connected",
         "Warning: nothing moves",
     ]
@@ -189,8 +191,7 @@ def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
     ]
     assert [line for line in lines if not line.startswith("steps")] == [
         "add servers",
-        "2 of 4 streams lost, the first 12 s ago: unix:/a.2, unix:/a.1; "
-        "they continue when a server answers there",
+        "Lost 2 of 4 streams, the first 12 s ago: unix:/a.2, unix:/a.1; reconnecting",
     ]
 
 
@@ -205,7 +206,7 @@ def test_a_second_loss_is_reported_shortly_after_the_first_one() -> None:
         (5, shown(20, diagnosis=busy)),
         (10, shown(30, **lost("unix:/a.2"))),
     )
-    said = [line for line in lines if "streams lost" in line]
+    said = [line for line in lines if line.startswith("Lost ")]
     assert len(said) == 2 and "unix:/a.1" in said[0] and "unix:/a.2" in said[1]
 
 
@@ -217,8 +218,8 @@ def test_losses_that_will_end_the_run_are_reported_after_those_that_will_not() -
             for time, away in [(0, few), (5, many), (10, many)]
         )
     )
-    said = [line for line in lines if "streams lost" in line]
-    assert len(said) == 2 and "The run ends in 51 s" in said[1] and "ends" not in said[0]
+    said = [line for line in lines if line.startswith("Lost ")]
+    assert len(said) == 2 and "Giving up in 51 s" in said[1] and "Giving" not in said[0]
 
 
 def test_a_terminal_shows_time_shares_below_the_table() -> None:
@@ -270,12 +271,31 @@ def test_the_suggested_commands_have_the_flags_that_they_need() -> None:
     assert text.endswith("--savedir / --xpid a --env 'b c'")
 
 
+def test_commands_name_the_python_that_runs_as_this_terminal_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two environments may share the file to which their links point."""
+    folder, other = tmp_path / ".venv" / "bin", tmp_path / "bin"
+    for path in (folder, other):
+        path.mkdir(parents=True)
+        (path / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(other))
+    assert command("plot") == f"{folder}/python -m torchbeast.plot"
+    monkeypatch.chdir(tmp_path)
+    assert command("plot") == ".venv/bin/python -m torchbeast.plot"
+    monkeypatch.setenv("PATH", str(folder))
+    assert command("plot") == "python -m torchbeast.plot"
+
+
 def test_several_learners_are_resumed_by_torchrun_and_tested_without_it() -> None:
     text = next_commands("polybeast_learner", Path("/a"), True, learners=2)
-    assert "\n  torchrun --nproc_per_node=2 -m torchbeast.polybeast_learner --savedir / " in text
-    assert "Test it:\n  python" in text
+    assert (
+        " -m torch.distributed.run --nproc_per_node=2 -m torchbeast.polybeast_learner --sav" in text
+    )
+    assert f"To test:\n  {command('polybeast_learner')} --mode test" in text
 
 
 def test_without_a_checkpoint_no_command_is_suggested_that_needs_one() -> None:
     text = next_commands("polybeast", Path("/runs/a"), False)
-    assert "--mode test" not in text and "Resume" not in text and "torchbeast.plot" in text
+    assert "--mode test" not in text and "resume" not in text and "torchbeast.plot" in text

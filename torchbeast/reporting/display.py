@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchbeast.collect.contract import Away, since
-from torchbeast.core.base.checks import typed
+from torchbeast.core.base.checks import command, interpreter, typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
 
 # The means cover 100 episodes, unless `keep_last` changes it.
@@ -306,14 +306,13 @@ def next_commands(
     to_test, to_resume: further words of these commands. learners: number of learners that torchrun
     started here.
     """
-    python = Path(sys.executable).name
-    run = f"{python} -m torchbeast.{program}"
+    run = command(program)
     where = [*typed("--savedir", folder.parent), *typed("--xpid", folder.name)]
-    commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
+    commands = {"To plot:": f"{command('plot')} {shlex.quote(str(folder))}"}
     if has_checkpoint:
-        commands["Test it:"] = f"{run} --mode test {shlex.join([*where, *to_test])}"
-        several = f"torchrun --nproc_per_node={learners} -m torchbeast.{program}"
-        again = several if learners > 1 else run
-        commands["Resume it:"] = f"{again} {shlex.join([*where, *to_resume])}"
+        commands["To test:"] = f"{run} --mode test {shlex.join([*where, *to_test])}"
+        several = f"-m torch.distributed.run --nproc_per_node={learners} -m torchbeast.{program}"
+        again = f"{interpreter()} {several}" if learners > 1 else run
+        commands["To resume:"] = f"{again} {shlex.join([*where, *to_resume])}"
     lines = [f"{what}\n  {command}" for what, command in commands.items()]
-    return "\n".join([f"Its files are in {folder}", *lines])
+    return "\n".join([f"Saved to {folder}", *lines])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchbeast.collect.config import ActorsConfig
-from torchbeast.core.base.checks import above, at_least, counted, require
+from torchbeast.core.base.checks import above, at_least, command, counted, require
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import allowed_descriptors, available_cores
@@ -224,7 +224,7 @@ class SecurityConfig:
         )
         require(
             self.tls_cert is not None or self.insecure,
-            "--listen needs tls_cert and tls_key (python -m torchbeast.keys makes them), or "
+            f"--listen needs tls_cert and tls_key ({command('keys')} makes them), or "
             "--insecure on a network that is protected otherwise",
         )
         require(

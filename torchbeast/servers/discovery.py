@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import libtorchbeast
+from torchbeast.core.base.checks import command
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
@@ -240,9 +241,10 @@ class Asking:
 
 
 def _no_answer(address: str, why: str) -> RunError:
-    start = "start servers there (python -m torchbeast.polybeast_env)"
-    others = " or name servers on other machines (--env_servers, --listen)"
     is_here = socket_path(address) is not None
+    program = command("polybeast_env") if is_here else "python -m torchbeast.polybeast_env"
+    start = f"start servers there ({program})"
+    others = " or name servers on other machines (--env_servers, --listen)"
     return RunError(
         f"no environment server answers at {address} ({why}): {start}{others * is_here}"
     )

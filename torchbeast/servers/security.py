@@ -17,7 +17,7 @@ import stat
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchbeast.core.base.checks import typed
+from torchbeast.core.base.checks import command, typed
 from torchbeast.errors import RunError, UsageError, expanded
 from torchbeast.servers.addresses import EVERY_NETWORK, host_and_port, resolved
 from torchbeast.servers.config import SecurityConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import libtorchbeast
 
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 1000  # 22 characters of base64 are as strong as an AES key
-_KEYS = "python -m torchbeast.keys makes one"
+_KEYS = f"{command('keys')} makes one"
 
 _CONNECT_S = 3.0
 _PORT_OF_TLS = (

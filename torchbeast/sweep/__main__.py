@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from torchbeast.cli.command_line import parse_known
+from torchbeast.core.base.checks import command
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.servers.addresses import runtime_folder
@@ -90,7 +91,7 @@ def _train(
         runner, replay = _runner(ending, rows, config, what.shared_replay)
         folder = rows[0].agent.folder.parent
         title = f"{folder.name}: agents of {rows[0].agent.program} ({len(rows)}), {runner.how}"
-        print(f"{title}. Their files are in {folder}", flush=True)
+        print(f"{title}. Saved to {folder}", flush=True)
         board = ending.enter_context(Board(title, rows))
 
         def show() -> None:
@@ -126,8 +127,8 @@ def _say_how_to_continue(rows: Sequence[Row], config: SweepConfig, program: str)
     folder = rows[0].agent.folder.parent
     if any(row.state != "done" for row in rows):
         named = [] if config.name else ["--name", folder.name]
-        words = [Path(sys.executable).name, "-m", f"torchbeast.{program}", *sys.argv[1:], *named]
-        print(f"Continue it:\n  {shlex.join(words)}", flush=True)
+        words = shlex.join([*sys.argv[1:], *named])
+        print(f"To continue:\n  {command(program)} {words}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -206,6 +210,25 @@ def counted(count: int, noun: str) -> str:
         noun: The noun in the singular.
     """
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def interpreter() -> str:
+    """Returns the Python that runs, as a word of a command line for this terminal."""
+    own = os.path.abspath(sys.executable)
+    folder, found = os.path.dirname(own), shutil.which("python")
+    if found and os.path.dirname(os.path.abspath(found)) == folder and os.path.samefile(found, own):
+        return "python"
+    inside = own.removeprefix(os.getcwd() + os.sep)
+    return shlex.quote(inside)
+
+
+def command(program: str) -> str:
+    """Returns the start of a command that runs one of our programs with the Python that runs.
+
+    Args:
+        program: Its name, such as "monobeast".
+    """
+    return f"{interpreter()} -m torchbeast.{program}"
 
 
 def typed(flag: str, value: object) -> list[str]:
