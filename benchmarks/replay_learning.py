@@ -99,7 +99,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def train(run: Run, runs: Path) -> None:
-    """Trains one run and prints its summary; a complete run says that nothing is left to do."""
+    """Trains one run and prints its summary; a complete run says so."""
     flags = ["--preset", "minatar-breakout", "--env", f"MinAtar/{run.game}-v1"]
     place = ["--savedir", str(runs), "--xpid", run.name, "--seed", str(run.seed)]
     command = [sys.executable, "-m", "torchbeast.monobeast", *flags, *VARIANTS[run.variant], *place]

@@ -47,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: ExportFlags) -> int:
-    """Exports, and says that the file agrees with the agent."""
+    """Exports and verifies the agent."""
     from torchbeast.evaluation.exporting import NUM_STEPS, export
     from torchbeast.fleets.child_process import show_output
 
     show_output()
     env = EnvSpec(flags.env, flags.env_kwargs)
     written = export(flags.run, flags.file, env, flags.precision)
-    print(f"{written} chooses the agent's actions on {NUM_STEPS} steps of its environments.")
+    print(f"Verified: {written} matches the agent on {NUM_STEPS} steps of its environments")
     return EXIT_DONE
 
 

@@ -95,7 +95,7 @@ def run(flags: PlotFlags) -> int:
             [Path(os.path.realpath(run)) for run in flags.runs], flags.clock, flags.column
         )
     _save(list(zip(labels(groups), groups, strict=True)), flags)
-    print(f"The curves are in {', '.join(map(str, flags.output))}")
+    print(f"Plot: {', '.join(map(str, flags.output))}")
     return EXIT_DONE
 
 

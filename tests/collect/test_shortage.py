@@ -10,16 +10,15 @@ def test_lost_streams_say_when_they_end_the_run_and_how_many_prevent_it() -> Non
     short = Shortage(connected=1, needed=2, seconds=42.7)
     away = [Away("a:50", 17.3, short), Away("a:50", 2.0, short), Away("b:50", 2.0, short)]
     assert describe_away(away, live=1) == (
-        "3 of 4 streams lost, the first 17 s ago: a:50, b:50; they continue when a server answers "
-        "there. The run ends in 43 s unless 2 streams are connected (--min_streams); 1 is"
+        "Lost 3 of 4 streams, the first 17 s ago: a:50, b:50; reconnecting. Giving up in 43 s "
+        "unless at least 2 streams are connected (--min_streams), now 1"
     )
 
 
 def test_of_several_reasons_that_of_the_stream_lost_first_is_said() -> None:
     away = [Away("a:50", 2.0, None, "reset"), Away("b:50", 17.3, None, "this is not its token")]
     assert describe_away(away, live=1) == (
-        "2 of 3 streams lost, the first 17 s ago: a:50, b:50; they continue when a server answers "
-        "there (this is not its token)"
+        "Lost 2 of 3 streams, the first 17 s ago: a:50, b:50 (this is not its token); reconnecting"
     )
 
 
@@ -28,5 +27,5 @@ def test_of_several_learners_the_one_that_ends_first_is_described() -> None:
     away = [Away("a:50", 10.0, later), Away("b:50", 51.0, first), Away("c:50", 1.0)]
     assert shortage_of(away) == first
     assert describe_away(away, 2).endswith(
-        "The run ends in 9 s unless 1 stream of rank 1 is connected (--min_streams); 0 are"
+        "Giving up in 9 s unless at least 1 stream of rank 1 is connected (--min_streams), now 0"
     )

@@ -167,7 +167,9 @@ def test_the_environment_is_asked_for_spaces_that_a_checkpoint_does_not_record(
     monkeypatch.setattr(agent_module, "EnvProcess", no_environment)
     without["flags"]["env_kwargs"] = {"command": "true"}
     checkpoints.save(tmp_path / "model.tar", without)
-    with pytest.raises(UsageError, match="which could be anyone's, calls drawn:shallow"):
+    with pytest.raises(
+        UsageError, match="functions that you name: if you trust this run to call drawn:shallow"
+    ):
         load_agent(tmp_path)
     with pytest.raises(AssertionError, match="an environment was made"):
         load_agent(tmp_path, env=of("shallow"))

@@ -194,7 +194,7 @@ def test_the_report_has_each_return_and_their_spread() -> None:
     assert report(Episodes([1.0, -1.0, 1.0], [20, 9, 1000], [7, 7, 7])) == (
         "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes.\n"
         "Lengths: mean 343 steps, from 9 to 1,000.\n"
-        "Distinct: 2 of 3 episodes, by return and last 100 steps."
+        "2 of 3 episodes unique"
     )
 
 
@@ -283,8 +283,8 @@ def test_the_report_says_how_many_episodes_differ_and_how_they_began(
 ) -> None:
     run_test(save_run(tmp_path, "Catch"), random_start=2)
     said = capsys.readouterr().out
-    assert "the most likely actions after 0 to 2 random ones" in said
-    assert re.search(r"Distinct: [123] of 3 episodes", said)
+    assert "deterministic after 0 to 2 random actions" in said
+    assert re.search(r"[123] of 3 episodes unique", said)
 
 
 def run_test(run: Path, asked: envs.EnvSpec = THAT_OF_THE_RUN, **how: Any) -> int:
@@ -489,7 +489,7 @@ def test_the_flag_sampled_makes_an_evaluation_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = save_run(tmp_path, "Catch")
-    assert run_test(run) == 0 and "the most likely actions" in capsys.readouterr().out
+    assert run_test(run) == 0 and "deterministic" in capsys.readouterr().out
     seen: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
         played = Episodes([0], [1], [2])

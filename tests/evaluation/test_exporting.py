@@ -208,5 +208,5 @@ def test_the_program_says_on_what_the_file_was_checked(
     assert ended.value.code == 0 and file.exists()
     assert (
         capsys.readouterr().out
-        == f"{file} chooses the agent's actions on 32 steps of its environments.\n"
+        == f"Verified: {file} matches the agent on 32 steps of its environments\n"
     )

@@ -546,7 +546,7 @@ def test_a_run_of_any_agent_is_followed_without_its_flags(
     assert command(run, "--follow", *words) == 0, capsys.readouterr().err
     assert steps(run) == [1000]
     seed = "3" if "--seed" in words else "0"
-    assert f"the most likely actions, seed {seed}." in capsys.readouterr().out
+    assert f"deterministic, seed {seed}." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from torchbeast.run.config import check_named, naming_flags, recorded_env
 from torchbeast.run.learner_run import DescribedEnv
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
-SENTENCE = "the run's record, which could be anyone's, calls os:system with the arguments"
+SENTENCE = "that you name: if you trust this run to call os:system with"
 OWN = f"{__name__}:own_catch"
 
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_calls_no_factory_with_arguments_that_nobody_typed(
     save(tmp_path, **touching(made))
     assert main(program, tmp_path, *args) == 2
     said = capsys.readouterr().err
-    assert SENTENCE in said and said.endswith("if you trust it, add --env os:system\n")
+    assert SENTENCE in said and said.endswith("add --env os:system\n")
     assert not made.exists()
 
 
@@ -189,7 +189,7 @@ def test_the_flags_that_name_a_recorded_environment_are_accepted_and_needed(
     assert (kwargs or recorded["env_kwargs"]) == env.kwargs
     assert bool(flags) == (name == OWN)
     if flags:
-        with pytest.raises(UsageError, match="if you trust it, add --env"):
+        with pytest.raises(UsageError, match="add --env"):
             check_named(recorded, envs.EnvSpec(""))
 
 

@@ -30,9 +30,9 @@ def test_printed_commands_test_and_resume_a_run_in_a_users_environment_with_argu
     args = [*SMALL, *OWN, "--xpid", "a", "--total_steps", "200"]
     code, said = workshop.run(program, *args)
     assert code == 0, said
-    code, tested = workshop.run(program, *printed(said, "Test it"))
+    code, tested = workshop.run(program, *printed(said, "To test"))
     assert code == 0 and "over 10 episodes" in tested, tested
-    code, resumed = workshop.run(program, *printed(said, "Resume it"))
+    code, resumed = workshop.run(program, *printed(said, "To resume"))
     assert code == 0 and "at step 200." in resumed and "400 in all" in resumed, resumed
     changed = [line for line in resumed.splitlines() if "recorded" in line]
     assert changed == ["total_steps 400 (recorded 200)"]
@@ -47,12 +47,12 @@ def test_printed_commands_work_for_a_run_whose_servers_were_started_apart(
     args = [*SMALL[2:], "--xpid", "a", "--total_steps", "200"]
     code, said = workshop.run("polybeast_learner", *args)
     assert code == 0, said
-    code, resumed = workshop.run("polybeast_learner", *printed(said, "Resume it"))
+    code, resumed = workshop.run("polybeast_learner", *printed(said, "To resume"))
     assert code == 0 and "400 in all" in resumed, resumed
-    assert "env_kwargs" not in resumed.partition("Its files")[0], "they are the same"
+    assert "env_kwargs" not in resumed.partition("Saved to")[0], "they are the same"
     servers.send(signal.SIGINT)
     assert servers.end() == 0, servers.said
-    code, tested = workshop.run("polybeast_learner", *printed(said, "Test it"))
+    code, tested = workshop.run("polybeast_learner", *printed(said, "To test"))
     assert code == 0 and "over 10 episodes" in tested, tested
     code, resumed = workshop.run("polybeast", "--xpid", "a", *OWN, "--total_steps", "600")
-    assert code == 0 and "env_kwargs" not in resumed.partition("Its files")[0], resumed
+    assert code == 0 and "env_kwargs" not in resumed.partition("Saved to")[0], resumed

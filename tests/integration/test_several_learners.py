@@ -177,7 +177,7 @@ def test_two_learners_share_a_host_that_dials_in_and_one_goes_on_with_their_run(
     both = workshop.start("polybeast_learner", *words, "--total_steps", "2000", by=TORCHRUN)
     assert both.end() == 0, both.said
     assert f"--learner {doors_of(port)} --insecure" in both.said
-    assert both.said.count("Its files are in") == 1, "one of them says so"
+    assert both.said.count("Saved to") == 1, "one of them says so"
     rows = list(read_logs(workshop.run_folder("a")))
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(50)]
     assert rows[-1]["live_streams"] == 2, "one to each learner"

@@ -29,9 +29,9 @@ def test_agents_are_trained_and_ranked(
         ("2", "done", "800"),
     ]
     assert float(rows[0]["mean_return"]) >= float(rows[1]["mean_return"]) >= -1
-    for word in ("Ranking by mean return", "sweep.csv", "The curves are in", "entropy_cost"):
+    for word in ("Ranking by mean return", "sweep.csv", "Plot: ", "entropy_cost"):
         assert word in said, said
-    assert "Continue it" not in said and (folder / "sweep.png").exists()
+    assert "To continue" not in said and (folder / "sweep.png").exists()
     recorded = workshop.meta("a")
     assert workshop.call("sweep.__main__", "--name", "a") == 0
     assert "All 2 agents are complete" in capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Worksho
     wait_for(lambda: len(steps(folder)) > seen, timeout=100.0)
     run.send(signal.SIGINT)
     assert run.end() == 1, run.said
-    for sentence in ("Stopped by SIGINT", "Ranking", "Continue it:", "1 failed", "1 stopped"):
+    for sentence in ("Stopped by SIGINT", "Ranking", "To continue:", "1 failed", "1 stopped"):
         assert sentence in run.said, run.said
     assert saved_step(folder) == steps(folder)[-1] > 0
     workshop.assert_nothing_is_left()
@@ -104,7 +104,7 @@ def test_the_death_of_the_shared_replay_ends_a_sweep_with_checkpoints(workshop: 
     (replay,) = workshop.processes("torchbeast.shared_replay.service")
     replay.kill()
     assert run.end() == 1, run.said
-    assert "sweep: the shared replay: process" in run.said and "Continue it:" in run.said
+    assert "sweep: the shared replay: process" in run.said and "To continue:" in run.said
     for folder in folders:
         assert saved_step(folder) == steps(folder)[-1]
     workshop.assert_nothing_is_left()

@@ -100,7 +100,7 @@ def test_a_killed_agent_fails_alone_and_the_death_of_the_replay_ends_the_sweep(
     replay.kill()
     assert run.end() == 1, run.said
     died = r"sweep: the shared replay: its process \d+ has died"
-    assert re.search(died, run.said) and "Continue it:" in run.said, run.said
+    assert re.search(died, run.said) and "To continue:" in run.said, run.said
     assert "Traceback" not in run.said, run.said
     assert saved_step(folders[1]) == steps(folders[1])[-1]
     assert_nothing_is_left(workshop)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+from torchbeast.core.base.checks import counted
 from torchbeast.fleets.waiting import STALL_S as STALL_S
 from torchbeast.fleets.waiting import WAIT_S as WAIT_S
 
@@ -186,12 +187,14 @@ def describe_away(away: Sequence[Away], live: int) -> str:
     """Describes the lost streams, while `live` others play, or returns ""."""
     if not away:
         return ""
-    count = f"{len(away)} of {len(away) + live} streams"
-    they = "it continues" if len(away) == 1 else "they continue"
+    count = (
+        f"all {len(away)}" if not live and len(away) > 1 else f"{len(away)} of {len(away) + live}"
+    )
+    ago = since(away).removeprefix("lost")
     why = max(away, key=lambda stream: stream.seconds).why  # of the stream that was lost first
     return (
-        f"{count} {since(away)}: {_where(away)}; {they} when a server answers there"
-        f"{f' ({why})' if why else ''}{_end(away)}"
+        f"Lost {count} streams{ago}: {_where(away)}{f' ({why})' if why else ''}; reconnecting"
+        f"{_end(away)}"
     )
 
 
@@ -207,14 +210,10 @@ def _end(away: Sequence[Away]) -> str:
     if short is None:
         return ""
     return (
-        f". The run ends in {short.seconds:.0f} s unless {short.needed} "
-        f"stream{'s' * (short.needed > 1)}{short.of} {_is(short.needed)} connected "
-        f"(--min_streams); {short.connected} {_is(short.connected)}"
+        f". Giving up in {short.seconds:.0f} s unless at least "
+        f"{counted(short.needed, 'stream')}{short.of} {'is' if short.needed == 1 else 'are'} "
+        f"connected (--min_streams), now {short.connected}"
     )
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def since(away: Sequence[Away]) -> str:

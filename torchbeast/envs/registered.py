@@ -96,14 +96,15 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
     except gymnasium.error.Error as error:
         if factory := _factory_in(env_id):
             raise EnvError(
-                f"unknown environment {env_id}; for a function of a module, give {factory}"
+                f"unknown environment {env_id}. For a function of a module, use {factory}"
             ) from error
         if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
-        where = "" if hint or module_name else "; give package:Id-v0 for another package"
+        where = f". For an environment of another package, use package:{env_id}"
+        where = "" if hint or module_name else where
         if re.search(r"_v\d+$", env_id):
-            where = "; for an environment of PettingZoo, give pettingzoo:FAMILY/NAME"
+            where = ". For an environment of PettingZoo, use pettingzoo:FAMILY/NAME"
         raise EnvError(f"unknown environment {env_id}{hint}{where}") from error
 
 

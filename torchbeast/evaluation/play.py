@@ -220,8 +220,7 @@ def report(episodes: Episodes) -> str:
         f"standard deviation {episodes.spread:.2f} over {len(returns)} episodes.\n"
         f"Lengths: mean {statistics.fmean(lengths):.0f} steps, "
         f"from {min(lengths):,} to {max(lengths):,}.\n"
-        f"Distinct: {episodes.distinct} of {len(returns)} episodes, by return and last "
-        f"{COMPARED_STEPS} steps."
+        f"{episodes.distinct} of {counted(len(returns), 'episode')} unique"
     )
 
 
@@ -312,9 +311,9 @@ class EpisodePlayer:
     @property
     def how(self) -> str:
         """How it chooses actions, for messages."""
-        actions = "sampled actions" if self._config.sampled else "the most likely actions"
+        actions = "sampled actions" if self._config.sampled else "deterministic"
         most = random_start(self.env, self._config)
-        return f"{actions} after 0 to {most} random ones" if most else actions
+        return f"{actions} after 0 to {most} random actions" if most else actions
 
 
 def random_start(env: VecEnv, config: EvaluationConfig) -> int:
@@ -399,5 +398,5 @@ def test(
 
         with closing(VideoWriter(folder / "video.mp4")) as video:
             played = player.play(lambda seen: video.write(picture(player.env.render(), seen)))
-        print(f"The video is {video.path}\n{report(played)}")
+        print(f"Video: {video.path}\n{report(played)}")
     return EXIT_DONE

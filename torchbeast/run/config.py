@@ -34,8 +34,8 @@ class HardwareConfig:
     run inside PyTorch's operations, and their number changes rounding."""
     precision: Precision = "auto"
     """Floating-point type of the network's features; everything else is float32. auto: bfloat16 if
-    the hardware supports it (AMX, AVX512-BF16, tensor cores), but float32 for small networks on the
-    CPU and with --fixed_lag."""
+    the hardware supports it (AMX, AVX512-BF16, tensor cores), but float32 for your own networks,
+    for small networks on the CPU and with --fixed_lag."""
     megabytes_at_once: float | None = None
     """Size of the slices in which gradients are accumulated, in MB of observations; 0: the whole
     batch. Smaller slices fit the cache, larger ones have less overhead; the gradient is the same.
@@ -158,9 +158,8 @@ def hint_of_defaults(env_id: str) -> str:
 
 
 def sentence(clipping: str) -> str:
-    """Returns a message about the clipping, for the start of a run."""
-    how = {"abs_one": "clipped to [-1, 1]", "none": "as they are"}[clipping]
-    return f"Learning from rewards {how} (reward_clipping {clipping})."
+    """Returns a line about the clipping, for the start of a run."""
+    return f"Rewards: {'unclipped' if clipping == 'none' else 'clipped to [-1, 1]'}"
 
 
 # Recorded separately: keyword arguments of a "module:attribute" that running servers reported.
@@ -210,8 +209,8 @@ def check_named(recorded: Mapping[str, Any], asked: EnvSpec) -> None:
     if not asked.name or "--env_kwargs" in needed:
         kwargs = json.dumps(_env_kwargs(recorded))
         raise UsageError(
-            f"the run's record, which could be anyone's, calls {name} with the arguments {kwargs}: "
-            f"if you trust it, add {shlex.join(needed)}"
+            f"recorded env_kwargs are only used for functions that you name: if you trust this "
+            f"run to call {name} with {kwargs}, add {shlex.join(needed)}"
         )
 
 

@@ -153,13 +153,12 @@ class LearnerRun:
         keep_freed_memory(self.made.compute.device.type)
         run, step = self.settings.run, self.progress.step
         if step >= (run.pause_at or math.inf):
-            say(f"{run.xpid} has reached --pause_at already: leave it out to continue.")
+            say(f"Run {run.xpid} has already reached --pause_at. Leave it out to continue.")
             return
         if step >= self._total_steps:
             say(
-                f"{run.xpid} has learnt {step:,} steps already and "
-                f"--total_steps is {self._total_steps:,}: nothing is left to do. "
-                "Give a larger --total_steps to continue."
+                f"Run {run.xpid} is already complete ({step:,}/{self._total_steps:,} steps). "
+                "Increase --total_steps to continue."
             )
             return
         self.begin()

@@ -246,7 +246,7 @@ def report(rows: Sequence[Row], folder: Path) -> None:
     if any(row.state != "done" for row in rows):
         print("Agents that are not done come last, ordered by the steps that they reached.")
     write_atomically(folder / CSV, as_csv(ranking).encode())
-    print(f"All figures are in {folder / CSV}")
+    print(f"Results: {folder / CSV}")
     _plot(rows, folder / PNG)
 
 

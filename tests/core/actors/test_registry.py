@@ -248,18 +248,18 @@ def test_an_error_of_a_network_in_an_installed_package_is_told_with_its_line(
         (
             ActorSpec("auto"),
             ArraySpec((4,), "float32", -math.inf, math.inf),
-            "The network mlp reads observation (normalised numbers [4]).",
+            "Network: mlp; inputs: observation (normalised numbers [4])",
         ),
         (
             ActorSpec("deep", use_lstm=True),
             {"camera": ArraySpec((4, 84, 84), "uint8", 0, 255), "b": ArraySpec((), "bool")},
-            "The network deep with an LSTM reads b (numbers []), camera (image [4, 84, 84]).",
+            "Network: deep with an LSTM; inputs: b (numbers []), camera (image [4, 84, 84])",
         ),
         (
             ActorSpec("mlp"),
             {f"n{i}": ArraySpec((1,), "bool") for i in range(8)},
-            "The network mlp reads "
-            f"{', '.join(f'n{i} (numbers [1])' for i in range(6))} and 2 more.",
+            "Network: mlp; inputs: "
+            f"{', '.join(f'n{i} (numbers [1])' for i in range(6))} and 2 more",
         ),
     ],
 )

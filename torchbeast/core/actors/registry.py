@@ -236,16 +236,16 @@ class Agent(NamedTuple):
     action_space: ActionSpace = ()
 
     def summary(self) -> str:
-        """Returns a line for the start of a run: how the network reads the observation."""
-        name = f"The network {self.spec.name}{' with an LSTM' * self.spec.use_lstm}"
+        """Returns a line for the start of a run: the network and its inputs."""
+        name = f"Network: {self.spec.name}{' with an LSTM' * self.spec.use_lstm}"
         if self.spec.name not in MODELS:
-            return f"{name} reads the observation as its own code says."
+            return f"{name} (custom)"
         read = [
             f"{path or 'observation'} ({kind} {list(spec.shape)})"
             for path, spec, kind in readings(self.observation_space)
         ]
         more = f" and {len(read) - _NAMED} more" if len(read) > _NAMED else ""
-        return f"{name} reads {', '.join(read[:_NAMED])}{more}."
+        return f"{name}; inputs: {', '.join(read[:_NAMED])}{more}"
 
 
 def make_agent(
