@@ -157,7 +157,7 @@ def _report(rows: Sequence[Row], folder: Path) -> None:
         return
     output = [folder / "suite.json", *([folder / "suite.png"] if find_spec("matplotlib") else [])]
     compare.run(compare.CompareFlags(runs=(str(folder),), output=tuple(output)))
-    print(f"These figures and the curves are in {' and '.join(map(str, output))}")
+    print(f"Results: {', '.join(map(str, output))}")
 
 
 if __name__ == "__main__":

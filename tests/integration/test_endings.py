@@ -153,7 +153,7 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(
 ) -> None:
     assert catch(workshop, "a", 400).end() == 0
     code, said = workshop.run("polybeast", "--xpid", "a")
-    assert code == 0 and "a has learnt 400 steps already" in said, said
+    assert code == 0 and "Run a is already complete (400/400 steps)." in said, said
     more = ["--xpid", "a", "--learning_rate", "0.0004", "--total_steps"]
     for program, steps, changed in (
         ("polybeast", 800, ["learning_rate 0.0004 (recorded 0.00048)"]),

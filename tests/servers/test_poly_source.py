@@ -326,7 +326,7 @@ def test_a_source_that_has_lost_too_many_streams_says_when_the_run_ends() -> Non
             wait_for(running.source.away)
             said = running.source.hanging()
     rest.result()
-    assert re.search(r"The run ends in (5\d|60) s unless 1 stream is connected", said), said
+    assert re.search(r"Giving up in (5\d|60) s unless at least 1 stream is connected", said), said
 
 
 @contextmanager

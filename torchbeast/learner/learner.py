@@ -432,8 +432,8 @@ class Learner:
         self._is_closed = self._is_stopped = self._is_taken_over = False
         if self.done():
             print(
-                f"The run in {self.log_dir} has learnt {self.steps:,} steps already: it is "
-                "complete. Give another log_dir to train again.",
+                f"The run in {self.log_dir} is already complete ({self.steps:,} steps). "
+                "Give another log_dir to train again.",
                 flush=True,
             )
             self.close()
