@@ -37,7 +37,7 @@ from torchbeast.core.storages import (
     OnPolicyVTraceBuffer,
     ReplayBuffer,
 )
-from torchbeast.evaluation.play import Episodes
+from torchbeast.run.episodes import Episodes
 
 FRAMES, VECTOR = ArraySpec((4, 84, 84), "uint8"), ArraySpec((3,), "float32")
 

@@ -32,10 +32,12 @@ from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation.play import Episodes, RandomStarts, play, random_start, report
+from torchbeast.evaluation.play import random_start, report
 from torchbeast.evaluation.video import VideoWriter, picture, to_frame
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run import episodes as episodes_module
 from torchbeast.run.config import EvaluationConfig
+from torchbeast.run.episodes import Episodes, RandomStarts, play
 
 THAT_OF_THE_RUN = envs.EnvSpec("")
 
@@ -117,7 +119,7 @@ def test_exactly_num_episodes_episodes_are_counted(episodes: int, parallel: int)
 def test_an_evaluation_says_now_and_then_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(play_module, "_SAY_S", 0.0)
+    monkeypatch.setattr(episodes_module, "_SAY_S", 0.0)
     play(SyncVecEnv([lambda: Lengths(2)], "Lengths"), agent_of(CatchPlayer()), 2, seed=0)
     so_far = "episodes have ended; the longest running one is at step"
     expected = [f"{ended} of 2 {so_far} {steps}." for ended, steps in [(0, 1), (1, 2), (1, 1)]]
@@ -125,8 +127,8 @@ def test_an_evaluation_says_now_and_then_how_far_it_is(
 
 
 def test_an_episode_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert play_module.MAX_EPISODE_STEPS > 108_000, "frames of an Atari game"
-    monkeypatch.setattr(play_module, "MAX_EPISODE_STEPS", 20)
+    assert episodes_module.MAX_EPISODE_STEPS > 108_000, "frames of an Atari game"
+    monkeypatch.setattr(episodes_module, "MAX_EPISODE_STEPS", 20)
     endless = [lambda: Lengths(2), lambda: Lengths(0)]
     agent = agent_of(CatchPlayer())
     with pytest.raises(RunError, match="Odd: an episode has not ended within 20 steps: give .*tim"):
@@ -361,7 +363,7 @@ def test_an_evaluation_computes_in_one_thread(
         seen.append(torch.get_num_threads())
         return Episodes([0.0], [1], [2])
 
-    monkeypatch.setattr(play_module, "play", note)
+    monkeypatch.setattr(episodes_module, "_play", note)
     assert run_test(run) == 0
     assert seen == [1] and torch.get_num_threads() == 3
 
@@ -475,9 +477,8 @@ def test_greedy_play_takes_the_most_likely_action_and_sampled_play_others_too() 
     agent = agent_of(Undecided())
 
     def returns(greedy: bool, seed: int) -> list[float]:
-        torch.manual_seed(seed)
         env = SyncVecEnv([lambda: Counting(30)], "Counting")
-        return play(env, agent, 3, seed=0, greedy=greedy).returns
+        return play(env, agent, 3, seed=seed, greedy=greedy).returns
 
     assert returns(greedy=True, seed=0) == [30.0] * 3
     sampled = returns(greedy=False, seed=0)

@@ -27,14 +27,16 @@ from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation.following import RunFollower, RunWatch, Scores
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, Episodes, play
+from torchbeast.evaluation.following import RunFollower, RunWatch
+from torchbeast.evaluation.play import ENV_OF_THE_RUN
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.plot import curve
-from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.log_files import AppendedFile, read_logs
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import EvaluationConfig
+from torchbeast.run.episodes import Episodes, play
+from torchbeast.run.scores import Scores
 
 Event = Callable[[], object]
 TOTAL = 1000
@@ -401,7 +403,7 @@ def test_a_full_disk_costs_the_row_and_the_best_but_not_the_follower(
     watch = Watched()
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "save", no_room)
-        patch.setattr(Scores, "add", no_room)
+        patch.setattr(AppendedFile, "append", no_room)
 
         def freed() -> None:
             patch.undo()

@@ -17,12 +17,13 @@ from small_schemes import scheme_of
 import torchbeast
 from torchbeast import Learner, RunError, UsageError
 from torchbeast.core.algos import PPO
-from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
-from torchbeast.learner import callbacks as builtin_callbacks
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.run import callbacks as builtin_callbacks
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.episodes import Episodes
+from torchbeast.run.running import RunningLearner
 
 STEPS = 2 * 10  # of an update
 
@@ -37,17 +38,16 @@ class Noting(Callback):
     def name(self) -> str:
         return self._name
 
-    def on_start(self, learner: Learner) -> None:
+    def on_start(self, learner: RunningLearner) -> None:
         self.calls.append((self.name, "start", learner.steps))
 
-    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
         assert threading.current_thread() is threading.main_thread()
         assert figures["learnt_steps"] == learner.steps
-        assert not learner._training._lock.locked(), "no update runs"
         self.calls.append((self.name, "step", learner.steps))
         figures[f"of_{self.name}"] = torch.tensor(float(learner.updates))  # type: ignore
 
-    def on_end(self, learner: Learner) -> None:
+    def on_end(self, learner: RunningLearner) -> None:
         self.calls.append((self.name, "end", learner.steps))
 
 
@@ -70,7 +70,7 @@ class Remembering(Callback):
     def __init__(self, state: Any = 0) -> None:
         self.count = state
 
-    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
         if isinstance(self.count, int):
             self.count += 1
 
@@ -126,7 +126,7 @@ def test_loggers_get_the_figures_of_callbacks_too(
 
 def test_a_callback_ends_the_run_as_its_target_would(tmp_path: Path) -> None:
     class Enough(Callback):
-        def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+        def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
             if learner.updates == 2:
                 learner.stop()
 
@@ -182,7 +182,7 @@ def test_anything_but_a_list_of_callbacks_is_refused(
 class Misspelt(Callback):
     """Has a method that a Learner knows nothing of."""
 
-    def on_steps(self, learner: Learner) -> None: ...
+    def on_steps(self, learner: RunningLearner) -> None: ...
 
 
 def test_a_method_like_a_callbacks_that_nothing_would_call_is_refused(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_anything_but_a_list_of_loggers_is_refused(tmp_path: Path, loggers: Any)
 class Stepping(Callback):
     """Steps the Learner that calls it."""
 
-    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
         learner.step()
 
 
@@ -252,7 +252,7 @@ def test_arguments_of_another_kind_are_refused(arguments: Any, sentence: str) ->
 class Worded(Callback):
     """Adds a figure that is no number."""
 
-    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
         figures["mood"] = "good"  # type: ignore[assignment]
 
 
@@ -533,7 +533,7 @@ class Acting(builtin_callbacks._Periodic):
         super().__init__(every_steps, every_seconds)
         self.acted: list[int] = []
 
-    def _act(self, learner: Learner, figures: dict[str, float]) -> None:
+    def _act(self, learner: RunningLearner, figures: dict[str, float]) -> None:
         self.acted.append(learner.steps)
 
 
@@ -563,7 +563,7 @@ def test_a_schedule_of_seconds_counts_from_the_last_time(monkeypatch: pytest.Mon
 
 def test_a_schedule_begins_at_0_for_a_subclass_with_a_start_of_its_own() -> None:
     class Own(Acting):
-        def on_start(self, learner: Learner) -> None:
+        def on_start(self, learner: RunningLearner) -> None:
             pass
 
     assert acted_at(Own(100), 0, [99, 100]) == [100]

@@ -27,7 +27,13 @@ from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.run.config import CheckpointConfig, EvaluationConfig, HardwareConfig, TrainingConfig
+from torchbeast.run.config import (
+    CallbacksConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    HardwareConfig,
+    TrainingConfig,
+)
 
 if TYPE_CHECKING:  # they import torch, as the methods do that use them
     from torchbeast.reporting.diagnosis import Collection
@@ -74,6 +80,7 @@ class LearnerFlags:
     display: DisplayConfig = field(default_factory=DisplayConfig)
     logs: LogConfig = field(default_factory=LogConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
@@ -138,6 +145,7 @@ class LearnerFlags:
 
     def run_settings(self, env_id: str, collection: Collection) -> RunSettings:
         """Returns the settings of a run in this environment."""
+        from torchbeast.run.callbacks import of_config
         from torchbeast.run.learner_run import RunSettings
 
         learner = self.learner_config(env_id)
@@ -150,6 +158,7 @@ class LearnerFlags:
             recorded={**recorded(self), **recorded(learner.algorithm)},
             loggers=self.logs.loggers(),
             metrics=self.metrics,
+            callbacks=of_config(self.callbacks, not self.checkpoints.disable_checkpoint),
         )
 
     def learner_config(self, env_id: str) -> LearnerConfig:

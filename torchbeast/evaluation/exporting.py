@@ -37,8 +37,9 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
 from torchbeast.evaluation.agent import TrainedAgent, agent_for, env_process
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, newest_of, of_whole_games, spaces_of
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, newest_of, spaces_of
 from torchbeast.reporting.run_folder import write_atomically
+from torchbeast.run.episodes import of_whole_games
 
 NUM_ENVS, NUM_STEPS = 4, 32  # of the comparison with the agent; of a larger game, all its agents
 _BEGINS = 8  # steps after which an episode begins for both, whatever the environment says

@@ -13,33 +13,22 @@ when it is restarted, from the same starts.
 
 from __future__ import annotations
 
-import math
-import statistics
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, EpisodePlayer, Episodes
+from torchbeast.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, EpisodePlayer
 from torchbeast.fleets.child_process import show_output
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import running_time, say, warn
-from torchbeast.reporting.log_files import (
-    AppendedFile,
-    WallTime,
-    csv_line,
-    end_last_line,
-    read_logs,
-)
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import CHECKPOINT, is_in_use
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import EvaluationConfig
+from torchbeast.run.scores import Scores, Weights, weights_of
 
 # A run writes a row for each update. The lock alone does not suffice: it may not work across
 # machines, and a run that is started together with this process locks its folder seconds later.
@@ -92,65 +81,6 @@ def _time_of(path: Path) -> float | None:
         return round(path.stat().st_mtime, 3)
     except OSError:
         return None
-
-
-COLUMNS = (
-    *("_time", "step", "weights_crc32", "num_episodes", "distinct_episodes"),
-    *("mean_episode_return", "min_return", "max_return", "mean_episode_length"),
-)
-
-
-Weights = tuple[int, int]
-"""Learnt env steps and a CRC of the weights, which together identify the weights of a run.
-
-A run that makes no progress writes the same weights again. A run that went back to an earlier
-checkpoint writes different weights after the same number of steps.
-"""
-
-
-def weights_of(checkpoint: Mapping[str, Any]) -> Weights:
-    """Returns the identity of a checkpoint's weights."""
-    crc32 = 0
-    for _, tensor in sorted(checkpoint["model_state_dict"].items()):
-        crc32 = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), crc32)
-    return int(checkpoint["stats"].get("step", 0)), crc32
-
-
-class Scores:
-    """Appends rows to evaluations.csv. Used by one process at a time, and by one thread of it."""
-
-    def __init__(self, folder: Path) -> None:
-        """Opens the file in a run's folder, or makes it.
-
-        Raises UsageError if it cannot be written, or if another process uses it.
-        """
-        path = folder / "evaluations.csv"
-        with refusing_paths("make it writable"):
-            self._file = AppendedFile(path)
-        if not self._file.lock():
-            self.close()
-            raise UsageError(f"another process is evaluating this run and writing {path}: end it")
-        end_last_line(path)
-        rows = [row for row in read_logs(path) if len(row) == len(COLUMNS)]
-        self._known = {(int(row["step"]), int(row["weights_crc32"])) for row in rows}
-        self._time = WallTime(at_least=rows[-1]["_time"] if rows else -math.inf)
-
-    def knows(self, weights: Weights) -> bool:
-        """Returns whether the weights have been evaluated."""
-        return weights in self._known
-
-    def add(self, weights: Weights, played: Episodes) -> None:
-        """Appends a row. If it cannot, raises OSError and leaves the file unchanged."""
-        self._known.add(weights)  # even if writing fails: they are not played again
-        heading = "" if self._file.size else csv_line(COLUMNS)
-        returns, lengths = played.returns, played.lengths
-        row = [round(self._time.now(), 3), *weights, len(returns), played.distinct]
-        row += [statistics.fmean(returns), min(returns), max(returns), statistics.fmean(lengths)]
-        self._file.append(heading + csv_line(row))
-
-    def close(self) -> None:
-        """Closes the file. Do not call any method afterwards."""
-        self._file.close()
 
 
 def follow(
@@ -243,29 +173,19 @@ class RunFollower:
 
     def _evaluate(self, saved: dict[str, Any], scores: Scores) -> None:
         """Plays with the weights, keeps the checkpoint if it is the best, and appends a row."""
-        weights = weights_of(saved)
+        weights = _weights_of(saved)
         if scores.knows(weights):
             return
         self._player.load(saved, self._path)
         played = self._player.play(lambda _: self._check_goes_on())
-        path, score = checkpoints.best_path(self._folder), statistics.fmean(played.returns)
-        kept = ""
-        try:
-            if checkpoints.keep_if_better(self._folder, saved, score):
-                kept = f"; the best so far, kept as {path.name}"
-        except OSError as error:
-            warn(f"{path} was not written ({error.strerror})")
-        try:
-            scores.add(weights, played)
-        except OSError as error:
-            warn(f"no row was written to evaluations.csv ({error.strerror})")
-        say(f"Step {self._learnt:,}: {_sentence(played)}{kept}")
+        say(scores.add(weights, played, lambda: saved))
 
     def _open(self, saved: dict[str, Any]) -> Scores:
         """Makes the environments and the agent, and opens the files."""
         if self._check is not None:
             self._check(saved, self._path)
-        checkpoints.kept_score(self._folder)  # raises if it is damaged, before playing
+        # It raises if the best checkpoint is damaged, before playing.
+        self._scores = self._ending.enter_context(closing(Scores(self._folder)))
         player = EpisodePlayer(
             saved,
             self._path,
@@ -275,12 +195,11 @@ class RunFollower:
             check_goes_on=self._check_goes_on,
         )
         self._player = self._ending.enter_context(closing(player))
-        self._scores = self._ending.enter_context(closing(Scores(self._folder)))
         say(
             f"Following the run in {self._folder}: {self._config.num_episodes} episodes of "
             f"{player.where} with each checkpoint, {player.how}, seed {self._seed}."
         )
-        if self._scores.knows(weights_of(saved)):
+        if self._scores.knows(_weights_of(saved)):
             say(f"Step {self._learnt:,} was evaluated before.")
         return self._scores
 
@@ -317,10 +236,5 @@ class RunFollower:
         )
 
 
-def _sentence(played: Episodes) -> str:
-    returns = played.returns
-    return (
-        f"mean return {statistics.fmean(returns):.2f}, from {min(returns):g} to "
-        f"{max(returns):g}; mean length {statistics.fmean(played.lengths):.0f}; "
-        f"{played.distinct} of {len(returns)} episodes differ"
-    )
+def _weights_of(saved: dict[str, Any]) -> Weights:
+    return weights_of(saved["model_state_dict"], int(saved["stats"].get("step", 0)))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from torchbeast.core.base.lazy import importing
 
 if TYPE_CHECKING:
-    from torchbeast.learner.callbacks import Callback as Callback
-    from torchbeast.learner.callbacks import Checkpoints as Checkpoints
-    from torchbeast.learner.callbacks import Evaluation as Evaluation
     from torchbeast.learner.learner import Learner as Learner
+    from torchbeast.run.callbacks import Callback as Callback
+    from torchbeast.run.callbacks import Checkpoints as Checkpoints
+    from torchbeast.run.callbacks import Evaluation as Evaluation
 
 __all__, __getattr__, __dir__ = importing(__name__)

@@ -14,12 +14,8 @@ Learner is made with the same log_dir, and which the programs can plot, evaluate
 
 from __future__ import annotations
 
-import copy
 import functools
-import json
 import logging
-import math
-import secrets
 import threading
 import time
 import weakref
@@ -28,25 +24,17 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least, counted, names_checked, require
-from torchbeast.core.base.computing import CudaStream, OwnProcess, one_thread, own_settings
+from torchbeast.core.base.computing import CudaStream, OwnProcess, own_settings
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import UsageError, expanded
-from torchbeast.evaluation.play import Episodes, parallel_envs, play
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import running_time, warn
-from torchbeast.learner.callbacks import (
-    Callback,
-    check_callbacks,
-    check_loggers,
-    keep_numbers,
-    states_of,
-)
 from torchbeast.learner.parts import (
+    check_loggers,
     env_spec,
     make_source,
     making_agent,
@@ -63,8 +51,11 @@ from torchbeast.reporting.run_folder import (
     raise_failure,
 )
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.callbacks import Callback, Callbacks
 from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
+from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
+from torchbeast.run.running import RunningLearner
 from torchbeast.run.saving import CheckpointNotWritten
 from torchbeast.run.training import Training
 from torchbeast.schemes.scheme import Scheme
@@ -75,7 +66,7 @@ _LOOK_S = 1.0  # between two looks at what a step waits for
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
 
-class Learner:
+class Learner(RunningLearner):
     """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 
     The process stays yours: after every call, signals, torch's number of threads and its random
@@ -131,35 +122,19 @@ class Learner:
         if not isinstance(scheme, Scheme):
             raise TypeError(f"scheme must be Scheme(...) or Scheme.preset(...), got {scheme!r}")
         at_least(1, target_steps=target_steps)
-        check_callbacks(callbacks)
+        self._callbacks = Callbacks(callbacks)
         check_loggers(loggers)
         self.scheme = scheme
         self.target_steps = target_steps
-        self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
-        self._is_in_callback = False
-        self._env_options: dict[str, Any] = {}  # {"env_options": the options}, once there are some
+        self._loggers = (*FILES, *loggers)
+        self._env_options = {}
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
-        if (earlier := _OPEN.get(self.log_dir)) is not None:
+        if (earlier := _OPEN.get(self._config.folder)) is not None:
             earlier.close()  # the cell of a notebook that is run again
             earlier._is_taken_over = True
-        _check_goes_on(self.log_dir)
+        _check_goes_on(self._config.folder)
         self._own = OwnProcess()
         self._open(None)
-
-    @property
-    def log_dir(self) -> Path:
-        """Folder of the run."""
-        return self._config.folder
-
-    @property
-    def steps(self) -> int:
-        """Environment steps that the agent was trained on, including earlier parts of the run."""
-        return self._progress.step
-
-    @property
-    def updates(self) -> int:
-        """Number of updates, including earlier parts of the run."""
-        return self._training.updates
 
     @property
     def actor(self) -> Actor:
@@ -168,18 +143,7 @@ class Learner:
         """
         if self.scheme.update_execution == "decentralised" and self._finalizer.alive:
             self._run.made.optimiser_step.state_dict()  # the workers have them
-        return self._run.made.agent.model
-
-    def done(self) -> bool:
-        """Returns whether the agent was trained on target_steps, or `stop` was called."""
-        return self._is_stopped or self.steps >= self.target_steps
-
-    def stop(self) -> None:
-        """Ends the run after the present step, as if it had reached target_steps.
-
-        For callbacks; elsewhere call `close`.
-        """
-        self._is_stopped = True
+        return super().actor
 
     def step(self) -> dict[str, float]:
         """Collects a batch, trains on it, and calls the callbacks.
@@ -197,9 +161,9 @@ class Learner:
         """
         if self._is_closed:
             raise UsageError(f"the run has ended: {self._what_ended_it()}")
-        if self._is_in_callback:
+        if self._callbacks.is_running:
             raise RuntimeError("step() cannot be called from a callback, which step() itself calls")
-        self._start_callbacks()
+        self._callbacks.start(self, self._fail)
         version, is_taken = self.updates + 1, False
         try:
             with self._own, self._watching.step():
@@ -211,7 +175,7 @@ class Learner:
                 self._drop_batch(version if is_taken else None)
             raise
         try:
-            self._step_callbacks()
+            self._callbacks.step(self, self._training.row, self._fail)
             self._save_in_time()
         finally:  # an interrupt leaves the update, and the end, as they are
             with self._watching.step(), self._training.writing.running():
@@ -245,92 +209,6 @@ class Learner:
             self.step()
         return self.get_metrics()
 
-    def get_metrics(self) -> dict[str, float]:
-        """Returns the metrics of the last update and of the run so far.
-
-        Returns:
-            The columns of the last row of logs.csv, including the figures of callbacks; and step,
-            updates, episodes, steps_per_second since the Learner was made, and mean_return and
-            mean_length (in steps) of the last 100 episodes, which are NaN before the first episode
-            ends.
-        """
-        progress = self._progress
-        rate = (self.steps - self._first_step) / max(1e-9, time.monotonic() - self._began)
-        return {
-            **self._row.figures,
-            "step": self.steps,
-            "updates": self.updates,
-            "episodes": progress.episodes,
-            "mean_return": progress.mean_return(),
-            "mean_length": progress.mean_length(),
-            "steps_per_second": rate,
-        }
-
-    def set_env_options(self, options: Mapping[str, Any]) -> None:
-        """Gives every training environment options, such as the level of a curriculum.
-
-        An environment gets them when it is reset the next time, `reset(options=...)`, and at every
-        reset after it until you give others, also after the run is resumed. The environments of
-        `evaluate` do not get them.
-
-        Args:
-            options: Names and values, as JSON has them.
-
-        Raises:
-            TypeError: If the options are not JSON.
-            UsageError: If the environments take no options, or gradient workers have them.
-                Environments in other processes may report it later, from `step`.
-
-        Example:
-            ```python
-            class Curriculum(Callback):
-                def on_step(self, learner, figures):
-                    learner.set_env_options({"level": learner.steps // 100_000})
-            ```
-        """
-        json.dumps(dict(options))
-        self._source.set_env_options(dict(options))
-        self._env_options["env_options"] = dict(options)
-
-    def print_info(self) -> None:
-        """Prints a line about the run: steps, steps per second, episodes, mean return and loss."""
-        print(self._info(), flush=True)
-
-    def __repr__(self) -> str:
-        return f"<Learner: {self._info()}>"
-
-    def _info(self) -> str:
-        found = self.get_metrics()
-        share = 100 * self.steps / self.target_steps
-        said = [
-            f"step {self.steps:,} of {self.target_steps:,} ({share:.0f} %)",
-            f"{found['steps_per_second']:,.0f} steps/s",
-            f"{self._progress.episodes:,} episodes",
-        ]
-        if not math.isnan(found["mean_return"]):
-            said.append(f"mean return {found['mean_return']:.2f}")
-        if not math.isnan(self._progress.loss):
-            said.append(f"loss {self._progress.loss:.3g}")
-        return ", ".join(said)
-
-    def save_model(self, path: str | Path | None = None) -> Path:
-        """Writes a checkpoint from which a run can continue.
-
-        Args:
-            path: Default: model.tar in log_dir, which is also written every ten minutes and at the
-                end of the run.
-
-        Returns:
-            The path of the file.
-        """
-        target = self._session.folder.checkpoint if path is None else expanded(path)
-        with self._own:
-            if path is None:
-                self._saving.save(self._training)
-            else:
-                checkpoints.save(target, self._saving.checkpoint(self._training))
-        return target
-
     def restore(self, path: str | Path | None = None) -> None:
         """Ends the present run, and continues from a checkpoint: weights, optimiser, counters,
         random numbers.
@@ -354,46 +232,6 @@ class Learner:
         self._end(is_saved=False)
         raise_failure(self._session.supervisor.failure, self._session.folder)
         self._open(found)
-
-    def evaluate(
-        self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None
-    ) -> Episodes:
-        """Plays whole episodes with the present weights.
-
-        The environments come from the scheme's test_envs_factory, or else its train_envs_factory.
-
-        Args:
-            num_episodes: Number of episodes.
-            sampled: Whether to sample actions, as in training, instead of taking the most likely
-                ones.
-            seed: Seed of environments and sampled actions. Default: a random one.
-
-        Returns:
-            Returns, lengths in steps and fingerprints of the endings, one per episode; see
-            `Episodes`.
-
-        Raises:
-            ValueError: If num_episodes is below 1.
-            RunError: If an episode takes more than 500,000 steps.
-
-        Example:
-            ```python
-            learner.evaluate(10, seed=1)  # <10 episodes: mean return 500.00 ± 0.00, ...>
-            ```
-        """
-        at_least(1, num_episodes=num_episodes)
-        model = copy.deepcopy(self.actor).to("cpu").eval()
-        envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
-        seed = secrets.randbits(31) if seed is None else seed
-        with (
-            self._own,
-            closing(envs.make(parallel_envs(num_episodes, envs.num_agents))) as env,
-            one_thread(),
-            torch.random.fork_rng(devices=[]),
-        ):
-            agent = self._run.made.agent._replace(model=model)
-            torch.default_generator.manual_seed(seed)  # of sampled actions
-            return play(env, agent, num_episodes, seed, greedy=not sampled)
 
     def close(self) -> None:
         """Ends the run: writes the checkpoint and stops the workers. You may call it again.
@@ -427,9 +265,8 @@ class Learner:
         _OPEN[self.log_dir] = self
         self._batches: Iterator[Batch] | None = None
         self._is_started = False
-        self._first_step, self._began = self.steps, time.monotonic()
-        self._save_at = self._began + FIRST_CHECKPOINT_S
-        self._is_closed = self._is_stopped = self._is_taken_over = False
+        self._save_at = time.monotonic() + FIRST_CHECKPOINT_S
+        self._is_closed = self._is_taken_over = False
         if self.done():
             print(
                 f"The run in {self.log_dir} is already complete ({self.steps:,} steps). "
@@ -443,49 +280,44 @@ class Learner:
         spec = env_spec(scheme)
         settings = run_settings(scheme, spec, self._config, self.target_steps, self._loggers)
         supervisor = Supervisor()
-        folder = RunFolder(self.log_dir, dict(settings.recorded))
+        folder = RunFolder(self._config.folder, dict(settings.recorded))
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         self._session = Session(supervisor, folder)
         envs = scheme.train_envs_factory
         described = DescribedEnv(env=spec, observation_space=envs.sent_space, make=envs.make)
         run = LearnerRun(settings, described, self._session, resumed)
         run.assemble(making_agent(scheme), making_weights(scheme))
-        self._run, self._progress = run, run.progress  # a refused one leaves those before
         if scheme.gradients is None:
             config = settings.learner
             source = functools.partial(make_source, scheme, config=config, ending=ending)
-            self._source = ending.enter_context(self._run.source(source))
+            self._source = ending.enter_context(run.source(source))
         else:
             from torchbeast.gradients.workers import gradient_workers
             from torchbeast.learner.gradients import gradient_fleet, make_worker
 
-            make = functools.partial(
-                make_worker, scheme, settings.learner, self._run.environment_seed
-            )
+            make = functools.partial(make_worker, scheme, settings.learner, run.environment_seed)
             fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
-            step = self._run.made.optimiser_step
+            step = run.made.optimiser_step
             joint = gradient_workers(make, scheme.gradients, step, fleet)
-            self._source = self._run.join(ending.enter_context(closing(joint)))
+            self._source = run.join(ending.enter_context(closing(joint)))
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         callbacks, options = self._callbacks, self._env_options
-        self._training, self._saving = ending.enter_context(
-            self._run.training(self._source, lambda: {"callbacks": states_of(callbacks), **options})
-        )
+
+        def also() -> dict[str, Any]:
+            return {"callbacks": callbacks.states(), **options}
+
+        self._hold(run, *ending.enter_context(run.training(self._source, also)))
         self._row = self._training.log = _RowInHand(self._training.log)
         ending.callback(self._row.release)
         ending.callback(supervisor.stop, "the learner was closed")
         at_once = settings.learner.online_rollouts.batch_size
         self._watching = _Watchdog(self._training, at_once)
-        if (recorded := self._run.earlier.env_options) is not None:
+        if (recorded := run.earlier.env_options) is not None:
             options["env_options"] = recorded
         if options:
             self._source.set_env_options(options["env_options"])
-        self._cuda_stream = CudaStream(self._run.made.compute.device)
-        self._started: list[Callback] = []  # callbacks whose on_start was called
-        states = self._run.earlier.callbacks
-        for callback in self._callbacks:
-            if callback.name in states:
-                callback.load_state_dict(states[callback.name])
+        self._cuda_stream = CudaStream(run.made.compute.device)
+        callbacks.load(run.earlier.callbacks)
 
     def _learn_from(self, batch: Batch) -> None:
         try:
@@ -494,21 +326,6 @@ class Learner:
             self._fail(error)
         if not has_learnt:  # a worker has failed meanwhile
             self._fail(None)
-
-    def _start_callbacks(self) -> None:
-        for callback in self._callbacks[len(self._started) :]:
-            with self._ended_by(callback):
-                callback.on_start(self)
-            self._started.append(callback)
-
-    def _step_callbacks(self) -> None:
-        figures = self._row.figures
-        for callback in self._callbacks:
-            with self._ended_by(callback):
-                try:
-                    callback.on_step(self, figures)
-                finally:
-                    keep_numbers(figures)
 
     def _save_in_time(self) -> None:
         """Writes the checkpoint as often as the programs do, unless the run ends now anyway."""
@@ -521,23 +338,10 @@ class Learner:
         self._save_at = time.monotonic() + CheckpointConfig().checkpoint_interval
 
     @contextmanager
-    def _ended_by(self, callback: Callback) -> Iterator[None]:
-        """Ends the run if the callback raises an exception."""
-        self._is_in_callback = True
-        try:
-            yield
-        except Exception as error:
-            self._fail(error, f"callback {callback.name}")
-        finally:
-            self._is_in_callback = False
-
-    def _end_callbacks(self) -> None:
-        """Calls each, even if one fails; the first failure is the run's, unless it has one."""
-        for callback in self._started:
-            try:
-                callback.on_end(self)
-            except Exception as error:
-                self._session.supervisor.fail_at_end(f"callback {callback.name}", error)
+    def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
+        envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
+        with closing(envs.make(parallel_envs(num_episodes, envs.num_agents))) as env:
+            yield env
 
     def _next_batch(self) -> Batch:
         if not self._is_started:
@@ -599,7 +403,9 @@ class Learner:
             if is_saved:
                 last.callback(self._save_at_end)
             last.callback(self._session.supervisor.stop, "the learner was closed")
-            last.callback(self._end_callbacks)
+            # The first failure is the run's, unless it has one.
+            fail = self._session.supervisor.fail_at_end
+            last.callback(self._callbacks.end, self, lambda error, origin: fail(origin, error))
         return True
 
     def _save_at_end(self) -> None:
@@ -611,20 +417,20 @@ class _RowInHand:
     """Keeps each row of a log until callbacks have added their figures."""
 
     def __init__(self, log: Log) -> None:
-        self.figures: dict[str, float] = {}  # of the last row
         self._log = log
+        self._figures: Mapping[str, float] = {}
         self._step: int | None = None  # of the row that is kept
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Keeps a row; one that was kept is written before."""
         self.release()
-        self._step, self.figures = step, dict(figures)
+        self._step, self._figures = step, figures
 
     def release(self) -> None:
         """Writes the row that is kept, if any."""
         step, self._step = self._step, None
         if step is not None:
-            self._log.write(step, self.figures)
+            self._log.write(step, self._figures)
 
     close = release  # its owner closes the log
 

@@ -151,7 +151,7 @@ class LogFiles:
         """
         self._fields_path = folder / "fields.csv"
         self._fields = read_fields(folder)
-        last_tick, last_time = _resumed(folder / "logs.csv", step, self._fields)
+        last_tick, last_time = drop_after(folder / "logs.csv", step, self._fields)
         self._tick, self._time = last_tick + 1, WallTime(at_least=last_time)
         self._logs = AppendedFile(folder / "logs.csv")
 
@@ -299,10 +299,11 @@ def end_last_line(path: Path) -> None:
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def _resumed(path: Path, step: float, fields: list[str]) -> tuple[int, float]:
-    """Drops an incomplete last row, and the rows after `step`.
+def drop_after(path: Path, step: float, fields: Sequence[str]) -> tuple[int, float]:
+    """Drops an incomplete last row, and the rows after `step`, which a killed run wrote.
 
-    Returns `_tick` and `_time` of the last row that has both; -1 and 0 if no row has.
+    fields: the file's columns. Returns `_tick` and `_time` of the last row that has both; -1 and 0
+    if no row has.
     """
     if not path.exists():
         return -1, 0.0

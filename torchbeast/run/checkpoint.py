@@ -14,7 +14,7 @@ unscaled_to_100                           whether it uses floats with bounds fro
 observation_space  action_space           of one environment, before frames are stacked
 frame_stack                               number of frames in a stack
 rng                                       torch's random generators
-callbacks                                 states of a Learner's callbacks, by name
+callbacks                                 states of the run's callbacks, by name
 
 The file is a zip archive, as torch.save has written since PyTorch 1.6, in which every record has a
 CRC-32. torch.load ignores these checksums; `load` verifies them.
@@ -28,8 +28,8 @@ after a gap of two numbers are ignored. From the first save on, model.tar exists
 if the process or the machine dies. Only on file systems without hard links is it missing for the
 last moment of a save, and model.1.tar is used instead.
 
-NAME_best.tar is the best checkpoint of a Learner's evaluation, or of `--mode test --follow`. Its
-entry callbacks[NAME]["best"] is its mean return, so that only a better checkpoint replaces it.
+NAME_best.tar is the best checkpoint of the run's evaluations. Its entry callbacks[NAME]["best"] is
+its mean return, so that only a better checkpoint replaces it.
 """
 
 from __future__ import annotations
@@ -503,13 +503,8 @@ def kept_score(folder: Path, name: str = EVALUATION) -> float:
     return float(state.get(BEST, -math.inf))
 
 
-def keep_if_better(folder: Path, checkpoint: Mapping[str, Any], score: float) -> bool:
-    """Keeps a checkpoint as the best if its score is higher than the kept checkpoint's score.
-
-    Returns whether it was. If it cannot be written, raises OSError and keeps the previous one.
-    """
-    if not score > kept_score(folder):  # nor is NaN
-        return False
-    states = {**checkpoint.get("callbacks", {}), EVALUATION: {BEST: score}}
-    save(best_path(folder), {**checkpoint, "callbacks": states})
-    return True
+def save_best(path: Path, checkpoint: Mapping[str, Any], name: str, score: float) -> None:
+    """Writes the best checkpoint, with its score under the name of its evaluation."""
+    states = checkpoint.get("callbacks", {})
+    states = {**states, name: {**states.get(name, {}), BEST: score}}
+    save(path, {**checkpoint, "callbacks": states})

@@ -104,6 +104,27 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallbacksConfig:
+    """What a run does between its updates."""
+
+    eval_every: int | None = None
+    """Environment steps between evaluations during training, which pauses meanwhile. Each appends a
+    row to evaluations.csv and adds evaluation_mean_return to the log; the best weights are kept as
+    evaluation_best.tar. One also follows the last step. Default: no evaluations."""
+    eval_episodes: int = 10
+    """Complete episodes of each evaluation of --eval_every, with the most likely actions."""
+    callback: tuple[str, ...] = ()
+    """Your own callbacks, package.module:Class of subclasses of torchbeast.learner.Callback, which
+    are made without arguments; or functions that return one. A resumed run keeps them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "callback", tuple(self.callback))
+        at_least(1, eval_every=self.eval_every, eval_episodes=self.eval_episodes)
+        for name in self.callback:
+            require(":" in name, f"callback must be package.module:Class, got {name}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """Evaluation of a run's checkpoints."""
 

@@ -47,6 +47,7 @@ from torchbeast.run.assemble import (
     MakeWeights,
     assemble,
 )
+from torchbeast.run.callbacks import Callback, Callbacks, ProgramLearner
 from torchbeast.run.config import (
     CheckpointConfig,
     changes,
@@ -97,6 +98,7 @@ class RunSettings:
     recorded: Mapping[str, Any]  # every setting by the name of its flag
     loggers: Sequence[Logger] = FILES
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
+    callbacks: Sequence[Callback] = ()  # of a program
     of_command: Sequence[str] = ()  # words to repeat in the command that resumes the run
     becomes_latest: bool = True  # whether the link `latest` will point to its folder
 
@@ -161,11 +163,14 @@ class LearnerRun:
                 "Increase --total_steps to continue."
             )
             return
-        self.begin()
-        with self.source(make_source) as source:
-            if self._replica is not None:
-                source = self.join(self._replica.joint(source, self.made.optimiser_step))
-            self._learn(source)
+        callbacks = Callbacks(self.settings.callbacks)
+        with closing(ProgramLearner(self, self._total_steps, callbacks)) as learner:
+            learner.prepare()
+            self.begin()
+            with self.source(make_source) as source:
+                if self._replica is not None:
+                    source = self.join(self._replica.joint(source, self.made.optimiser_step))
+                self._learn(source, learner)
 
     def assemble(self, make_agent: MakeAgent, make_weights: MakeWeights) -> None:
         """Assembles the learner, with state and progress of the earlier run, if there is one."""
@@ -238,11 +243,12 @@ class LearnerRun:
         seed = int(root.generate_state(1)[0])
         return seed if self._replica is None else self._replica.seed(seed)
 
-    def _learn(self, source: Source) -> None:
+    def _learn(self, source: Source, learner: ProgramLearner) -> None:
         with (
             Metrics().served(self.settings.metrics) as metrics,
-            self.training(source) as (training, saving),
+            self.training(source, learner.also_saved) as (training, saving),
         ):
+            learner.begin(training, saving)
             watch = Watch(run=self, training=training, saving=saving, metrics=metrics)
             began, first_step = time.monotonic(), self.progress.step
             supervisor = self.session.supervisor
@@ -255,7 +261,7 @@ class LearnerRun:
                 raise
             finally:
                 supervisor.stop("the program ended")
-                self.end(training, saving)
+                self.end(training, saving, learner.end)
             if training.updates_here or supervisor.failure is None:
                 self._say_end(first_step, time.monotonic() - began)
 
@@ -298,9 +304,11 @@ class LearnerRun:
                 training.after_update = PastVersions(Path(pool), made.agent, every, step)
             yield training, saving
 
-    def end(self, training: Training, saving: Saving) -> None:
-        """Waits for the threads of a run that has ended, then saves, unless nothing has changed or
-        after a NaN.
+    def end(
+        self, training: Training, saving: Saving, end_callbacks: Callable[[], object] = lambda: None
+    ) -> None:
+        """Waits for the threads of a run that has ended, calls `end_callbacks`, then saves, unless
+        nothing has changed or after a NaN.
 
         Updates before a NaN may already have damaged the weights. So the last checkpoint is kept,
         and the state before the NaN is in last_good.tar.
@@ -314,6 +322,8 @@ class LearnerRun:
                 running,
                 training.patience_s,
             )
+        if not running:  # otherwise a callback may still be running
+            end_callbacks()
         if self._is_saved and not training.updates_here:
             return
         failure = self.session.supervisor.failure

@@ -175,6 +175,7 @@ class Replica:
             display=dataclasses.replace(settings.display, suppress_logs=True),
             loggers=(),
             metrics=MetricsConfig(),  # off
+            callbacks=(),
             becomes_latest=False,
         )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class Saving:
         self._path = self.folder.checkpoint
         self._inserted: int | None = None  # `inserted` of the saved replay; None: not saved yet
         self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none so far
+        self._writing = threading.Lock()  # a callback may save while the main thread does
         self.failed = 0  # number of checkpoints that could not be written completely
 
     def save(self, training: Training, wait_s: float | None = None) -> None:
@@ -65,6 +67,10 @@ class Saving:
         state = self.checkpoint(training, wait_s)
         with reserved_files():
             data = checkpoints.as_bytes(state)  # torch imports modules for it
+        with self._writing:
+            self._write(data)
+
+    def _write(self, data: memoryview) -> None:
         failing = self._failing("no checkpoint was written to", self._path, len(data))
         files = f"files in {self._path.parent}"
         with failing, waiting_for(files, is_logged=False), reserved_files():

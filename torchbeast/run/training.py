@@ -65,22 +65,32 @@ class Stopwatch:
 class LearnerClock:
     """Splits wall-clock time into "learning" (during an update) and "waiting" (between updates).
 
-    For any number of learner threads, the two add up to the time since the clock was made, because
-    updates run one at a time. A running update counts up to now. Any thread may read it.
+    For any number of learner threads, the two and the time of callbacks add up to the time since
+    the clock was made, because updates run one at a time. A running update counts up to now. Any
+    thread may read it.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._began = now, now()
-        self._updates = Stopwatch(now)
+        self._updates, self._pauses = Stopwatch(now), Stopwatch(now)
 
     def learning(self) -> AbstractContextManager[None]:
         """Measures an update; used by one thread at a time."""
         return self._updates.running()
 
+    def pausing(self) -> AbstractContextManager[None]:
+        """Measures callbacks, which are neither; used by one thread at a time."""
+        return self._pauses.running()
+
+    @property
+    def pauses(self) -> bool:
+        """Whether a callback runs."""
+        return self._pauses.read()[1] > 0
+
     def seconds(self) -> dict[str, float]:
         """Returns the seconds spent until now, by stage."""
-        learning, _ = self._updates.read()
-        return {"learning": learning, "waiting": self._now() - self._began - learning}
+        learning, pausing = self._updates.read()[0], self._pauses.read()[0]
+        return {"learning": learning, "waiting": self._now() - self._began - learning - pausing}
 
 
 _log = logging.getLogger("torchbeast.learner")
@@ -102,6 +112,7 @@ class Training:
 
     keep: called when an update fails because of a NaN; saves the state before it and returns the
         path, or None if it does not save it. Not called if that state is not finite either.
+    callbacks: called between two updates with the row of the log, to which it may add numbers.
     learns_all: train on every batch that the source yields, even if the run has ended meanwhile,
         because other learners wait for this one's share of the update.
     """
@@ -121,12 +132,14 @@ class Training:
     keep: Callable[[dict[str, Any]], Path | None] = lambda state: None
     after_first_update: Callable[[], None] = lambda: None  # of this process
     after_update: Callable[[int, Mapping[str, float]], None] = lambda step, row: None
+    callbacks: Callable[[dict[str, float]], None] | None = None
     learns_all: bool = False
 
     def __post_init__(self) -> None:
         self.figures: Mapping[str, float] = {}  # last row of the log
+        self.row: dict[str, float] = {}  # the same, to which callbacks add
         self._missed_info: set[str] = set()  # keywords that an episode lacked
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # callbacks copy checkpoints while they hold it
         self._clock = LearnerClock()
         self.writing = Stopwatch(time.perf_counter)  # measures writing the log
         self._last_row = Reading(time.monotonic(), {})
@@ -152,6 +165,11 @@ class Training:
         """Returns the seconds spent on acting and learning until now, by stage."""
         seconds = self.source.seconds() | self._clock.seconds()
         return Reading(time.monotonic(), seconds, self.writing.read()[0])
+
+    @property
+    def is_in_callback(self) -> bool:
+        """Whether a callback runs, for example an evaluation."""
+        return self._clock.pauses
 
     def waits_for_files(self) -> str:
         """Returns a message if the file system takes long to write a row of the log, else ""."""
@@ -207,10 +225,21 @@ class Training:
                     return False
                 with self._clock.learning():
                     self._update(batch.map(cuda_stream.hand_over), on_host)
-                with self.writing.running():
-                    self.log.write(self.progress.step, self.figures)
+                self._finish_row()
                 self._after_update()
         return True
+
+    def _finish_row(self) -> None:
+        """Writes the row of the log, once callbacks have added their numbers."""
+        self.row = dict(self.figures)
+        try:
+            if self.callbacks is not None:
+                with self._clock.pausing():
+                    self.callbacks(self.row)
+        finally:
+            self.figures = self.row
+            with self.writing.running():
+                self.log.write(self.progress.step, self.row)
 
     def publish_interrupted(self, version: int) -> None:
         """Publishes the weights after an interrupted update, which may have changed them.

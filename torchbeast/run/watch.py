@@ -57,6 +57,8 @@ class Watch:
                 updates, hanging = self.training.updates_here, self.training.source.hanging()
                 first = first or (self.training.reading() if updates else None)
                 files = self.training.waits_for_files()
+                if self.training.is_in_callback:  # an evaluation says itself what it waits for
+                    watchdog.restart(now)
                 if stall := watchdog.check(updates, status, now, hanging, files):
                     warn(stall, is_logged=not files)
                 # After the end of the run, its last checkpoint is written immediately.

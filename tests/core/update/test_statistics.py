@@ -27,7 +27,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
-from torchbeast.evaluation.play import play
+from torchbeast.run.episodes import play
 
 T, B, ACTIONS = 5, 4, 3
 UNBOUNDED = ArraySpec((4,), "float32", -math.inf, math.inf)
