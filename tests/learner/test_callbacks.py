@@ -444,6 +444,23 @@ def test_a_best_checkpoint_that_cannot_be_written_is_a_warning_and_no_best(
     assert best_step(tmp_path) == 2 * STEPS
 
 
+def test_an_evaluation_that_the_end_of_a_run_interrupts_is_due_when_it_is_resumed(
+    tmp_path: Path,
+) -> None:
+    class Interrupted(Scored):
+        def evaluate(self, *_: Any, **__: Any) -> Episodes:
+            raise KeyboardInterrupt
+
+    callbacks = [Evaluation(2 * STEPS)]
+    with Interrupted(scheme_of(), 10**6, tmp_path, callbacks=callbacks) as learner:
+        with pytest.raises(KeyboardInterrupt):
+            learner.train(2 * STEPS)
+    with scored(tmp_path, (1.0, 2.0), every=2 * STEPS) as learner:
+        learner.train(4 * STEPS)
+    steps = [row["step"] for row in read_logs(tmp_path / "evaluations.csv")]
+    assert steps == [3 * STEPS, 4 * STEPS]
+
+
 def test_evaluations_come_at_multiples_of_steps_and_after_the_last(tmp_path: Path) -> None:
     learner = Scored(
         scheme_of(), 5 * STEPS, tmp_path, callbacks=[Evaluation(2 * STEPS + 1, name="played")]

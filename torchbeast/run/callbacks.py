@@ -241,7 +241,8 @@ class Evaluation(_Periodic):
         super().__init__(every_steps, every_seconds)
         self.num_episodes, self._sampled, self._seed = num_episodes, sampled, seed
         self._keeps_best, self._name, self._verbose = keep_best, name, verbose
-        self._best, self._evaluated = -math.inf, -1  # of the earlier run; -1: none
+        self._best = -math.inf
+        self._resumed: int | None = None  # the step from which an earlier run waited
         self._scores: Scores | None = None
 
     @property
@@ -258,8 +259,8 @@ class Evaluation(_Periodic):
         """Begins to wait. An evaluation that the end of the earlier run interrupted is due now."""
         self.on_end(learner)
         super().on_start(learner)
-        if 0 <= self._evaluated <= learner.steps:
-            self._last_step = self._evaluated
+        if self._resumed is not None:
+            self._last_step, self._resumed = min(self._resumed, learner.steps), None
         self._open(learner)
 
     def on_end(self, learner: RunningLearner) -> None:
@@ -270,12 +271,12 @@ class Evaluation(_Periodic):
         self._scores = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best mean return, and the step of the last evaluation."""
-        return {checkpoints.BEST: self.best, "step": self._evaluated}
+        """Returns the best mean return, and the step from which it waits for the next one."""
+        return {checkpoints.BEST: self.best, "step": self._last_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self._best, self._evaluated = state.get(checkpoints.BEST, -math.inf), state.get("step", -1)
+        self._best, self._resumed = state.get(checkpoints.BEST, -math.inf), state.get("step")
 
     def _open(self, learner: RunningLearner) -> Scores:
         self._scores = Scores(
@@ -287,7 +288,7 @@ class Evaluation(_Periodic):
         scores = self._scores or self._open(learner)
         seed = seed_of(self._seed, self._name, learner.steps)
         played = learner.evaluate(self.num_episodes, sampled=self._sampled, seed=seed)
-        self._evaluated = learner.steps
+        self._last_step = learner.steps  # as the checkpoint records it
         weights = weights_of(learner.actor.state_dict(), learner.steps)
         sentence = scores.add(weights, played, learner.checkpoint)
         if self._verbose:
@@ -406,7 +407,8 @@ class ProgramLearner(RunningLearner):
 
     def _step(self, figures: dict[str, float]) -> None:
         self._callbacks.step(self, figures, self._fail)
-        if self._is_stopped:
+        if self._is_stopped and not self._supervisor.ended:
+            say(f"A callback stopped the run at step {self.steps:,}.")
             self._supervisor.stop("a callback")
 
     def end(self) -> None:

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--eval_every and --callback: what a program's run does between its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_learner_run import EndingSource, train_from, train_with
+from test_training import B, T, rollout
+
+from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.errors import RunError, UsageError
+from torchbeast.learner import Callback
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.callbacks import ProgramLearner
+from torchbeast.run.config import CallbacksConfig, TrainingConfig
+from torchbeast.run.episodes import Episodes
+from torchbeast.run.running import RunningLearner
+
+STEPS = T * B  # of an update
+ENV = "four_numbers:FourNumbers"
+HERE = "test_callbacks_of_programs"
+
+
+def flags(folder: Path, total: int = 100_000, **callbacks: Any) -> MonoBeastFlags:
+    return MonoBeastFlags(
+        run=RunConfig(savedir=str(folder), xpid="run", seed=1),
+        training=TrainingConfig(total_steps=total),
+        callbacks=CallbacksConfig(**callbacks),
+    )
+
+
+def learn(folder: Path, updates: int, total: int = 100_000, **callbacks: Any) -> None:
+    """Learns this number of batches, which are the same in every run; resumes the run."""
+    torch.manual_seed(3)
+    batches = [rollout(reward=float(i)) for i in range(updates)]
+    train_from(lambda: EndingSource(batches), flags(folder, total, **callbacks), ENV)
+
+
+def saved(folder: Path, name: str = "model.tar") -> dict[str, Any]:
+    return checkpoints.load(folder / "run" / name)
+
+
+def scores(folder: Path) -> list[tuple[float, float]]:
+    rows = read_logs(folder / "run" / "evaluations.csv")
+    return [(row["step"], row["mean_episode_return"]) for row in rows]
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Mean returns of the next evaluations."""
+    left: list[float] = []
+
+    def evaluate(_: RunningLearner, num_episodes: int, **how: Any) -> Episodes:
+        score = left.pop(0)
+        return Episodes([score] * num_episodes, [3] * num_episodes, [0] * num_episodes)
+
+    monkeypatch.setattr(RunningLearner, "evaluate", evaluate)
+    monkeypatch.setattr(ProgramLearner, "prepare", lambda learner: None)
+    yield left
+    assert not left, "every evaluation took place"
+
+
+def test_a_run_is_bit_equal_with_and_without_evaluations(tmp_path: Path) -> None:
+    learn(tmp_path / "alone", 5)
+    learn(tmp_path / "evaluated", 5, eval_every=2 * STEPS, eval_episodes=3)
+    alone, evaluated = saved(tmp_path / "alone"), saved(tmp_path / "evaluated")
+    assert alone["stats"] == evaluated["stats"]
+    assert torch.equal(alone["rng"]["torch"], evaluated["rng"]["torch"])
+    for name, tensor in alone["model_state_dict"].items():
+        assert torch.equal(tensor, evaluated["model_state_dict"][name]), name
+    assert [step for step, _ in scores(tmp_path / "evaluated")] == [2 * STEPS, 4 * STEPS]
+    rows = list(read_logs(tmp_path / "evaluated" / "run"))
+    assert [row["step"] for row in rows if "evaluation_mean_return" in row] == [20, 40]
+    assert {row.get("evaluation_mean_length", 3) for row in rows} == {3}
+
+
+def test_evaluations_of_a_resumed_run_are_at_the_multiples_too_without_a_double_row(
+    tmp_path: Path, chosen: list[float]
+) -> None:
+    every = dict(eval_every=2 * STEPS, eval_episodes=1)
+    chosen += [1.0]
+    learn(tmp_path, 2, **every)
+    chosen += [2.0]
+    learn(tmp_path, 3, **every)
+    chosen += [3.0, 4.0]
+    learn(tmp_path, 2, total=7 * STEPS, **every)
+    assert scores(tmp_path) == [(20, 1.0), (40, 2.0), (60, 3.0), (70, 4.0)]
+
+
+def test_rows_that_a_killed_run_wrote_after_its_checkpoint_are_dropped(
+    tmp_path: Path, chosen: list[float]
+) -> None:
+    every = dict(eval_every=STEPS, eval_episodes=1)
+    chosen += [1.0]
+    learn(tmp_path, 1, **every)
+    kept = (tmp_path / "run" / "model.tar").read_bytes()
+    chosen += [2.0]
+    learn(tmp_path, 1, **every)
+    (tmp_path / "run" / "model.tar").write_bytes(kept)
+    chosen += [3.0]
+    learn(tmp_path, 1, **every)
+    assert scores(tmp_path) == [(10, 1.0), (20, 3.0)]
+
+
+def test_the_best_weights_are_kept_over_a_resume(tmp_path: Path, chosen: list[float]) -> None:
+    every = dict(eval_every=STEPS, eval_episodes=1)
+    chosen += [5.0]
+    learn(tmp_path, 1, **every)
+    chosen += [4.0]
+    learn(tmp_path, 1, **every)
+    best = saved(tmp_path, "evaluation_best.tar")
+    assert best["stats"]["step"] == STEPS and best["callbacks"]["evaluation"]["best"] == 5.0
+    chosen += [6.0]
+    learn(tmp_path, 1, **every)
+    assert saved(tmp_path, "evaluation_best.tar")["stats"]["step"] == 3 * STEPS
+
+
+def test_an_environment_that_cannot_be_made_here_ends_the_run_before_it_is_recorded(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UsageError, match="there is no module nowhere"):
+        train_with(flags(tmp_path, eval_every=100), "nowhere:Env", 1.0)
+    assert not (tmp_path / "run").exists()
+
+
+# --- callbacks
+
+
+class Counting(Callback):
+    """Adds a column, and ends the run after three updates in all."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+        self.count += 1
+        figures["count"] = self.count + 0 * learner.get_metrics()["updates"]
+        if self.count == 3:
+            learner.stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Failing(Callback):
+    """Fails in the second update."""
+
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+        if learner.updates == 2:
+            learner.save_model()  # while no update can run
+            raise KeyError("the disk of results")
+
+
+class Needing(Callback):
+    """Needs an argument."""
+
+    def __init__(self, goal: float) -> None:
+        self.goal = goal
+
+
+def test_a_callback_adds_columns_is_resumed_and_stops_the_run(tmp_path: Path) -> None:
+    learn(tmp_path, 2, callback=(f"{HERE}:Counting",))
+    learn(tmp_path, 5, callback=(f"{HERE}:Counting",))
+    rows = list(read_logs(tmp_path / "run"))
+    assert [(row["step"], row["count"]) for row in rows] == [(10, 1), (20, 2), (30, 3)]
+    assert saved(tmp_path)["callbacks"] == {"Counting": {"count": 3}}
+
+
+def test_an_error_of_a_callback_ends_the_run_with_its_name_and_keeps_what_was_learnt(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RunError, match=r"(?s)callback Failing: .*the disk of results"):
+        learn(tmp_path, 4, callback=(f"{HERE}:Failing",))
+    assert [row["step"] for row in read_logs(tmp_path / "run")] == [10, 20]
+    assert saved(tmp_path)["stats"]["step"] == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"{HERE}:Countin", "has no 'Countin'; did you mean Counting"),
+        ("nowhere:Callback", "there is no module nowhere"),
+        ("math:pi", "pi is 3.14"),
+        (f"{HERE}:Path", "is a .*Path: expected a subclass of torchbeast.learner.Callback"),
+        (f"{HERE}:Needing", "needs the keyword argument goal"),
+    ],
+)
+def test_a_wrong_callback_is_refused_before_training(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        learn(tmp_path, 1, callback=(name,))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_without_a_module_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"callback must be package\.module:Class, got Counting"):
+        CallbacksConfig(callback=("Counting",))
