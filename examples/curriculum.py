@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from torchbeast import Learner, Scheme, VecEnv
-from torchbeast.learner import Callback
+from torchbeast.learner import Callback, RunningLearner
 
 LONGEST = 30
 
@@ -56,11 +56,11 @@ class Curriculum(Callback):
 
     length = 3
 
-    def on_start(self, learner: Learner) -> None:
+    def on_start(self, learner: RunningLearner) -> None:
         """Begins with a short corridor."""
         learner.set_env_options({"length": self.length})
 
-    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
         """Makes the corridor longer, at the next reset of each environment."""
         if figures["mean_episode_return"] > 0.9 and self.length < LONGEST:
             self.length = min(2 * self.length, LONGEST)

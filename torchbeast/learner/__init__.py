@@ -12,5 +12,6 @@ if TYPE_CHECKING:
     from torchbeast.run.callbacks import Callback as Callback
     from torchbeast.run.callbacks import Checkpoints as Checkpoints
     from torchbeast.run.callbacks import Evaluation as Evaluation
+    from torchbeast.run.running import RunningLearner as RunningLearner
 
 __all__, __getattr__, __dir__ = importing(__name__)

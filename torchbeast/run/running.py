@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 
 
 class RunningLearner:
-    """A learner that trains: what callbacks get, from a `Learner` or from a program.
+    """A learner that trains: what callbacks get, a `Learner` or the learner of a program.
 
     Attributes:
         target_steps: Environment steps at which the run ends.
+
+    Example:
+        ```python
+        class StopAt(Callback):
+            def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+                if learner.get_metrics()["mean_return"] >= 475:
+                    learner.stop()
+        ```
     """
 
     target_steps: int
@@ -72,7 +80,7 @@ class RunningLearner:
     def stop(self) -> None:
         """Ends the run after the present step, as if it had reached target_steps.
 
-        For callbacks; elsewhere call `close`.
+        For callbacks; elsewhere call the Learner's `close`.
         """
         self._is_stopped = True
 
