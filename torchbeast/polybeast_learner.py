@@ -249,7 +249,12 @@ def train(
         of_command=[] if wanted is None else ["--num_actors", str(wanted)],
     )
     others_serve = started is None
-    described = DescribedEnv(env=env, observation_space=spaces[0], others_serve=others_serve)
+    described = DescribedEnv(
+        env=env,
+        observation_space=spaces[0],
+        others_serve=others_serve,
+        asked=flags.environment.asked,
+    )
     LearnerRun(settings, described, opened, replica=replica).train(
         lambda spec: make_agent(spec, *spaces),
         PublishedWeights,

@@ -156,6 +156,23 @@ def test_a_servers_description_calls_no_factory(
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "typed"), [("os:system", {"env": "os:system"}), ("os:system", {}), ("Catch", {})]
+)
+def test_a_learner_calls_a_servers_factory_only_with_arguments_that_were_typed(
+    name: str, typed: dict[str, Any]
+) -> None:
+    kwargs = {"command": "true"}
+
+    def here(asked: envs.EnvSpec) -> envs.EnvSpec:
+        return DescribedEnv(env=envs.EnvSpec(name, kwargs), others_serve=True, asked=asked).here()
+
+    if name == "os:system":
+        with pytest.raises(UsageError, match=SENTENCE):
+            here(envs.EnvSpec(typed.get("env", "")))
+    assert here(envs.EnvSpec(name, kwargs)).kwargs == kwargs
+
+
 def test_arguments_of_a_built_in_environment_are_recorded_as_described(
     tmp_path: Path,
 ) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.base.checks import counted
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
@@ -27,7 +28,6 @@ from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import UNKNOWN, EvaluationConfig, check_named
 from torchbeast.run.episodes import (
-    COMPARED_STEPS,
     Episodes,
     Watcher,
     of_whole_games,

@@ -51,6 +51,7 @@ from torchbeast.run.callbacks import Callback, Callbacks, ProgramLearner
 from torchbeast.run.config import (
     CheckpointConfig,
     changes,
+    check_named,
     hint_of_defaults,
     naming_flags,
     reaching_flags,
@@ -78,7 +79,17 @@ class DescribedEnv:
     env: EnvSpec
     observation_space: Any = ()  # of one environment, before frames are stacked
     others_serve: bool = False  # whether servers that the program did not start serve it
+    asked: EnvSpec = EnvSpec("")  # noqa: RUF009 - frozen; what the command line names
     make: Callable[[int], VecEnv] | None = None  # makes n of them; None: use the spec
+
+    def here(self) -> EnvSpec:
+        """Returns the environment for a process on this machine.
+
+        Raises UsageError, as `check_named`, if a server that can be anyone's describes it.
+        """
+        if self.others_serve:
+            check_named(self.recorded(), self.asked)
+        return self.env
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""

@@ -85,7 +85,7 @@ def _outcome(run: LearnerRun) -> Outcome:
     """
     described = run.described
     if described.make is None:
-        return outcome_of(described.env, run.session.supervisor)
+        return outcome_of(described.here(), run.session.supervisor)
     with closing(described.make(1)) as env:
         return outcome_in(env, described.env.name)
 

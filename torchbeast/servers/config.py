@@ -124,8 +124,9 @@ class ServedEnvConfig:
     """Refuse servers that serve another environment. Default: accept any. With --mode test, which
     does not need servers: the environment to play. Default: the run's environment."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """With --mode test: keyword arguments of the environment's constructor as JSON, such as
-    '{"size": 8}'. Default: the run's arguments, unless --env is a package.module:factory."""
+    """With --mode test, --eval_every or --hindsight_share, whose environments run on this machine:
+    keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default: the
+    run's arguments, unless --env is a package.module:factory."""
     num_actions: int | None = None
     """Number of actions. Needed only with servers of the original TorchBeast (2019), which do not
     describe their environment."""
