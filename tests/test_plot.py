@@ -258,7 +258,8 @@ def test_other_files_of_a_sweeps_folder_are_not_taken_for_runs_without_episodes(
 
 def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [1.0])
-    (tmp_path / "latest").symlink_to("a")
+    (run / "meta.json").touch()
+    (tmp_path / "latest").symlink_to("a/meta.json")
     drawn: list[tuple[str, plot.RunGroup]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plot, "_save", lambda lines, _: drawn.extend(lines))

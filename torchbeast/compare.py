@@ -32,7 +32,7 @@ from torchbeast.reporting import estimates
 from torchbeast.reporting.display import table_of
 from torchbeast.reporting.estimates import Estimate, estimate
 from torchbeast.reporting.log_files import LogFollower
-from torchbeast.reporting.run_folder import write_atomically
+from torchbeast.reporting.run_folder import run_path, write_atomically
 
 EPISODES = 100
 _FEW = 5  # runs of a task; intervals from fewer are too narrow
@@ -154,7 +154,7 @@ def read(pattern: str, name: str = "") -> Runs:
 
 def _folders(pattern: str) -> list[Path]:
     """Returns the folders of runs that a pattern matches or contains, each once."""
-    found = sorted(map(Path, glob.glob(str(expanded(pattern)))))
+    found = sorted(map(run_path, glob.glob(str(expanded(pattern)))))
     logs = [log for path in found for log in (path / "logs.csv", *sorted(path.glob("*/logs.csv")))]
     runs = [Path(os.path.realpath(log.parent)) for log in logs if log.exists()]
     return list(dict.fromkeys(runs))

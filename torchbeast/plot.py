@@ -32,7 +32,7 @@ from torchbeast.cli.command_line import parse
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.reporting.run_folder import OF_ONE_COMMAND, read_meta
+from torchbeast.reporting.run_folder import OF_ONE_COMMAND, read_meta, run_path
 
 RETURN = "mean_episode_return"
 _SMOOTHED = 20  # updates in the moving average, at most
@@ -92,7 +92,7 @@ def run(flags: PlotFlags) -> int:
         raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
     with refusing_paths("give the folder of a run that can be read"):
         groups = group_runs(
-            [Path(os.path.realpath(run)) for run in flags.runs], flags.clock, flags.column
+            [Path(os.path.realpath(run_path(run))) for run in flags.runs], flags.clock, flags.column
         )
     _save(list(zip(labels(groups), groups, strict=True)), flags)
     print(f"Plot: {', '.join(map(str, flags.output))}")

@@ -153,7 +153,8 @@ def test_mode_test_without_a_name_evaluates_the_latest_run(
     program: str, mode: str, savedir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (savedir / "b").mkdir()
-    (savedir / "latest").symlink_to("a")
+    (savedir / "a" / "meta.json").touch()
+    (savedir / "latest").symlink_to("a/meta.json")
     assert flags_of(program, savedir, "--mode", mode)["xpid"] == "a"
     assert capsys.readouterr().out == "Testing the latest run, a.\n"
     assert flags_of(program, savedir, f"--mode={mode}", "--xpid", "b")["xpid"] == "b"

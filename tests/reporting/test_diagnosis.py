@@ -204,7 +204,7 @@ def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:
 
 def test_alive_counts_streams_or_actor_processes() -> None:
     assert alive({"learner_queue_size": 3, "live_streams": 2}) == ("streams", 2)
-    assert alive({"learner_queue_size": 3, "live_actors": 5}) == ("actors", 5)
+    assert alive({"learner_queue_size": 3, "live_actors": 5}) == ("workers", 5)
 
 
 class Time:

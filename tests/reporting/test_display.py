@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from torchbeast.collect.contract import Away, Shortage
 from torchbeast.core.base.checks import command
@@ -22,7 +23,6 @@ from torchbeast.reporting.display import (
     Progress,
     Rate,
     Shown,
-    _panel,
     clock,
     next_commands,
     summary,
@@ -222,15 +222,100 @@ def test_losses_that_will_end_the_run_are_reported_after_those_that_will_not() -
     assert len(said) == 2 and "Giving up in 51 s" in said[1] and "Giving" not in said[0]
 
 
-def test_a_terminal_shows_time_shares_below_the_table() -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, width=120)
-    known = shown(10, shares=BUSY, diagnosis=Diagnosis("environment", "learner idle 62 %: ..."))
-    console.print(_panel("Catch", {"steps": "10"}, known))
-    assert (
-        "workers: environment 80 %, inference 15 %, queueing 5 %; "
-        "learner: learning 38 %, waiting 62 %\nlearner idle 62 %: ..."
-    ) in stream.getvalue()
+class Terminal(io.StringIO):
+    """A terminal that keeps the frames drawn on it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def frame(self) -> list[str]:
+        """Returns the lines drawn since the last call, without control codes."""
+        drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue()).replace("\r", "")
+        self.seek(0)
+        self.truncate()
+        return [line.rstrip() for line in drawn.splitlines() if line.strip()]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "30"}.items():
+        monkeypatch.setenv(name, value)
+    return Terminal()
+
+
+def test_a_terminal_of_80_columns_shows_the_return_first_and_the_time_left(
+    terminal: Terminal,
+) -> None:
+    found = Diagnosis("environment", "learner idle 62 %: ...")
+    with Display("Catch, first", terminal) as display:
+        display.show(shown(0), now=0.0)
+        terminal.frame()
+        display.show(shown(1000, shares=BUSY, diagnosis=found, loss=0.5), now=1.0)
+        lines = terminal.frame()
+    assert lines[:3] == [
+        "Catch, first",
+        "mean return   episodes   steps/s       lag  length       loss  queue  streams",
+        "       0.25          3     1,000     1.5/4      12       0.50      2        4",
+    ]
+    assert re.fullmatch(r"  1%  [━╺╸]+    1,000 of 100,000 steps   0:01:39 left", lines[3])
+    assert lines[4:] == [
+        "workers: environment 80 %, inference 15 %, queueing 5 %",
+        "learner: learning 38 %, waiting 62 %",
+        "learner idle 62 %: ...",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "last"), [(60, "length"), (80, "streams"), (120, "replay")])
+def test_columns_do_not_move_when_values_become_shorter(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, last: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = {"returns": deque([-12_345_678.9]), "episodes": 1_234_567, "loss": -1.0}
+    with Display("Catch", terminal) as display:
+        display.show(shown(1_000, {"replay_fill": 0.34}, **long), now=0.0)
+        first = terminal.frame()
+        display.show(shown(99_999, {"replay_fill": 0.35}), now=1.0)
+        second = terminal.frame()
+    assert first[1] == second[1] and first[1].endswith(last)
+    assert "-12345678.90  1,234,567" in first[2] and "0.25          3" in second[2]
+    assert max(map(len, first + second)) <= columns
+    assert first[3].index("of") == second[3].index("of")
+
+
+def test_what_is_too_long_for_a_column_is_below_the_table(terminal: Terminal) -> None:
+    with Display("Catch", terminal) as display:
+        display.show(shown(10, {"live_streams": 2}, away=[Away("here:1", 12.0)]), now=0.0)
+        lines = terminal.frame()
+    assert lines[2].endswith("  2 of 3") and lines[4] == "streams: 2 of 3, 1 lost 12 s ago"
+
+
+def test_the_last_frame_has_the_numbers_of_the_summary(terminal: Terminal) -> None:
+    with Display("Catch", terminal) as display:
+        display.show(shown(90_000, loss=1.0), now=0.0)
+        terminal.frame()
+        known = shown(100_080, shares=BUSY, diagnosis=Diagnosis("none", "balanced"), loss=1.0)
+        last = dataclasses.replace(known, learnt_here=50_000, took=12.5)
+        display.show(last, now=1.0)
+        lines = terminal.frame()
+    assert "steps/s" in lines[1] and " 4,000 " in lines[2]
+    assert lines[3].startswith("100%  ━") and lines[3].endswith(
+        "100,080 of 100,000 steps  in 0:00:12"
+    )
+    assert len(lines) == 4, "the diagnosis of the whole run follows"
+
+
+@pytest.mark.parametrize(("narrow", "rows"), [(80, 4), (40, 7)])
+def test_all_rows_of_the_last_frame_are_erased_after_a_resize(
+    terminal: Terminal, narrow: int, rows: int
+) -> None:
+    """Title, names, values and progress; the last three fill two rows each at half the width."""
+    with Display("Catch", terminal) as display:
+        display.show(shown(10), now=0.0)
+        terminal.frame()
+        display._console.width = narrow
+        display.show(shown(20), now=1.0)
+        erased = terminal.getvalue().partition("Catch")[0]
+    assert erased.count("\x1b[1A") == rows - 1
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger
-from torchbeast.reporting.log_files import FILES, CsvLogger, LoggedRun, Logs, read_logs
+from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger, log_files
+from torchbeast.reporting.log_files import FILES, CsvLogger, LoggedRun, Logs, grouped, read_logs
 from torchbeast.reporting.loggers import LogConfig, ThinnedLogger
 from torchbeast.reporting.run_folder import RunFolder
 
@@ -166,11 +166,59 @@ def test_tensorboard_shows_each_figure_and_hides_those_after_the_checkpoint(
     for step in (10, 20, 30):
         log.write(step, {"loss": float(step), "lag": float("nan")})
     log.close()
-    assert scalars(tmp_path, "loss") == [(10, 10.0), (20, 20.0), (30, 30.0)]
+    assert scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (30, 30.0)]
     resumed = TensorBoardLogger().open(run_in(tmp_path, step=20))
     resumed.write(25, {"loss": 1.0})
     resumed.close()
-    assert scalars(tmp_path, "loss") == [(10, 10.0), (20, 20.0), (25, 1.0)]
+    assert scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (25, 1.0)]
+
+
+def test_metrics_are_in_the_group_where_people_look_for_them() -> None:
+    row = {
+        **{"mean_return": 1.0, "mean_length": 2.0, "mean_episode_return": 3.0, "episodes": 4},
+        **{"info_won": 5.0, "total_loss": 6.0, "learning_rate": 7.0, "approx_kl": math.nan},
+        **{"time_learning": 8.0, "steps_per_second": 9.0, "mean_lag": 10.0, "live_actors": 2},
+        **{"learner_queue_size": 11, "learnt_steps": 12, "mine": 13.0, "critics_grad_norm": 14.0},
+        **{"evaluation_mean_return": 15.0, "hard_mean_length": 16.0},
+    }
+    assert grouped(row) == {
+        **{"rollout/mean_return": 1.0, "rollout/mean_length": 2.0, "rollout/episodes": 4},
+        **{"rollout/info_won": 5.0, "train/total_loss": 6.0, "train/learning_rate": 7.0},
+        **{"time/learning": 8.0, "time/steps_per_second": 9.0, "time/mean_lag": 10.0},
+        **{"time/live_actors": 2, "time/learner_queue_size": 11, "time/learnt_steps": 12},
+        **{"train/mine": 13.0, "train/critics_grad_norm": 14.0},
+        **{"eval/mean_return": 15.0, "eval/hard_mean_length": 16.0},
+    }
+
+
+def test_tensorboard_finds_one_run_with_its_settings(tmp_path: Path) -> None:
+    """Neither the settings nor the link to the latest run count as another run."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
+
+    folder = RunFolder(tmp_path / "pong", {})
+    log = TensorBoardLogger().open(run_in(folder.path, lr=0.1, env="Pong", env_kwargs={"a": None}))
+    folder.become_latest()
+    log.write(10, {"mean_return": 1.0})
+    log.close()
+    folder.finish(successful=True)
+    assert [*GetLogdirSubdirectories(str(tmp_path))] == [str(folder.path)]
+    events = EventAccumulator(str(folder.path))
+    events.Reload()
+    (text,) = events.Tensors("settings/text_summary")
+    assert b"| env_kwargs | {'a': None} |" in text.tensor_proto.string_val[0]
+    assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+def test_without_tensorboard_one_line_tells_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    log_files._say_missing.cache_clear()
+    for _ in range(2):
+        TensorBoardLogger().open(run_in(tmp_path)).close()
+    assert capsys.readouterr().out.count("pip install 'torchbeast[tensorboard]'") == 1
 
 
 # --- stdout

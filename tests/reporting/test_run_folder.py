@@ -25,6 +25,7 @@ from torchbeast.reporting.run_folder import (
     RunFolder,
     is_in_use,
     read_meta,
+    run_path,
     write_atomically,
 )
 from torchbeast.sweep.config import SweepConfig
@@ -113,9 +114,18 @@ def test_latest_points_at_the_run_that_was_the_last_to_learn(tmp_path: Path) -> 
     assert not (tmp_path / "latest").exists()
     for run in (runs[0], runs[2]):
         run.become_latest()
-        assert os.readlink(tmp_path / "latest") == run.path.name
+        assert run_path(tmp_path / "latest") == run.path
     for run in runs:
         run.finish(successful=True)
+
+
+def test_a_link_to_the_folder_of_an_earlier_version_still_leads_to_its_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a", {})
+    (tmp_path / "latest").symlink_to("a")
+    assert run_path(tmp_path / "latest").resolve() == run.path
+    run.become_latest()
+    assert run_path(tmp_path / "latest") == run.path and not (tmp_path / "latest").is_dir()
+    run.finish(successful=True)
 
 
 def test_a_real_folder_named_latest_is_left_alone(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ STUCK = [
         POLY | {"learner_queue_size": 2, "inference_queue_size": 1},
         "2 of 3 rollouts of a batch are ready: observations wait for actions, but inference does ",
     ),
-    (MONO | {"live_actors": 0}, "none of the actors is alive"),
+    (MONO | {"live_actors": 0}, "none of the workers is alive"),
     (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
     (MONO | {"rollout_queue_size": 4}, "the learner has not returned its last batch"),
-    (MONO | {"waiting_actors": 2}, "all actors wait for the weights of an update"),
+    (MONO | {"waiting_actors": 2}, "all workers wait for the weights of an update"),
     (MONO | {"waiting_actors": 1}, "the environments have not completed a rollout"),
     (MONO | {"replay_fill": 0.1}, "the replay, which is still too small"),
     (MONO | {"replay_fill": 0.0}, "the environments have not completed a rollout"),
@@ -81,7 +81,7 @@ def test_a_stall_is_reported_after_ten_seconds_and_then_once_a_minute() -> None:
     ("status", "count", "said"),
     [
         (POLY, "lost_streams", "3 streams were lost and replaced before completing a rollout"),
-        (MONO, "replaced_actors", "3 actors were lost and replaced before completing a rollout"),
+        (MONO, "replaced_actors", "3 workers were lost and replaced before completing a rollout"),
     ],
 )
 def test_streams_lost_since_the_last_update_are_reported(

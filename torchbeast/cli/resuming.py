@@ -19,7 +19,13 @@ from typing import Any
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig, read_meta
+from torchbeast.reporting.run_folder import (
+    CHECKPOINT,
+    OF_ONE_COMMAND,
+    RunConfig,
+    read_meta,
+    run_path,
+)
 from torchbeast.run.config import SERVED_KWARGS, check_named
 
 _OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
@@ -66,7 +72,7 @@ def _latest(savedir: Path) -> str:
         raise UsageError(
             f"there is no latest run in {savedir} to test: give --xpid, or another --savedir"
         )
-    name = latest.resolve().name
+    name = run_path(latest).resolve().name
     print(f"Testing the latest run, {name}.", flush=True)
     return name
 

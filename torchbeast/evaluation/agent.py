@@ -31,7 +31,7 @@ from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, p
 from torchbeast.core.envs.vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError, expanded
+from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, env_of, newest_of, restored, spaces_of
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
@@ -70,7 +70,7 @@ def load_agent(
         action = agent.act(observation)
         ```
     """
-    found = newest_of(expanded(run))
+    found = newest_of(Path(run))
     # If the file names a function as its network, the function must not get what the file says.
     is_class = is_actor_class(checkpoints.actor_spec(found.checkpoint))
     spaces = checkpoints.spaces(found.checkpoint) if is_class else None

@@ -92,7 +92,7 @@ def export(
             f"{path}: convolutions in ONNX do not support precision {precision}: leave precision "
             "out, or write a .pt2 file"
         )
-    found = newest_of(expanded(run))
+    found = newest_of(Path(run))
     start = functools.partial(env_process, found, env)
     with closing(of_whole_games(start, NUM_ENVS)) as made:
         agent = agent_for(spaces_of(made), found, precision)

@@ -24,7 +24,7 @@ from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
 from torchbeast.fleets.child_process import show_output
-from torchbeast.reporting.run_folder import CHECKPOINT
+from torchbeast.reporting.run_folder import CHECKPOINT, run_path
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import UNKNOWN, EvaluationConfig, check_named
 from torchbeast.run.episodes import (
@@ -185,6 +185,7 @@ def newest_of(run: Path) -> checkpoints.FoundCheckpoint:
 
     run: a run's folder, or a checkpoint's path. Raises as `checkpoint.load_newest`.
     """
+    run = run_path(run)
     newest = run / CHECKPOINT if run.is_dir() else run
     found = checkpoints.load_newest(newest, NEEDED)
     if said := checkpoints.sentence(found, newest):

@@ -202,15 +202,12 @@ def percent(share: float) -> str:
 
 
 def alive(status: Mapping[str, float]) -> tuple[str, int]:
-    """Returns the log's name for what collects, and how many of them are alive.
-
-    In PolyBeast these are streams of environment servers, in MonoBeast actor processes, in RayBeast
-    Ray actors.
+    """Returns the name of what collects, and how many of them are alive: PolyBeast's streams of
+    environment servers, or the workers of MonoBeast and RayBeast, which the log calls actors.
     """
-    for name in ("streams", "actors"):
-        if (count := status.get(f"live_{name}")) is not None:
-            return name, int(count)
-    return "streams", 0
+    if (count := status.get("live_actors")) is not None:
+        return "workers", int(count)
+    return "streams", int(status.get("live_streams", 0))
 
 
 class Watchdog:
@@ -266,7 +263,7 @@ class Watchdog:
         """Describes the probable cause; lost: streams or actors lost since the last update."""
         collectors, count = alive(status)
         rollouts = status.get("learner_queue_size", 0)
-        if f"live_{collectors}" not in status:  # the source has not collected anything yet
+        if not status.keys() & {"live_actors", "live_streams"}:  # nothing has been collected yet
             return hanging or "no worker has collected a batch"
         if count == 0:
             return hanging or f"none of the {collectors} is alive"
@@ -284,7 +281,7 @@ class Watchdog:
         if lost:
             return f"{lost} {collectors} were lost and replaced before completing a rollout"
         if status.get("waiting_actors") == count:
-            return "all actors wait for the weights of an update that has not finished"
+            return "all workers wait for the weights of an update that has not finished"
         if status.get("replay_fill", 0) > 0 and self._updates == 0:
             return "collecting steps for the replay, which is still too small to sample from"
         return "the environments have not completed a rollout"

@@ -21,8 +21,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleRenderable, Group, RenderableType
+from rich.control import Control
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -83,6 +86,26 @@ def mean(values: Iterable[float]) -> float:
     return statistics.fmean(recent) if recent else math.nan
 
 
+class _Frame(Live):
+    """A live display that leaves nothing of the last frame behind if the terminal is resized.
+
+    A narrower terminal has wrapped the lines of the last frame, so that they fill more rows than
+    `Live` erases.
+    """
+
+    _lengths: Sequence[int] = ()  # of the lines of the last frame
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Erases the additional rows, and renders."""
+        console = self.console
+        extra = sum(max(0, length - 1) // console.width for length in self._lengths)
+        lines = console.render_lines(self.get_renderable(), pad=False)[: console.height]
+        self._lengths = [Segment.get_line_length(line) for line in lines]
+        erase: tuple[Any, Any] = ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)
+        up = Control(*erase, *[(ControlType.CURSOR_UP, 1), erase[1]] * extra)
+        return [*([up] if extra else []), *super().process_renderables(renderables)]
+
+
 PanelT = TypeVar("PanelT", bound="Panel")
 
 
@@ -99,7 +122,7 @@ class Panel:
         self._stream = stream or sys.stdout
         self._console = Console(file=self._stream)
         is_live = self._console.is_terminal and is_shown
-        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+        self._live = _Frame(console=self._console, auto_refresh=False) if is_live else None
 
     def __enter__(self: PanelT) -> PanelT:
         if self._live is not None:
@@ -136,6 +159,12 @@ def table_of(title: str, columns: Iterable[str]) -> Table:
 
 _log = logging.getLogger("torchbeast.display")
 
+# Columns of the panel, the most important ones first, and their widths.
+_COLUMNS = {
+    **{"mean return": 11, "episodes": 9, "steps/s": 8, "lag": 8, "length": 6, "loss": 9},
+    **{"queue": 5, "workers": 7, "streams": 7, "replay": 22},
+}
+_GAP = 2  # between columns
 _PLAIN_EVERY_S = 5.0
 _SAID_EVERY_S = 30.0  # between two diagnoses, because a balanced run would alternate
 _OF_LOSSES = ("lost", "ending")  # diagnoses that are reported immediately
@@ -157,6 +186,8 @@ class Shown:
     row: Mapping[str, float] = field(default_factory=dict)  # last row of the log
     saved_at: float = math.nan  # Unix time of the last checkpoint of this process; NaN: none yet
     failed_saves: int = 0
+    learnt_here: int = 0  # env steps, by this process
+    took: float = math.nan  # seconds until the last update; NaN: the run has not ended
 
     @property
     def collected(self) -> int:
@@ -171,10 +202,13 @@ class Rate:
         self._points: collections.deque[tuple[float, int]] = collections.deque(maxlen=11)
 
     def add(self, step: int, now: float) -> float:
-        """Adds a point and returns the rate at `now`; 0 until there are two points."""
-        self._points.append((now, step))
-        (first, step_then), seconds = self._points[0], now - self._points[0][0]
-        return (step - step_then) / seconds if first < now else 0.0
+        """Adds a point, unless the last one is newer than 0.9 s; returns the rate at `now`, which
+        is 0 for the first point.
+        """
+        if not self._points or now - self._points[-1][0] >= 0.9:
+            self._points.append((now, step))
+        before, step_then = self._points[0]
+        return (step - step_then) / (now - before) if before < now else 0.0
 
 
 class Display(Panel):
@@ -190,17 +224,39 @@ class Display(Panel):
         self._last_line = self._last_said = -math.inf
         self._said: str | None = None  # the limit reported last
         self._step = self._collected = 0  # on the last line
+        self._widths = dict(_COLUMNS)  # they never shrink, so that columns do not move
 
     def show(self, shown: Shown, now: float | None = None) -> None:
         """Updates the display; call it about once a second."""
         now = time.monotonic() if now is None else now
-        cells = _cells(shown, self._rate.add(shown.progress.step, now))
-        has_lines = not (self._only_warnings or self._draw(_panel(self._title, cells, shown)))
-        if now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
+        rate = self._rate.add(shown.progress.step, now)
+        cells = _cells(shown, rate if math.isnan(shown.took) else shown.learnt_here / shown.took)
+        has_lines = not (self._only_warnings or self._draw(self._frame(cells, shown)))
+        is_time = now - self._last_line >= _PLAIN_EVERY_S or self._began(shown)
+        if is_time and math.isnan(shown.took):  # after the end, the summary follows
             self._last_line, self._step, self._collected = now, shown.progress.step, shown.collected
             news = self._news(shown, now)
             for line in [line_of(cells), *news] if has_lines else []:
                 self._print(line)
+
+    def _frame(self, cells: Mapping[str, str], shown: Shown) -> Group:
+        """Lays out as many metrics as fit next to each other, the progress, and the diagnosis."""
+        cells, below = dict(cells), list[str]()
+        collectors, live = alive(shown.status)
+        if cells[collectors] != str(live):  # too long for a column
+            below.append(f"{collectors}: {cells[collectors]}")
+            cells[collectors] = cells[collectors].partition(",")[0]
+        if shown.diagnosis is not None and math.isnan(shown.took):
+            below += [*str(shown.shares).split("; "), shown.diagnosis.sentence]
+        table, row, used = Table(box=None, pad_edge=False), list[str](), 0
+        for name in filter(cells.__contains__, self._widths):
+            self._widths[name] = width = max(self._widths[name], len(cells[name]))
+            used += width + _GAP
+            if used - _GAP <= self._console.width:
+                table.add_column(name, justify="right", min_width=width)
+                row.append(cells[name])
+        table.add_row(*row)
+        return Group(Text(self._title), table, _bar(cells, shown), *map(Text, below))
 
     def _began(self, shown: Shown) -> bool:
         """Returns whether the first steps or the first update just came, and deserve a line."""
@@ -266,12 +322,22 @@ def figure(value: float, spec: str = ".2f") -> str:
     return "-" if math.isnan(value) else format(value, spec)
 
 
-def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
-    """Lays out the metrics, with the shares of time and the diagnosis below."""
-    below = [] if shown.diagnosis is None else [str(shown.shares), shown.diagnosis.sentence]
-    table = table_of(title, cells)
-    table.add_row(*cells.values())
-    return Group(table, *(Text(line) for line in below))
+def _bar(cells: Mapping[str, str], shown: Shown) -> Table:
+    """Returns the line with the progress and the time left, as wide as the terminal."""
+    step, total = shown.progress.step, shown.total_steps
+    left = f"{cells['left']:>8} left"
+    if "collected" in cells:  # no time is known yet
+        left = f"{cells['collected']} collected"
+    elif not math.isnan(shown.took):
+        left = f"in {clock(shown.took)}"
+    steps = f"{step:>{len(f'{total:,}')},} of {total:,} steps"
+    line = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True)
+    line.add_column(no_wrap=True)
+    line.add_row(f"{min(1.0, step / total):4.0%}", ProgressBar(total, step), steps, left)
+    return line
 
 
 def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:

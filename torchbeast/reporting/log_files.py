@@ -13,10 +13,12 @@ the files and continues counting `_tick`.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import logging
 import math
 import os
+import re
 import statistics
 import time
 from collections import deque
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torchbeast.errors import refusing_paths
+from torchbeast.fleets.waiting import say
 from torchbeast.reporting.output import Lock, lock
 from torchbeast.reporting.run_folder import write_atomically
 
@@ -373,6 +376,46 @@ class WallTime:
         return self._start + time.clock_gettime(_CLOCK)
 
 
+_ONLY_FILES = ("mean_episode_return", "mean_episode_length")  # of a batch, and often empty
+_GROUPS = (
+    ("eval/", re.compile(r"(?:evaluation_(mean_(?:return|length))|(.+_mean_(?:return|length)))")),
+    ("rollout/", re.compile(r"(mean_return|mean_length|episodes|info_.+)")),
+    (
+        "time/",
+        re.compile(
+            r"time_(.+)|(steps_per_second|update_seconds|samples_per_insert"
+            r"|.+_(?:lag|steps|actors|streams|queue_size|fill))"
+        ),
+    ),
+    ("train/", re.compile("(.+)")),
+)
+
+
+def grouped(figures: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a row that have a value, by the names that TensorBoard and Weights &
+    Biases show in groups.
+
+        rollout/  mean return and length of the last episodes, numbers from info
+        eval/     evaluations
+        time/     speed, lag, queues and counters
+        train/    losses, learning rates, and what callbacks and algorithms of your own add
+
+    Means over the episodes of one batch are only in logs.csv, because most batches of long episodes
+    have none.
+    """
+    named = ((_tag(name), value) for name, value in figures.items() if not math.isnan(value))
+    return {tag: value for tag, value in named if tag}
+
+
+@functools.cache
+def _tag(name: str) -> str:
+    """Returns the name of a column in its group; "" if it is only in files."""
+    for group, names in _GROUPS if name not in _ONLY_FILES else ():
+        if match := names.fullmatch(name):
+            return group + next(filter(None, match.groups()))
+    return ""
+
+
 class TensorBoardLogger:
     """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
 
@@ -380,9 +423,28 @@ class TensorBoardLogger:
         """Opens the events of a run, and hides events after the checkpoint that it resumes."""
         try:
             from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard import summary as summaries
         except ImportError:
+            _say_missing()
             return Logs((), run)
-        return TensorBoardLog(SummaryWriter(str(run.folder), purge_step=run.step + 1))
+        writer: Any = SummaryWriter(str(run.folder), purge_step=run.step + 1)
+        settings = {k: v if isinstance(v, int | float) else str(v) for k, v in run.settings.items()}
+        # Not writer.add_hparams, which would write a second run.
+        hparams: Any = summaries.hparams
+        for summary in hparams(settings, {"rollout/mean_return": math.nan}):
+            writer.file_writer.add_summary(summary)
+        rows = [f"| {name} | {value} |" for name, value in settings.items()]
+        table = "\n".join(["| flag | value |", "| --- | --- |", *rows])
+        writer.add_text("settings", table, run.step)
+        return TensorBoardLog(writer)
+
+
+@functools.cache
+def _say_missing() -> None:
+    say(
+        "TensorBoard is not installed, so this run has no events for it: "
+        "pip install 'torchbeast[tensorboard]', or give --disable_tensorboard."
+    )
 
 
 class TensorBoardLog:
@@ -393,15 +455,14 @@ class TensorBoardLog:
         self._writer, self._time = writer, WallTime()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Adds a scalar for each metric except NaN.
+        """Adds a scalar for each metric except NaN; see `grouped`.
 
         Raises OSError if the writer's thread has failed, which then does not write any more.
         """
         try:
             now = self._time.now()
-            for name, value in figures.items():
-                if not math.isnan(value):
-                    self._writer.add_scalar(name, value, step, walltime=now)
+            for name, value in grouped(figures).items():
+                self._writer.add_scalar(name, value, step, walltime=now)
         except OSError as error:
             raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
 

@@ -212,7 +212,8 @@ def learner_metrics(shown: Shown) -> list[Metric]:
 
 def _workers(shown: Shown) -> Iterator[Metric]:
     status = shown.status
-    kind, live = alive(status)
+    _, live = alive(status)
+    kind = "actors" if "live_actors" in status else "streams"
     states = {"live": float(live), "lost": float(len(shown.away))}
     if "retired_streams" in status:
         states["retired"] = float(status["retired_streams"])

@@ -2,7 +2,9 @@
 """The folder of a run: `{savedir}/{xpid}/` with meta.json and out.log, and the link `latest`; and
 its session, from signal handlers to the error to report.
 
-`latest`, next to the folder, points to the run that most recently completed its first update.
+`latest`, next to the folder, points to the run that most recently completed its first update: to
+its meta.json, because TensorBoard follows links to folders and would show the run twice. `run_path`
+resolves it, and links to folders of earlier versions.
 
 A run has a part for each command that has trained it. meta.json describes the newest part: its
 resolved flags, command line, dates, git commit and Slurm job, whether it succeeded, the `step` at
@@ -194,7 +196,7 @@ class RunFolder:
         return not self._claim.exists() or self._claim.read_text() == self._number
 
     def become_latest(self) -> None:
-        """Points the symlink `latest` here, unless a real file or folder has that name.
+        """Points the symlink `latest` to this run, unless a real file or folder has that name.
 
         Called after the first update, because a run can be tested from then on.
         """
@@ -203,7 +205,7 @@ class RunFolder:
             return
         fresh = self.path.parent / f".latest.{secrets.randbits(32)}"
         try:
-            fresh.symlink_to(self.path.name)
+            fresh.symlink_to(Path(self.path.name, META))
             os.replace(fresh, latest)
         except OSError as error:
             _warn_of(latest, error, "it does not point to this run")
@@ -228,6 +230,15 @@ class RunFolder:
     def _write_meta(self) -> None:
         text = json.dumps(self._meta, indent=4, sort_keys=True, default=str)
         write_atomically(self.path / META, text.encode())
+
+
+def run_path(path: str | Path) -> Path:
+    """Returns the path of a run or a file with ~ expanded; for the link `latest`, the run's folder.
+
+    Raises OSError if the home directory is unknown.
+    """
+    found = expanded(path)
+    return found.resolve().parent if found.name == "latest" and found.is_file() else found
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -261,7 +260,6 @@ class LearnerRun:
         ):
             learner.begin(training, saving)
             watch = Watch(run=self, training=training, saving=saving, metrics=metrics)
-            began, first_step = time.monotonic(), self.progress.step
             supervisor = self.session.supervisor
             source.start(supervisor)
             training.start(self.made.compute.learner_threads)
@@ -274,7 +272,7 @@ class LearnerRun:
                 supervisor.stop("the program ended")
                 self.end(training, saving, learner.end)
             if training.updates_here or supervisor.failure is None:
-                self._say_end(first_step, time.monotonic() - began)
+                self._say_end(training)
 
     @contextmanager
     def training(
@@ -359,10 +357,10 @@ class LearnerRun:
         is_program = "preset" in self.settings.recorded and self.earlier.recorded is None
         return is_program and algorithm == usual and learner.rollouts == RolloutConfig()
 
-    def _say_end(self, first_step: int, seconds: float) -> None:
+    def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.settings.collection.program
         progress = self.progress
-        say(summary(progress, progress.step - first_step, seconds))
+        say(summary(progress, training.steps_here, training.seconds))
         exists = folder.checkpoint.exists()
         naming = naming_flags(self._recorded)
         more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete

@@ -32,7 +32,7 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.reporting.diagnosis import Reading, spent
-from torchbeast.reporting.display import Progress, mean
+from torchbeast.reporting.display import Progress, Rate, mean
 from torchbeast.reporting.log_files import Log
 from torchbeast.run import checkpoint as checkpoints
 
@@ -145,6 +145,10 @@ class Training:
         self._last_row = Reading(time.monotonic(), {})
         self._longest_s = 0.0  # seconds of the longest update so far
         self._updates_before = self.updates
+        self._first_step, self._began = self.progress.step, time.monotonic()
+        self.seconds = 0.0  # from the start to the last update
+        self._rate = Rate()
+        self._rate.add(self._first_step, self._began)
 
     @property
     def updates(self) -> int:
@@ -155,6 +159,11 @@ class Training:
     def updates_here(self) -> int:
         """Number of updates of this process."""
         return self.updates - self._updates_before
+
+    @property
+    def steps_here(self) -> int:
+        """Number of env steps learnt by this process."""
+        return self.progress.step - self._first_step
 
     def start(self, num_threads: int) -> None:
         """Starts training in threads of the supervisor."""
@@ -262,6 +271,7 @@ class Training:
         on_host.hand_back(feedback)
         self.progress.step = step.counters.env_steps
         self.weights.publish(step.algo.actor, step.version)
+        self.seconds = time.monotonic() - self._began
         seconds = time.perf_counter() - before
         self._longest_s = max(self._longest_s, seconds)
         self._record(on_host, {**figures, **lags, "update_seconds": seconds})
@@ -301,6 +311,7 @@ class Training:
             "mean_episode_return": mean(returns),
             "mean_episode_length": mean(lengths),
             "mean_return": self.progress.mean_return(),
+            "mean_length": self.progress.mean_length(),
             "episodes": self.progress.episodes,
             **{f"info_{k}": self._info_mean(k, info.get(k, ())) for k in self.info_keywords},
         }
@@ -331,9 +342,13 @@ class Training:
         return mean(given)
 
     def _times(self) -> dict[str, float]:
-        """Returns the seconds since the last row by stage, so that you can add up rows."""
+        """Returns the speed of the last ten seconds, and the seconds since the last row by stage,
+        so that you can add up rows.
+        """
         before, self._last_row = self._last_row, self.reading()
-        return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
+        rate = self._rate.add(self.progress.step, self._last_row.time)
+        stages = {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
+        return {**stages, "steps_per_second": rate}
 
     @contextmanager
     def _traced(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _SHOW_EVERY_S = 1.0
 _LEAST_S, _LEAST_UPDATES = 20.0, 20  # of learning, to name the bottleneck at the end
+_LAST_UPDATE_S = 2.0  # longest time that the last frame waits for an update to end
 _MOMENT_S = 10.0  # longest time that a periodic checkpoint may block the display
 
 
@@ -45,7 +47,7 @@ class Watch:
         """Watches until the supervisor ends the run."""
         settings, supervisor = self.run.settings, self.training.supervisor
         watchdog = Watchdog(running_time(), self.run.rollouts_at_once)
-        window, first = RecentShares(), None
+        window, first, status = RecentShares(), None, self.training.source.status()
         save_every_s = settings.checkpoints.checkpoint_interval
         save_at = running_time() + min(FIRST_CHECKPOINT_S, save_every_s)
         only_warnings = settings.display.suppress_logs
@@ -65,6 +67,9 @@ class Watch:
                 is_due = now >= save_at and updates and not supervisor.ended
                 if is_due and self._save_if_possible():
                     save_at = running_time() + save_every_s
+            supervisor.join(_LAST_UPDATE_S)
+            if self.training.updates_here:
+                self._show(display, status, window, self.training.seconds)
         is_whole = supervisor.failure is None and not self.training.source.away()
         if first is not None and is_whole and not only_warnings:
             self._say_bottleneck(first)
@@ -77,7 +82,13 @@ class Watch:
         if found is not None and is_long and self.training.updates_here >= _LEAST_UPDATES:
             say(f"Overall: {found.sentence}.")
 
-    def _show(self, display: Display, status: Mapping[str, float], window: RecentShares) -> None:
+    def _show(
+        self,
+        display: Display,
+        status: Mapping[str, float],
+        window: RecentShares,
+        took: float = math.nan,
+    ) -> None:
         has_learnt = self.training.updates_here > 0
         recent = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.training.source.away()
@@ -96,6 +107,8 @@ class Watch:
             row=self.training.figures,
             saved_at=self.saving.saved_at,
             failed_saves=self.saving.failed,
+            learnt_here=self.training.steps_here,
+            took=took,
         )
         display.show(shown)
         self.metrics.show(learner_metrics(shown))
