@@ -13,6 +13,7 @@ import pytest
 from torchbeast import plot
 from torchbeast.errors import UsageError
 from torchbeast.reporting.log_files import LogFiles
+from torchbeast.reporting.run_folder import new_name
 
 
 def write_run(folder: Path, returns: list[float]) -> Path:
@@ -167,7 +168,7 @@ def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:
     assert plot.labels(plot.group_runs(mono + poly)) == ["monobeast (n=2)", "polybeast (n=1)"]
     flags = [{"use_lstm": lstm, "learning_rate": rate} for lstm, rate in ((True, 1), (False, 2))]
     runs = [
-        write_kind(tmp_path / f"f{i}", "monobeast", flat(1.0), **each)
+        write_kind(tmp_path / new_name(str(i)), "monobeast", flat(1.0), **each)
         for i, each in enumerate(flags)
     ]
     assert plot.labels(plot.group_runs(runs)) == [
@@ -188,9 +189,27 @@ def test_runs_of_a_shared_replay_are_one_line_whatever_its_address_was(tmp_path:
 
 
 def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:
-    mono = write_kind(tmp_path / "m", "monobeast", flat(1.0), num_processes=2)
-    poly = write_kind(tmp_path / "p", "polybeast", flat(1.0), num_servers=2)
+    mono = write_kind(tmp_path / new_name("m"), "monobeast", flat(1.0), num_processes=2)
+    poly = write_kind(tmp_path / new_name("p"), "polybeast", flat(1.0), num_servers=2)
     assert plot.labels(plot.group_runs([mono, poly])) == ["monobeast (n=1)", "polybeast (n=1)"]
+
+
+def test_single_runs_are_labelled_with_the_names_that_the_user_gave_them(tmp_path: Path) -> None:
+    runs = [
+        write_kind(tmp_path / f"rate-{rate}", "monobeast", flat(1.0), learning_rate=rate)
+        for rate in (1, 2)
+    ]
+    assert plot.labels(plot.group_runs(runs)) == ["rate-1 (n=1)", "rate-2 (n=1)"]
+
+
+def test_the_image_is_in_the_folder_of_the_run_or_of_all_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [str(write_run(tmp_path / name, [1.0])) for name in "ab"]
+    for given, folder in ((runs[:1], tmp_path / "a"), (runs, tmp_path)):
+        assert plot.main(given) == 0
+        assert (folder / "curve.png").exists() and f"{folder}/curve.png" in capsys.readouterr().out
 
 
 def test_runs_without_meta_json_are_labelled_with_the_names_of_their_folders(

@@ -13,9 +13,11 @@ runs would jump there. A band is not drawn, because it could show returns that n
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
+import re
 import statistics
 import sys
 from collections import deque
@@ -62,8 +64,9 @@ class PlotFlags:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of runs, or kept curves named PROGRAM-SEED.csv. Runs that differ only in their seed
     form one line."""
-    output: tuple[Path, ...] = (Path("curve.png"),)
-    """The images to write; the suffix of each decides its format: .png, .svg, .pdf."""
+    output: tuple[Path, ...] = ()
+    """The images to write; the suffix of each decides its format: .png, .svg, .pdf. Default:
+    curve.png in the run's folder, or in the folder that has all of the runs."""
     clock: bool = False
     """Draw against minutes since the first update instead of env steps."""
     column: str = RETURN
@@ -94,9 +97,20 @@ def run(flags: PlotFlags) -> int:
         groups = group_runs(
             [Path(os.path.realpath(run_path(run))) for run in flags.runs], flags.clock, flags.column
         )
+    if not flags.output:
+        flags = dataclasses.replace(flags, output=(_folder_of(groups) / "curve.png",))
     _save(list(zip(labels(groups), groups, strict=True)), flags)
     print(f"Plot: {', '.join(map(str, flags.output))}")
     return EXIT_DONE
+
+
+def _folder_of(groups: Iterable[RunGroup]) -> Path:
+    """Returns the folder for the image: the run's own, or the one that has all runs; or the current
+    folder if that cannot be written.
+    """
+    runs = [run if run.is_dir() else run.parent for group in groups for run in group.curves]
+    folder = Path(os.path.commonpath(runs))
+    return folder if os.access(folder, os.W_OK) else Path()
 
 
 def group_runs(
@@ -215,12 +229,12 @@ def on_one_grid(curves: Iterable[Points]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def labels(groups: list[RunGroup]) -> list[str]:
-    """Returns a label per group: the settings that differ, or else the name of the program or of
-    the only run; then the number of runs.
+    """Returns a label per group, with the number of runs: the names that the user has given if each
+    is a single run, or else the settings that differ or the name of the program.
     """
     differing = _differing([group.settings for group in groups])
     found = [_described(group.settings, differing[:_LABEL_PARTS]) for group in groups]
-    if not all(found) or len(set(found)) < len(found):
+    if all(map(_is_named, groups)) or not all(found) or len(set(found)) < len(found):
         found = [_name_of(group) for group in groups]
     if len(set(found)) < len(found):
         found = distinct([str(next(iter(group.curves))).removesuffix(".csv") for group in groups])
@@ -255,6 +269,12 @@ def _described(settings: dict[str, Any], names: Sequence[str]) -> str:
     return ", ".join(each)
 
 
+def _is_named(group: RunGroup) -> bool:
+    """Returns whether it is a single run, with a name of the user's choice."""
+    name, *others = group.curves
+    return not others and name.is_dir() and not re.fullmatch(r".+-\d{8}-\d{6}-\w{8}", name.name)
+
+
 def _name_of(group: RunGroup) -> str:
     name = next(iter(group.curves)).name.removesuffix(".csv")
     return name if len(group.curves) == 1 else str(group.settings.get("program", name))
@@ -279,7 +299,7 @@ def draw(
     axes.set_ylabel(column.replace("_", " "))
     axes.xaxis.set_major_formatter("{x:,.10g}" if clock else thousands())
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.figure.legend(loc="outside lower center", fontsize="small")
 
 
 def _save(lines: Sequence[tuple[str, RunGroup]], flags: PlotFlags) -> None:
