@@ -50,6 +50,7 @@ NOTE = "Thick: mean of n runs, until the first one ends. Thin: every run, a movi
 _INCIDENTAL = (
     *OF_ONE_COMMAND,
     *("seed", "pipes_basename", "connect_timeout"),
+    *("wandb_project", "wandb_upload", "disable_tensorboard", "log_interval"),
     *("disable_checkpoint", "checkpoint_interval", "keep_checkpoints", "write_profiler_trace"),
 )
 _SPEAK_FOR_THEMSELVES = ("program", "env", "model")
@@ -299,7 +300,7 @@ def draw(
     axes.set_ylabel(column.replace("_", " "))
     axes.xaxis.set_major_formatter("{x:,.10g}" if clock else thousands())
     axes.grid(alpha=0.3)
-    axes.figure.legend(loc="outside lower center", fontsize="small")
+    axes.figure.legend(loc="outside upper center", fontsize="small")
 
 
 def _save(lines: Sequence[tuple[str, RunGroup]], flags: PlotFlags) -> None:

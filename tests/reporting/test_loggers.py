@@ -18,7 +18,7 @@ import pytest
 from torchbeast.errors import UsageError
 from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger, log_files
 from torchbeast.reporting.log_files import FILES, CsvLogger, LoggedRun, Logs, grouped, read_logs
-from torchbeast.reporting.loggers import LogConfig, ThinnedLogger
+from torchbeast.reporting.loggers import LogConfig, ThinnedLogger, upload_video
 from torchbeast.reporting.run_folder import RunFolder
 
 
@@ -253,6 +253,7 @@ class FakeRun:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
+        self.artifacts: list[tuple[str, str, str]] = []
         self.axes: dict[str, str | None] = {}
         self.finished = False
 
@@ -263,6 +264,10 @@ class FakeRun:
     def log(self, data: dict[str, Any]) -> None:
         assert not self.finished
         self.rows.append(data)
+
+    def log_artifact(self, path: str, *, name: str, type: str) -> None:
+        assert not self.finished
+        self.artifacts.append((Path(path).name, name, type))
 
     def finish(self) -> None:
         self.finished = True
@@ -281,6 +286,9 @@ class FakeWandb(ModuleType):
         self.begun: list[dict[str, Any]] = []
         self.runs: list[FakeRun] = []
         self.refused: Exception | None = None
+
+    def Video(self, path: str, *, format: str) -> tuple[str, str]:
+        return Path(path).name, format
 
     def Settings(self, *, console: str) -> str:
         return f"console {console}"
@@ -323,8 +331,39 @@ def test_weights_and_biases_gets_name_settings_and_rows_over_env_steps(
     (begun,), (run,) = wandb.begun, wandb.runs
     assert (begun["project"], begun["name"], begun["config"]) == ("games", "pong", {"lr": 0.1})
     assert begun["tags"] == ["mine"] and Path(begun["dir"]) == tmp_path / "pong"
-    assert run.rows == [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0, "mean_lag": 3.0}]
+    assert run.rows == [
+        {"step": 10, "train/loss": 2.0},
+        {"step": 20, "train/loss": 1.0, "time/mean_lag": 3.0},
+    ]
     assert run.axes["*"] == "step" and run.finished
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_checkpoints_and_videos_are_uploaded_only_when_asked(
+    tmp_path: Path, wandb: FakeWandb, asked: bool
+) -> None:
+    flags = {"wandb_project": "games", "wandb_upload": asked}
+    folder = RunFolder(tmp_path / "my run", flags)
+    (logger,) = (each for each in LogConfig(**flags).loggers() if isinstance(each, WandbLogger))
+    log = logger.open(run_in(folder.path, **flags))
+    for name in ("model.tar", "evaluation_best.tar", "model.1.tar"):
+        (folder.path / name).touch()
+    log.close()
+    folder.finish(successful=True)
+    upload_video(folder.path, 20, folder.path / "video.mp4")
+    assert [artifact for run in wandb.runs for artifact in run.artifacts] == asked * [
+        ("model.tar", "my-run-model", "model"),
+        ("evaluation_best.tar", "my-run-evaluation_best", "model"),
+    ]
+    assert [row for run in wandb.runs for row in run.rows] == asked * [
+        {"step": 20, "eval/video": ("video.mp4", "mp4")}
+    ]
+    assert len({begun["id"] for begun in wandb.begun}) == 1
+
+
+def test_an_upload_needs_a_project() -> None:
+    with pytest.raises(ValueError, match="give wandb_project too"):
+        LogConfig(wandb_upload=True)
 
 
 def test_a_resumed_run_goes_on_as_the_same_run_and_another_folder_is_another(
@@ -365,9 +404,12 @@ def test_the_real_package_writes_a_run_offline(
     real = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("model.tar", "video.mp4"):
+        (tmp_path / name).write_bytes(b"x")
     for step in (10, 20):
-        log = WandbLogger("games").open(run_in(tmp_path, step=step - 10, lr=0.125))
+        log = WandbLogger("games", upload=True).open(run_in(tmp_path, step=step - 10, lr=0.125))
         log.write(step, {"loss_of_test": 1.0 / step})
+        log.add_video(step, tmp_path / "video.mp4")
         log.close()
     id = (tmp_path / "wandb" / "torchbeast_id").read_text()
     written = sorted((tmp_path / "wandb").glob(f"offline-run-*/run-{id}.wandb"))

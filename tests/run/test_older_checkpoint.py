@@ -145,6 +145,7 @@ def test_it_is_restored_with_its_settings(
     new |= {"replay_size": 0, "replay_ratio": 1.0, "learn_start": 0, "checkpoint_replay": False}
     new |= {"replay_service": None, "keep_checkpoints": 3, "device": "auto"}
     new |= {"mask_actions": False, "info_keywords": (), "wandb_project": None, "metrics_port": None}
+    new |= {"wandb_upload": False}
     new |= {"normalise_returns": False, "follow": False, "checkpoint": "model.tar"}
     new |= {"n_step": 1, "priority_exponent": 0.0, "priority_beta": 0.4, "hindsight_share": 0.0}
     new |= {"selfplay": None, "pause_at": None, "log_interval": 0.0, "disable_tensorboard": False}

@@ -24,6 +24,7 @@ from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
 from torchbeast.fleets.child_process import show_output
+from torchbeast.reporting.loggers import upload_video
 from torchbeast.reporting.run_folder import CHECKPOINT, run_path
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import UNKNOWN, EvaluationConfig, check_named
@@ -221,4 +222,5 @@ def test(
         with closing(VideoWriter(folder / "video.mp4")) as video:
             played = player.play(lambda seen: video.write(picture(player.env.render(), seen)))
         print(f"Video: {video.path}\n{report(played)}")
+        upload_video(folder, int(step or 0), video.path)
     return EXIT_DONE

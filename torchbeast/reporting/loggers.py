@@ -6,6 +6,7 @@ and the settings of display and logs.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbeast.core.base.checks import at_least
+from torchbeast.core.base.checks import at_least, require
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import line_of
-from torchbeast.reporting.log_files import FILES, CsvLogger, Log, LoggedRun, Logger, Logs
+from torchbeast.reporting.log_files import FILES, CsvLogger, Log, LoggedRun, Logger, Logs, grouped
+from torchbeast.reporting.run_folder import CHECKPOINT, read_meta
 
 _OF_EPISODES = ("mean_episode_", "info_")  # columns that are means over the episodes of an update
 
@@ -143,14 +145,15 @@ class WandbLogger:
     `wandb/` of the run's folder, which `wandb sync` can send later.
     """
 
-    def __init__(self, project: str, **init: Any) -> None:
+    def __init__(self, project: str, *, upload: bool = False, **init: Any) -> None:
         """Prepares logging.
 
         Args:
             project: The project's name.
+            upload: Whether to add the checkpoints to the run as artifacts when it ends.
             **init: Further arguments of `wandb.init`, such as entity or tags.
         """
-        self._project, self._init = project, init
+        self._project, self._uploads, self._init = project, upload, init
 
     def open(self, run: LoggedRun) -> WandbLog:
         """Starts the run in Weights & Biases, or continues it if the folder has one.
@@ -176,7 +179,9 @@ class WandbLogger:
             "settings": wandb.Settings(console="off"),  # the display is not a log
         }
         try:
-            return WandbLog(wandb.init(**of_this_run | self._init))
+            return WandbLog(
+                wandb.init(**of_this_run | self._init), run.folder if self._uploads else None
+            )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise UsageError(
                 f"Weights & Biases: {error}. Call `wandb login`, or set WANDB_MODE=offline"
@@ -188,22 +193,43 @@ class WandbLogger:
 class WandbLog:
     """The log of a run. Used by one thread at a time."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, uploaded: Path | None = None) -> None:
         """run: a wandb.Run. Its own step counts calls, so that a resumed run can log steps after
-        the checkpoint again. Charts use our step as x axis.
+        the checkpoint again. Charts use our step as x axis. uploaded: the folder whose checkpoints
+        become artifacts.
         """
-        self._run = run
+        self._run, self._uploaded = run, uploaded
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Logs each metric except NaN."""
-        known = {name: value for name, value in figures.items() if not math.isnan(value)}
-        self._run.log({"step": step, **known})
+        """Logs each metric except NaN; see `grouped`."""
+        self._run.log({"step": step, **grouped(figures)})
+
+    def add_video(self, step: int, path: Path) -> None:
+        """Logs an mp4 file as the video of an evaluation."""
+        import wandb
+
+        self._run.log({"step": step, "eval/video": wandb.Video(str(path), format="mp4")})
 
     def close(self) -> None:
-        """Waits until everything has been sent."""
+        """Uploads the newest and the best checkpoint, and waits until everything has been sent."""
+        folder = self._uploaded
+        for path in () if folder is None else (folder / CHECKPOINT, *folder.glob("*_best.tar")):
+            if path.exists():
+                name = re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}")
+                self._run.log_artifact(str(path), name=name, type="model")
         self._run.finish()
+
+
+def upload_video(folder: Path, step: int, path: Path) -> None:
+    """Adds a video to a run in Weights & Biases, if the run was trained with --wandb_upload."""
+    settings = read_meta(folder).get("args", {})
+    if settings.get("wandb_upload"):
+        run = LoggedRun(folder=folder, settings=settings, step=step)
+        log = WandbLogger(settings["wandb_project"]).open(run)
+        log.add_video(step, path)
+        log.close()
 
 
 def _id_in(folder: Path) -> str:
@@ -245,13 +271,20 @@ class LogConfig:
     wandb_project: str | None = None
     """Also log to this project of Weights & Biases (pip install 'torchbeast[wandb]'). With the
     environment variable WANDB_MODE=offline it only writes files. Default: off."""
+    wandb_upload: bool = False
+    """Also upload the newest and the best checkpoint as artifacts when the run ends, and the videos
+    of --mode test_render."""
 
     def __post_init__(self) -> None:
         at_least(0, log_interval=self.log_interval)
+        require(
+            self.wandb_project is not None or not self.wandb_upload,
+            "wandb_upload needs a project: give wandb_project too",
+        )
 
     def loggers(self) -> tuple[Logger, ...]:
         """Returns the loggers of the run."""
         found: list[Logger] = [CsvLogger()] if self.disable_tensorboard else [*FILES]
         if self.wandb_project is not None:
-            found.append(WandbLogger(self.wandb_project))
+            found.append(WandbLogger(self.wandb_project, upload=self.wandb_upload))
         return (ThinnedLogger(found, self.log_interval),) if self.log_interval else tuple(found)
