@@ -209,6 +209,7 @@ def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
         times = [row[f"time_{name}"] for name in ("environment", "inference", "queueing")]
         assert times == [2.0, 1.0, 0.0]
         assert row["time_learning"] > 0 and row["time_waiting"] >= 0
+        assert row["steps_per_second"] > 0 and row["mean_length"] > 0
     whole = run.training.reading().seconds
     assert sum(row["time_environment"] for row in rows) == whole["environment"] == 8.0
     assert sum(row["time_learning"] for row in rows) <= whole["learning"]

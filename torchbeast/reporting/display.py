@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from rich.console import Console, ConsoleRenderable, Group, RenderableType
+from rich.constrain import Constrain
 from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -137,8 +138,15 @@ class Panel:
         """Draws on the terminal. Without a terminal, does nothing and returns False."""
         if self._live is None:
             return False
-        self._live.update(content, refresh=True)
+        self._live.update(Constrain(content, self._width), refresh=True)
         return True
+
+    @property
+    def _width(self) -> int:
+        """The width of a frame. It leaves room for the ^C that a terminal shows at its end, and
+        that would otherwise begin another line.
+        """
+        return self._console.width - 2
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
@@ -252,7 +260,7 @@ class Display(Panel):
         for name in filter(cells.__contains__, self._widths):
             self._widths[name] = width = max(self._widths[name], len(cells[name]))
             used += width + _GAP
-            if used - _GAP <= self._console.width:
+            if used - _GAP <= self._width:
                 table.add_column(name, justify="right", min_width=width)
                 row.append(cells[name])
         table.add_row(*row)
