@@ -92,7 +92,7 @@ def figures(folder: Path) -> list[dict[str, Any]]:
         {
             name: value
             for name, value in row.items()
-            if not name.startswith(("_", "time_")) and name != "update_seconds"
+            if not name.startswith(("_", "time_", "update_seconds", "steps_per_second"))
         }
         for row in read_logs(folder)
     ]
