@@ -17,7 +17,7 @@ from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLea
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.presets import PRESETS, listing
 from torchbeast.core.algos.optimisers import RMSprop
-from torchbeast.core.update.optimiser_step import LinearDecay
+from torchbeast.core.algos.schedules import Schedule
 from torchbeast.errors import UsageError
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
@@ -167,10 +167,12 @@ def moves_of_preset(gradients: np.ndarray) -> np.ndarray:
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     names = {"lr": "learning_rate", "alpha": "alpha", "eps": "epsilon", "momentum": "momentum"}
     optimiser = RMSprop([weight], **{name: flags[flag] for name, flag in names.items()})
-    schedule = LinearDecay([optimiser], flags["total_steps"], flags["warmup_steps"])
+    rate = Schedule(flags["learning_rate"])
     places = [0.0]
     for update, gradient in enumerate(gradients):
-        schedule.set(update * flags["batch_size"] * flags["unroll_length"])
+        step = update * flags["batch_size"] * flags["unroll_length"]
+        warmth = min(1.0, step / flags["warmup_steps"])
+        optimiser.param_groups[0]["lr"] = rate.at(step, flags["total_steps"]) * warmth
         weight.grad = torch.tensor([gradient])
         optimiser.step()
         places.append(-weight.item())

@@ -33,7 +33,7 @@ from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.log_files import LogFiles
+from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.reporting.run_folder import RunConfig, run_path, session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import (
@@ -150,6 +150,41 @@ def test_every_part_of_a_run_is_recorded_with_what_changed_there(tmp_path: Path)
     assert meta["args"]["total_steps"] == 77_000 and first["date_end"] <= meta["date_start"]
 
 
+def rates_of(folder: Path, batches: int, *, restart: bool = True, **settings: Any) -> list[float]:
+    """Trains on batches of a run of ten; returns the learning rates of its log so far."""
+    run = RunConfig(savedir=str(folder), xpid="run", seed=1, restart_schedules=restart)
+    groups: dict[str, Any] = {"training": TrainingConfig(total_steps=10 * T * B)}
+    groups["algorithm"] = IMPALAConfig(optimiser=OptimiserConfig(**settings))
+    train_with(MonoBeastFlags(run=run, **groups), "Catch", *[GOOD] * batches)
+    return [row["learning_rate"] for row in read_logs(folder / "run")]
+
+
+def test_a_resumed_run_trains_with_the_rate_that_was_typed_from_its_step_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates_of(tmp_path, 5, learning_rate=0.01)
+    assert "learning_rate 0.01, linear to 0 at step" in capsys.readouterr().out
+    rates_of(tmp_path, 1, learning_rate=0.003)
+    start = f"{5 * T * B:,}"
+    assert f"learning_rate 0.003 from step {start} on (was 0.005), linear to 0" in (
+        said := capsys.readouterr().out
+    )
+    assert "learning_rate 0.003 (recorded" not in said, "another number for what it was"
+    rates = rates_of(tmp_path, 2, learning_rate=0.003)
+    assert rates[:5] == pytest.approx([0.01, 0.009, 0.008, 0.007, 0.006])
+    assert rates[5:] == pytest.approx([0.003, 0.0024, 0.0018])
+    assert "learning_rate 0.0024, linear" in capsys.readouterr().out
+    rates = rates_of(tmp_path, 1, learning_rate=0.003, learning_rate_schedule="constant")
+    assert rates[8] == pytest.approx(0.003)
+
+
+def test_without_a_restart_another_rate_scales_the_schedule_of_the_whole_run(
+    tmp_path: Path,
+) -> None:
+    rates_of(tmp_path, 5, learning_rate=0.01)
+    assert rates_of(tmp_path, 1, restart=False, learning_rate=0.02)[5] == pytest.approx(0.01)
+
+
 def test_a_nan_saves_the_state_before_it_beside_the_checkpoint(tmp_path: Path) -> None:
     model, last_good = tmp_path / "run" / "model.tar", tmp_path / "run" / "last_good.tar"
     train(tmp_path, GOOD, GOOD)
@@ -241,15 +276,11 @@ def test_resuming_with_other_settings_lists_them(
     train(tmp_path, GOOD, groups=other)
     lines = capsys.readouterr().out.splitlines()
     start = lines.index(f"Resuming {tmp_path / 'run'} at step {2 * T * B}.") + 1
-    assert (
-        sorted(line for line in lines if "recorded" in line)
-        == lines[start : start + 3]
-        == [
-            "batch_size 16 (recorded 8)",
-            "learning_rate 0.0004 (recorded 0.00048)",
-            "num_actors 8 (recorded None)",
-        ]
-    )
+    assert lines[start : start + 3] == [
+        "batch_size 16 (recorded 8)",
+        "num_actors 8 (recorded None)",
+        f"learning_rate 0.0004 from step {2 * T * B} on (was 0.00048), linear to 0 at step 100,000",
+    ]
 
 
 def test_a_copied_checkpoint_is_continued_with_the_random_numbers_of_the_seed_that_is_given(

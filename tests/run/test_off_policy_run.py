@@ -77,6 +77,7 @@ def test_a_run_that_goes_on_from_its_checkpoint_is_the_run_that_was_not_interrup
         "steps": 5 * COLLECTED,
         "learnt_steps": 5 * SAMPLED,
         "optimiser_steps": 5,
+        "schedule_starts": {},
         "version": 5,
     }
     rows = [figures(tmp_path / name / "run") for name in ("whole", "parts")]

@@ -8,6 +8,7 @@ and --model_kwargs.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,12 @@ def older(tmp_path: Path) -> dict[str, Any]:
     return saved
 
 
-def resume(savedir: Path, batches: int, resumed: Path | None = None) -> dict[str, Any]:
+def resume(
+    savedir: Path, batches: int, resumed: Path | None = None, words: Sequence[str] = ()
+) -> dict[str, Any]:
     """Continues `run` as its name alone does, or from another checkpoint; the new checkpoint."""
     made = [rollout() for _ in range(batches)]
-    flags = parse(MonoBeastFlags, "monobeast", ["--savedir", str(savedir), "--xpid", "run"])
+    flags = parse(MonoBeastFlags, "monobeast", ["--savedir", str(savedir), "--xpid", "run", *words])
     train_from(lambda: EndingSource(made), flags, "CartPole-v1", resumed=resumed)
     return checkpoints.load(savedir / "run" / "model.tar")
 
@@ -149,6 +152,9 @@ def test_it_is_restored_with_its_settings(
     new |= {"normalise_returns": False, "follow": False, "checkpoint": "model.tar"}
     new |= {"n_step": 1, "priority_exponent": 0.0, "priority_beta": 0.4, "hindsight_share": 0.0}
     new |= {"selfplay": None, "pause_at": None, "log_interval": 0.0, "disable_tensorboard": False}
+    new |= {"learning_rate_schedule": "linear", "final_learning_rate": 0.0}
+    new |= {"entropy_cost_schedule": "constant", "final_entropy_cost": 0.0}
+    new |= {"restart_schedules": True}
     new |= {"optimiser": "rmsprop", "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
     assert now["flags"] == FLAGS | changed | new
 
@@ -176,6 +182,14 @@ def test_its_next_update_continues_weights_averages_and_schedule(
     assert rates == pytest.approx(RATE * (1 - (STEPS + T * B) / TOTAL))
 
 
+def test_another_rate_that_is_typed_applies_from_its_step_on(
+    older: dict[str, Any], tmp_path: Path
+) -> None:
+    resume(tmp_path, 2, words=["--learning_rate", "0.0006"])
+    rates = [row["learning_rate"] for row in read_logs(tmp_path / "run")]
+    assert rates == pytest.approx([0.0006, 0.0006 * (1 - T * B / (TOTAL - STEPS))])
+
+
 def test_its_counters_continue_and_the_new_ones_follow_from_them(
     older: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -186,6 +200,7 @@ def test_its_counters_continue_and_the_new_ones_follow_from_them(
         "learnt_steps": STEPS + 2 * T * B,
         "optimiser_steps": VERSION + 2,
         "version": VERSION + 2,
+        "schedule_starts": {},
     }
     assert LEARNERS[-1].weights.version == VERSION + 2
     assert now["stats"] == {

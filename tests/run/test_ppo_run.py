@@ -65,6 +65,7 @@ def test_a_run_that_goes_on_from_its_checkpoint_is_the_run_that_was_not_interrup
         "steps": BATCHES * T * B,
         "learnt_steps": BATCHES * EPOCHS * T * B,
         "optimiser_steps": BATCHES * EPOCHS * PARTS,
+        "schedule_starts": {},
         "version": BATCHES,
     }
     rows = [figures(tmp_path / name / "run") for name in ("whole", "parts")]

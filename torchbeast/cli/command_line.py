@@ -7,7 +7,6 @@ On the command line they are flat: `--num_actors 10`, not `--fleet.num_actors 10
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import json
@@ -37,8 +36,9 @@ from tyro.constructors import (
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
-from torchbeast.core.algos.config import OTHER_NAMES, recorded
+from torchbeast.core.algos.config import OTHER_NAMES, recorded, with_values
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
+from torchbeast.core.algos.schedules import SHAPES, Shape
 from torchbeast.core.base.specs import SpecError
 from torchbeast.errors import (
     EXIT_DONE,
@@ -251,7 +251,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     usual = {} if resuming.is_test(words) else _without_served(flags_type, defaults_of(algo))
     values = {**usual, **resuming.usable(made, recorded, words), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
-    return made, _replaced(made(), values)
+    return made, with_values(made(), values)
 
 
 def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
@@ -353,21 +353,6 @@ def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
         typed = resuming.given(words, f"--{name}")
         if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
             raise UsageError(f"--{name} needs a replay: give its --replay_size too. See --help.")
-
-
-def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
-    """Returns a copy of the flags with these values, by name of the flag.
-
-    The copy is not checked, because flags on the command line may still change conflicting values.
-    """
-    replaced = copy.copy(flags)
-    for field in dataclasses.fields(flags):  # type: ignore[arg-type]
-        value = getattr(flags, field.name)
-        if dataclasses.is_dataclass(value):
-            object.__setattr__(replaced, field.name, _replaced(value, values))
-        elif field.name in values:
-            object.__setattr__(replaced, field.name, values[field.name])
-    return replaced
 
 
 def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
@@ -484,6 +469,19 @@ def _read(words: Sequence[str]) -> dict[str, Any]:
         if isinstance(value := json.loads(words[0]), dict):
             return value
     raise ValueError(f"must be a JSON object such as '{{\"size\": 8}}', got {words[0]}")
+
+
+@REGISTRY.primitive_rule
+def _schedule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    if info.type != Shape:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="|".join(SHAPES),
+        instance_from_str=lambda words: words[0],  # checked by the Config
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    )
 
 
 @REGISTRY.primitive_rule

@@ -47,6 +47,7 @@ _CARTPOLE = (
 )
 _ATARI = "--env PongNoFrameskip-v4 --num_actors 32 --unroll_length 20 --reward_clipping abs_one"
 _SMALL_NETWORK = """--model_kwargs '{"hidden": 64}'"""
+_LINEAR = "--learning_rate_schedule linear"  # where the algorithm's default is, or may be, another
 _WITH_NORM = """--model_kwargs '{"norm": true}'"""
 
 PRESETS: dict[str, Preset] = {
@@ -74,7 +75,7 @@ PRESETS: dict[str, Preset] = {
         "CartPole-v1 with PPO.",
         "--algo ppo --env CartPole-v1 --num_actors 8 --unroll_length 128 --learning_rate 0.001 "
         # The value loss is clipped for rewards of this scale.
-        "--grad_norm_clipping 0.5 --reward_scale 0.1 --use_clipped_value_loss "
+        f"{_LINEAR} --grad_norm_clipping 0.5 --reward_scale 0.1 --use_clipped_value_loss "
         "--total_steps 150000",
     ),
     "cartpole-lstm": Preset(
@@ -92,30 +93,32 @@ PRESETS: dict[str, Preset] = {
         f"--algo dqn --env CartPole-v1 --num_actors 4 {_SMALL_NETWORK} --batch_size 128 "
         # The loss is linear in errors above 1. Without a scale the error of every fall is near
         # 100, so that falls, which are rare, count for little.
-        "--replay_ratio 32.0 --n_step 3 --learning_rate 0.001 --reward_scale 0.02 "
+        f"--replay_ratio 32.0 --n_step 3 --learning_rate 0.001 {_LINEAR} --reward_scale 0.02 "
         "--target_period 50 --exploration_steps 10000 --epsilon_end 0.04 --total_steps 50000",
     ),
     "pendulum-sac": Preset(
         "Pendulum-v1 with SAC.",
         f"--algo sac --env Pendulum-v1 --num_actors 2 {_SMALL_NETWORK} --batch_size 128 "
-        "--replay_ratio 128.0 --learning_rate 0.002 --learn_start 1000 --total_steps 15000",
+        f"--replay_ratio 128.0 --learning_rate 0.002 {_LINEAR} --learn_start 1000 "
+        "--total_steps 15000",
     ),
     "bitflip-hindsight": Preset(
         "Flip ten bits to match a goal, with DQN and hindsight, which it needs to learn.",
         f"--algo dqn --env BitFlip --num_actors 8 {_SMALL_NETWORK} --batch_size 64 "
-        "--replay_ratio 32.0 --learning_rate 0.002 --discounting 0.98 --target_period 50 "
-        "--exploration_steps 5000 --hindsight_share 0.8 --total_steps 30000",
+        f"--replay_ratio 32.0 --learning_rate 0.002 {_LINEAR} --discounting 0.98 "
+        "--target_period 50 --exploration_steps 5000 --hindsight_share 0.8 --total_steps 30000",
     ),
     "minatar-breakout-dqn": Preset(
         "MinAtar's Breakout with double DQN.",
         "--algo dqn --env MinAtar/Breakout-v1 --num_actors 8 --n_step 3 --learning_rate 0.0005 "
-        "--target_period 1000 --learn_start 5000 --exploration_steps 100000 --epsilon_end 0.02 "
+        f"{_LINEAR} --target_period 1000 --learn_start 5000 --exploration_steps 100000 "
+        "--epsilon_end 0.02 "
         "--total_steps 1000000",
     ),
     "halfcheetah-sac": Preset(
         "MuJoCo's HalfCheetah-v5 with SAC.",
         "--algo sac --env HalfCheetah-v5 --num_actors 2 --learning_rate 0.001 "
-        "--replay_ratio 128.0 --total_steps 200000",
+        f"{_LINEAR} --replay_ratio 128.0 --total_steps 200000",
     ),
     "minatar-breakout": Preset(
         "MinAtar's Breakout.",
@@ -126,8 +129,8 @@ PRESETS: dict[str, Preset] = {
     "minatar-breakout-ppo": Preset(
         "MinAtar's Breakout with PPO.",
         f"--algo ppo --env MinAtar/Breakout-v1 {_WITH_NORM} --num_actors 32 --unroll_length 64 "
-        "--batch_size 32 --learning_rate 0.001 --entropy_cost 0.01 --grad_norm_clipping 0.5 "
-        "--total_steps 1000000",
+        f"--batch_size 32 --learning_rate 0.001 {_LINEAR} --entropy_cost 0.01 "
+        "--grad_norm_clipping 0.5 --total_steps 1000000",
     ),
     "minatar-breakout-pqn": Preset(
         "MinAtar's Breakout with PQN.",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.cli.learner_flags import LearnerFlags
+from torchbeast.core.algos.schedules import UNRECORDED
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import (
@@ -106,7 +107,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
     meta.json.
     """
     if (flags := _of_checkpoint(folder / CHECKPOINT)) is not None:
-        return flags
+        return UNRECORDED | flags
     if not (meta := read_meta(folder)):
         return {}
     logs = folder / "logs.csv"
@@ -122,7 +123,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
         "and a new logs.csv.",
         flush=True,
     )
-    return dict(meta.get("args", {}))
+    return UNRECORDED | meta.get("args", {})
 
 
 def usable(

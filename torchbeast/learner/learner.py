@@ -106,7 +106,7 @@ class Learner(RunningLearner):
 
         Args:
             scheme: The components of the agent, and how the work is divided.
-            target_steps: Environment steps to train on; the learning rate reaches 0 there.
+            target_steps: Environment steps to train on; schedules end there.
             log_dir: Folder of the run. Default: the log_dir of the scheme's environments, else a
                 new folder in ~/logs/torchbeast.
             callbacks: Called between steps in this order, see `Callback`.
@@ -202,8 +202,8 @@ class Learner(RunningLearner):
         until = self.target_steps if total_steps is None else total_steps
         require(
             until <= self.target_steps,
-            f"total_steps {until:,} is more than target_steps {self.target_steps:,}, at which the "
-            "learning rate reaches 0: give the Learner a larger target_steps",
+            f"total_steps {until:,} is more than target_steps {self.target_steps:,}, at which "
+            "schedules end: give the Learner a larger target_steps",
         )
         while self.steps < until and not self.done():
             self.step()

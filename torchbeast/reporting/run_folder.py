@@ -55,7 +55,7 @@ REACHING = (
 # Flags that belong to a command, not to a run.
 OF_ONE_COMMAND = (
     *("mode", "xpid", "savedir", "follow", "checkpoint", "num_episodes", "sampled"),
-    *("random_start", "preset", "suppress_logs", "pause_at"),
+    *("random_start", "preset", "suppress_logs", "pause_at", "restart_schedules"),
     *REACHING,
 )
 
@@ -90,8 +90,12 @@ class RunConfig:
     """Seed of the whole run: initial weights, actions, every environment. Default: random, and
     recorded in meta.json."""
     pause_at: int | None = None
-    """Environment step at which to stop with a checkpoint, as Ctrl-C does. The learning rate keeps
-    to --total_steps, and the same command without this flag continues."""
+    """Environment step at which to stop with a checkpoint, as Ctrl-C does. Schedules keep to
+    --total_steps, and the same command without this flag continues."""
+    restart_schedules: bool = True
+    """If you resume a run with another --learning_rate, --entropy_cost or --clip_param, or another
+    schedule of it, begin its schedule at this step. Otherwise the schedule is as if the run had
+    begun with the new value."""
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)

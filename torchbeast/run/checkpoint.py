@@ -2,7 +2,7 @@
 """Checkpoints: files, written atomically, loadable with torch.load(weights_only=True).
 
 model_state_dict  optimizer_state_dict    weights of the actor, state of the optimiser
-scheduler_state_dict                      the four counters
+scheduler_state_dict                      the four counters, and where schedules began
 algorithm_state_dict                      other models and optimisers
 stats                                     step and other counts
 flags                                     every flag of the run

@@ -75,7 +75,7 @@ class TrainingConfig:
     """Length of training. A step is one action in one environment (four Atari frames)."""
 
     total_steps: int = 100_000
-    """Environment steps to train for; the learning rate decays linearly to 0 at this number."""
+    """Environment steps to train for. Schedules, such as the learning rate's, end there."""
 
     def __post_init__(self) -> None:
         at_least(1, total_steps=self.total_steps)

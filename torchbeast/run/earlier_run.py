@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.core.algos import registry
+from torchbeast.core.algos.schedules import UNRECORDED
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
@@ -50,7 +51,8 @@ class EarlierRun:
     @property
     def recorded(self) -> Mapping[str, Any] | None:
         """The recorded settings; None without a checkpoint."""
-        return self._saved.get("flags")
+        flags = self._saved.get("flags")
+        return None if flags is None else {**UNRECORDED, **flags}
 
     @property
     def callbacks(self) -> Mapping[str, Any]:

@@ -22,11 +22,12 @@ from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig
+from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.update.optimiser_step import NonFiniteError
+from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
@@ -193,6 +194,7 @@ class LearnerRun:
         ranks = None if replica is None else replica.ranks
         made = assemble(config, make_agent, make_weights, earlier, self._say_start, ranks)
         self.made, self.progress = made, earlier.progress()
+        lines = self._restart_schedules()
         if replica is not None:
             replica.equalise(made.optimiser_step)
             made.weights.publish(made.agent.model, made.optimiser_step.version)
@@ -205,7 +207,34 @@ class LearnerRun:
         if earlier.recorded is not None:
             say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")
             for name, (before, now) in self._changed.items():
-                say(f"{name} {now} (recorded {before})")
+                if name not in lines:
+                    say(f"{name} {now} (recorded {before})")
+        for line in lines.values():
+            say(line)
+
+    def _restart_schedules(self) -> dict[str, str]:
+        """Begins the schedules that the user has changed at this step; returns lines about what
+        changes or has changed, by setting.
+        """
+        step, total = self.made.optimiser_step, self._total_steps
+        starts, now = step.counters.schedule_starts, step.counters.env_steps
+        if now >= total:
+            return {}
+        recorded, was = self.earlier.recorded or {}, {}
+        for name, schedule in schedules_of(recorded).items():
+            is_changed = not self._changed.keys().isdisjoint((name, f"{name}_schedule"))
+            if is_changed and name in step.schedules.of and self.settings.run.restart_schedules:
+                end, start = recorded.get("total_steps", total), starts.get(name, 0)
+                is_known = schedule.shape in SHAPES  # otherwise a function, perhaps of a notebook
+                was[name] = f" (was {schedule.at(now, end, start):.3g})" if is_known else ""
+        step.restart_schedules(was)
+        lines = {}
+        for name, schedule in step.schedules.of.items():
+            if schedule.changes or name in (RATE, *was):
+                value = schedule.at(now, total, starts.get(name, 0))
+                since = f" from step {now:,} on{was[name]}" if name in was else ""
+                lines[name] = f"{name} {value:.3g}{since}, {schedule.ending(total)}"
+        return lines
 
     def begin(self) -> None:
         """Records the part of the run that begins now; call it once there is something to train."""

@@ -45,10 +45,16 @@ _A2C = {
     "normalise_advantages": False,
     "optimiser": "rmsprop",
     "learning_rate": 7e-4,
+    "learning_rate_schedule": "linear",
     "grad_norm_clipping": 0.5,
 }
 # With few environments there are few batches, so PPO takes many steps on each.
-_PPO = {"num_epochs": 10, "learning_rate": 1e-3, "grad_norm_clipping": 0.5}
+_PPO = {
+    "num_epochs": 10,
+    "learning_rate": 1e-3,
+    "learning_rate_schedule": "linear",
+    "grad_norm_clipping": 0.5,
+}
 
 
 def _prioritised() -> ReplayBuffer:

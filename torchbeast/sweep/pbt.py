@@ -111,7 +111,9 @@ class Population:
         for agent, turn in zip(self._agents, self._now, strict=True):
             end = agent.total_steps * turn.round // self._rounds
             pause = [f"--pause_at={end}"] if turn.round < self._rounds else []
-            words = [*agent.words, f"--seed={turn.seed}", *typed(turn.settings), *pause]
+            # A changed rate is relative to the parent's, which has decayed: keep its schedule.
+            always = [f"--seed={turn.seed}", "--no_restart_schedules"]
+            words = [*agent.words, *always, *typed(turn.settings), *pause]
             row = Row(dataclasses.replace(agent, settings=turn.settings, words=words))
             is_past = bool(pause) and row.figures.step >= end and has_ended_well(agent.folder)
             if row.state == "waiting" and is_past:

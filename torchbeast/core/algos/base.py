@@ -54,23 +54,27 @@ class Counters:
         learnt_steps: Steps used in updates; a step that is used twice counts twice.
         optimiser_steps: Changes of the weights.
         version: Updates, one per batch. Each publishes the weights under this number.
+        schedule_starts: Environment steps at which schedules began, by setting, unless they began
+            with the run.
     """
 
     env_steps: int = 0
     learnt_steps: int = 0
     optimiser_steps: int = 0
     version: int = 0
+    schedule_starts: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the counters under the names used by all checkpoints."""
         return {
             "steps": self.env_steps,
             "version": self.version,
             "learnt_steps": self.learnt_steps,
             "optimiser_steps": self.optimiser_steps,
+            "schedule_starts": dict(self.schedule_starts),
         }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`; raises ValueError when steps or version is missing.
 
         Earlier checkpoints have only these two. When they were written, every step was learnt from
@@ -84,6 +88,7 @@ class Counters:
         self.env_steps, self.version = int(state["steps"]), int(state["version"])
         self.learnt_steps = int(state.get("learnt_steps", self.env_steps))
         self.optimiser_steps = int(state.get("optimiser_steps", self.version))
+        self.schedule_starts = dict(state.get("schedule_starts", {}))
 
 
 BatchT = TypeVar("BatchT", bound=Batch)
@@ -156,6 +161,8 @@ class Algorithm(ABC, Generic[BatchT]):
         minimised_by: The name of the optimiser that minimises each term. Default: the only one. An
             optimiser sees only the gradients of its terms with respect to its parameters.
         actor: The network that acts.
+        config: The hyperparameters. A setting with a schedule has its value for the next update;
+            see `core/algos/schedules.py`.
         models: Models by name. "actor" is the one that acts, and whose weights are published.
         optimisers: Optimisers by name.
         counters: Counts of the run before the present update, for schedules. OptimiserStep keeps

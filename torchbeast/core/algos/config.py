@@ -8,10 +8,12 @@ start while torch is still being imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from torchbeast.core.algos.schedules import Shape, check_schedules, name_of
 from torchbeast.core.base.checks import above, at_least, between, one_of, require
 from torchbeast.core.base.specs import RewardClipping
 
@@ -38,7 +40,8 @@ OTHER_NAMES = {
 
 def recorded(config: Any) -> dict[str, Any]:
     """Returns the values of a Config by the names of flags, as the programs record them."""
-    return {name: value for name, (_, value) in settings_of(config).items()}
+    settings = settings_of(config).items()
+    return {name: name_of(value) if callable(value) else value for name, (_, value) in settings}
 
 
 def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
@@ -52,6 +55,25 @@ def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
         require(not found.keys() & more, f"{owner} has several settings of one name: rename them")
         found |= more
     return found
+
+
+ConfigT = TypeVar("ConfigT")
+
+
+def with_values(config: ConfigT, values: Mapping[str, Any]) -> ConfigT:
+    """Returns a copy with these values by the names of settings, of Configs within too.
+
+    The copy is not checked: flags on the command line may still change conflicting values, and a
+    setting may reach values at the end of its schedule that it cannot start with.
+    """
+    replaced = copy.copy(config)
+    for each in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, each.name)
+        if is_dataclass(value):
+            object.__setattr__(replaced, each.name, with_values(value, values))
+        elif each.name in values:
+            object.__setattr__(replaced, each.name, values[each.name])
+    return replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +104,14 @@ class OptimiserConfig:
     """Optimiser. With adam and adamw use a smaller --epsilon, such as 1e-5. A resumed run keeps its
     optimiser."""
     learning_rate: float = 0.00048
-    """Initial learning rate, usually 1e-4 to 3e-3. It decays linearly to 0 at --total_steps."""
+    """Initial learning rate, usually 1e-4 to 3e-3. If you resume a run with another one, it applies
+    from that step on."""
+    learning_rate_schedule: Shape = "linear"
+    """Schedule of the learning rate until --total_steps: constant, linear or cosine. Your own:
+    package.module:function, which gets the share of the steps that are done (0 to 1) and returns
+    the share of the way from --final_learning_rate (0) to --learning_rate (1)."""
+    final_learning_rate: float = 0.0
+    """Learning rate at --total_steps, if its schedule is not constant."""
     epsilon: float = 0.01
     """Optimiser epsilon, added outside the square root. Larger: smaller, more even steps."""
     alpha: float = 0.99
@@ -100,6 +129,7 @@ class OptimiserConfig:
         one_of(("rmsprop", "adam", "adamw"), optimiser=self.optimiser)
         above(0, learning_rate=self.learning_rate, epsilon=self.epsilon)
         at_least(0, alpha=self.alpha, momentum=self.momentum, weight_decay=self.weight_decay)
+        check_schedules(self)
         for name, beta in {"beta1": self.beta1, "beta2": self.beta2}.items():
             require(0 <= beta < 1, f"{name} must be at least 0 and below 1, got {beta}")
         self._check_is_used("momentum", self.momentum, "rmsprop")
@@ -141,6 +171,7 @@ class RewardConfig:
     def __post_init__(self) -> None:
         between(0, 1, discounting=self.discounting)
         above(0, reward_scale=self.reward_scale)
+        check_schedules(self)
         one_of(("auto", *get_args(RewardClipping)), reward_clipping=self.reward_clipping)
 
 
@@ -150,6 +181,10 @@ class IMPALAConfig(RewardConfig):
 
     entropy_cost: float = 0.0006
     """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger: explores more."""
+    entropy_cost_schedule: Shape = "constant"
+    """Schedule of the entropy bonus, like --learning_rate_schedule."""
+    final_entropy_cost: float = 0.0
+    """Entropy bonus coefficient at --total_steps, if its schedule is not constant."""
     baseline_cost: float = 0.5
     """Coefficient of the value (baseline) loss, usually 0.5."""
     normalise_returns: bool = False
@@ -181,7 +216,12 @@ class LASERConfig(IMPALAConfig):
 
 
 _ADAM_OF_PPO = OptimiserConfig(optimiser="adam", learning_rate=0.00025, epsilon=0.00001)
-_ADAM = OptimiserConfig(optimiser="adam", learning_rate=0.0003, epsilon=0.00000001)
+_ADAM = OptimiserConfig(
+    optimiser="adam",
+    learning_rate=0.0003,
+    learning_rate_schedule="constant",
+    epsilon=0.00000001,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +237,10 @@ class PPOConfig(IMPALAConfig):
     """Clip range epsilon, 0.1 to 0.3: once the ratio of new to old probability of an action leaves
     [1 - epsilon, 1 + epsilon] in the direction of its advantage, its gradient is 0. This does not
     bound the ratio. Larger: bigger policy changes per batch."""
+    clip_param_schedule: Shape = "constant"
+    """Schedule of the clip range, like --learning_rate_schedule."""
+    final_clip_param: float = 0.0
+    """Clip range at --total_steps, if its schedule is not constant."""
     use_clipped_value_loss: bool = False
     """Clip the value loss too: take the larger of the losses of the value and of the value clipped
     to within --clip_param of the old one. Only for returns of roughly size 1 (--reward_scale,

@@ -16,7 +16,8 @@ attribute is then called:
 * for an environment with recorded keyword arguments only when the command line names it, see
   `run.config.check_named`; else with none;
 * for a network with the spaces, and with keyword arguments only if it is a subclass of Actor;
-* for an algorithm only if it is a subclass of Algorithm.
+* for an algorithm only if it is a subclass of Algorithm;
+* for a schedule with the share of the steps that are done.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ gradients (`begin`, `contribution`), and one OptimiserStep applies them (`apply`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -30,7 +30,8 @@ from torchbeast.core.algos.base import (
     checked_losses,
     naming_needs,
 )
-from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.algos.config import StepConfig, settings_of, with_values
+from torchbeast.core.algos.schedules import Schedule, schedules_of
 from torchbeast.core.losses import Mean
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 from torchbeast.core.storages.rollout import Rollout
@@ -60,32 +61,54 @@ from torchbeast.core.update.ranks import (
 )
 from torchbeast.errors import UsageError
 
+RATE = "learning_rate"
 
-class LinearDecay:
-    """Learning rates that go linearly to 0 over total_steps, and stay there.
 
-    Over the first warmup_steps they also grow linearly from 0. Both are env steps.
+class Schedules:
+    """Changes the settings of an algorithm that have a schedule, and its learning rates.
+
+    Learning rates without a schedule in the algorithm's Config go linearly to 0. All learning rates
+    also grow linearly from 0 over the first warmup_steps of the run.
+
+    Attributes:
+        of: The schedules, by setting.
     """
 
-    def __init__(
-        self, optimisers: Iterable[Optimizer], total_steps: int, warmup_steps: int = 0
-    ) -> None:
-        self._optimisers = list(optimisers)
-        self._initial = [float(group["lr"]) for group in self._groups()]
-        self._total_steps = total_steps
-        self._warmup_steps = warmup_steps
-        self.set(0)
+    def __init__(self, algo: Algorithm[Any], total_steps: int, warmup_steps: int = 0) -> None:
+        self._algo, self._config = algo, algo.config
+        self._total_steps, self._warmup_steps = total_steps, warmup_steps
+        settings = settings_of(algo.config) if is_dataclass(algo.config) else {}
+        self.of = schedules_of({name: value for name, (_, value) in settings.items()})
+        usual = self.of.get(RATE, Schedule(1.0))
+        initial = [float(group["lr"]) for group in self._groups()]
+        scales = [rate / usual.initial if usual.final else 1.0 for rate in initial]
+        self._rates = [
+            replace(usual, initial=rate, final=scale * usual.final)
+            for rate, scale in zip(initial, scales, strict=True)
+        ]
+        self.of[RATE] = next(iter(self._rates), usual)
 
-    def set(self, env_steps: int) -> None:
-        """Sets the learning rates of an update that begins after so many env steps."""
-        remaining = max(0.0, 1.0 - env_steps / self._total_steps)
-        warmth = min(1.0, env_steps / self._warmup_steps) if self._warmup_steps else 1.0
-        for group, initial in zip(self._groups(), self._initial, strict=True):
-            group["lr"] = initial * remaining * warmth
+    def set(self) -> dict[str, float]:
+        """Sets the values for the next update; returns those that change, but learning rates."""
+        step = self._algo.counters.env_steps
+        warmth = min(1.0, step / self._warmup_steps) if self._warmup_steps else 1.0
+        for group, rate in zip(self._groups(), self._rates, strict=True):
+            group["lr"] = self._value(RATE, rate) * warmth
+        others = {name: each for name, each in self.of.items() if name != RATE}
+        changing = {n: self._value(n, each) for n, each in others.items() if each.changes}
+        if changing:
+            self._algo.config = with_values(self._config, changing)
+        return changing
+
+    def _value(self, name: str, schedule: Schedule) -> float:
+        counters = self._algo.counters
+        start = counters.schedule_starts.get(name, 0)
+        return schedule.at(counters.env_steps, self._total_steps, start)
 
     def _groups(self) -> list[dict[str, Any]]:
         """Returns the present groups, which loading a state replaces in a torch.optim optimiser."""
-        return [group for optimiser in self._optimisers for group in optimiser.param_groups]
+        optimisers = self._algo.optimisers.values()
+        return [group for optimiser in optimisers for group in optimiser.param_groups]
 
 
 class NonFiniteError(ArithmeticError):
@@ -122,7 +145,7 @@ class OptimiserStep(Generic[BatchT]):
         """Prepares updates; raises ValueError when the algorithm's optimisers are incomplete, and
         UsageError for a max_lag of an algorithm that does not train on rollouts.
 
-        total_steps: env steps after which learning rates are 0.
+        total_steps: env steps at which schedules end.
         bytes_at_once: bytes of observations in a slice of a batch; None: the whole batch.
         num_threads: threads that learn from slices. Like the size of slices it changes speed and
             the last digits of results only; a batch that is not separable is learnt in one slice.
@@ -140,7 +163,7 @@ class OptimiserStep(Generic[BatchT]):
         parameters = [p for minimiser in self._minimisers for p in minimiser.parameters]
         self._joining = JointGradients(parameters, algo.reduction)
         self.statistics = Statistics(algo)
-        self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
+        self.schedules = Schedules(algo, total_steps, config.warmup_steps)
         cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
         self._slices = Slices(algo.actor, *cut)
         self._steps_then, self._weights_version = -1, 0  # at the last change of the weights
@@ -249,7 +272,8 @@ class OptimiserStep(Generic[BatchT]):
 
     def count(self, env_steps: int) -> dict[str, float]:
         """Counts a learnt batch and sets what depends on the counters; returns the learning rates
-        that the batch was learnt with, and the metrics of the algorithm's schedule.
+        and other scheduled settings that the batch was learnt with, and the metrics of the
+        algorithm's schedule.
         """
         rates = {
             f"{each.prefix}learning_rate": float(each.optimiser.param_groups[0]["lr"])
@@ -257,16 +281,21 @@ class OptimiserStep(Generic[BatchT]):
         }
         self.counters.version += 1
         self.counters.env_steps += env_steps
-        return {**rates, **self._set_schedules()}
+        return {**rates, **self._scheduled, **self._set_schedules()}
 
-    def set_counters(self, counters: Mapping[str, int]) -> None:
+    def restart_schedules(self, names: Collection[str]) -> None:
+        """Begins the schedules of these settings anew, at the present step."""
+        self.counters.schedule_starts |= dict.fromkeys(names, self.counters.env_steps)
+        self._set_schedules()
+
+    def set_counters(self, counters: Mapping[str, Any]) -> None:
         """Replaces the counters by a state_dict of theirs, and sets what depends on them."""
         self.counters.load_state_dict(counters)
         self._set_schedules()
 
     @torch.no_grad()
     def _set_schedules(self) -> Mapping[str, float]:
-        self._schedule.set(self.counters.env_steps)
+        self._scheduled = self.schedules.set()
         return self.algo.schedule()
 
     def _learnt(
