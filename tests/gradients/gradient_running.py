@@ -132,6 +132,7 @@ class NotesCounters(TwoSteps):
 
     def metrics(self, batch: Rollout) -> dict[str, torch.Tensor]:
         noted = {**self.counters.state_dict(), "buffer": self.actor.scheduled.item()}
+        del noted["schedule_starts"]
         return {f"noted_{name}": torch.tensor(float(n)) for name, n in noted.items()}
 
     def schedule(self) -> dict[str, float]:

@@ -58,7 +58,7 @@ class Schedule:
         share = min(1.0, max(0.0, (step - start) / left)) if left > 0 else 1.0
         shape = self.shape
         if isinstance(shape, str):
-            shape = SHAPES.get(shape) or specs.find(shape)
+            shape = SHAPES.get(shape) or _imported(shape)
         found = shape(share)
         part = float(found) if isinstance(found, Real) else math.nan
         if not 0 <= part < math.inf:
@@ -72,7 +72,17 @@ class Schedule:
         """Returns words about the rest of the run, for its start."""
         if self.shape == "constant":
             return "constant"
-        return f"{name_of(self.shape)} to {self.final:g} at step {total_steps:,}"
+        end = f" to {self.final:g} at" if self.shape in SHAPES else " until"
+        return f"{name_of(self.shape)}{end} step {total_steps:,}"
+
+
+def _imported(name: str) -> Callable[[float], float]:
+    try:
+        return specs.find(name)
+    except specs.SpecError as error:
+        raise specs.SpecError(
+            f"the schedule {error}; give {', '.join(SHAPES)}, or a function that can be imported"
+        ) from error
 
 
 def name_of(shape: Shape) -> str:
