@@ -93,9 +93,9 @@ class RunConfig:
     """Environment step at which to stop with a checkpoint, as Ctrl-C does. Schedules keep to
     --total_steps, and the same command without this flag continues."""
     restart_schedules: bool = True
-    """If you resume a run with another --learning_rate, --entropy_cost or --clip_param, or another
-    schedule of it, begin its schedule at this step. Otherwise the schedule is as if the run had
-    begun with the new value."""
+    """If you resume a run with another learning rate, or another schedule of it, begin the schedule
+    at this step. Otherwise the schedule is as if the run had begun with the new value. The same for
+    other settings with a schedule."""
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)
