@@ -108,7 +108,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: scheme_of(local_device="gpu"), "local_device must be one of None, cpu, cuda, got"),
+        (lambda: scheme_of(local_device="gpu"), "local_device must be auto, cpu, cuda, or"),
         (lambda: scheme_of(local_device="cuda"), 'is "cuda", but PyTorch finds no GPU'),
         (lambda: scheme_of(col_remote_workers=1.5), "col_remote_workers must be a whole number"),
         (

@@ -55,6 +55,7 @@ def test_disable_cuda_selects_the_cpu() -> None:
 @pytest.mark.usefixtures("a_gpu")
 def test_a_gpu_is_chosen_by_its_number_and_refused_if_it_is_not_there() -> None:
     assert chosen(device="cuda:1").device == torch.device("cuda:1")
+    assert chosen(device="cuda").device == torch.device("cuda:0")
     with pytest.raises(UsageError, match="device cuda:2 does not exist, PyTorch finds 2 GPUs"):
         chosen(device="cuda:2")
 
@@ -65,10 +66,15 @@ def test_without_gpus_no_other_number_of_one_is_asked_for(monkeypatch: pytest.Mo
         chosen(device="cuda:0")
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:-1", "cuda:0,1"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:0,1"])
 def test_a_device_of_no_known_form_is_refused(device: str) -> None:
-    with pytest.raises(ValueError, match="must be auto, cpu, or a GPU's number as in cuda:0, got"):
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda, or the number .*, got"):
         HardwareConfig(device=device)
+
+
+def test_a_gpu_of_apple_is_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(ValueError, match="got 'mps'. Apple's GPUs are not supported: use cpu"):
+        HardwareConfig(device="mps")
 
 
 def test_a_gpu_without_cuda_is_refused() -> None:

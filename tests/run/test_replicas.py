@@ -337,7 +337,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "asked", "expected"),
-    [(4, "auto", "cuda:1"), (0, "auto", "auto"), (1, "cuda:0", "cuda:0"), (1, "cpu", "cpu")],
+    [(4, "auto", "cuda:1"), (4, "cuda", "cuda:1"), (0, "auto", "auto"), (1, "cuda:0", "cuda:0"), (1, "cpu", "cpu")],
 )
 def test_a_rank_has_the_gpu_with_its_number_on_its_machine(
     monkeypatch: pytest.MonkeyPatch, gpus: int, asked: str, expected: str

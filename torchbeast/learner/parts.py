@@ -85,7 +85,7 @@ def _hardware(scheme: Scheme) -> HardwareConfig:
     return HardwareConfig(
         num_learner_threads=1,
         torch_threads=1 if scheme.rollouts.batch_size * size <= CPU_BYTES_AT_ONCE else None,
-        disable_cuda=scheme.local_device == "cpu",
+        device=scheme.local_device or "auto",
     )
 
 

@@ -108,7 +108,7 @@ def _device(config: HardwareConfig) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.stays_on_cpu or (config.device == "auto" and not count):
         return torch.device("cpu")
-    device = torch.device("cuda:0" if config.device == "auto" else config.device)
+    device = torch.device("cuda:0" if config.device in ("auto", "cuda") else config.device)
     if device.index >= count:
         other = f", or one below {count}" if count else ""
         raise UsageError(

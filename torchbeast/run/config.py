@@ -6,13 +6,12 @@ the settings that it records, in its checkpoints and in meta.json, by the names 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchbeast.core.base.checks import at_least, require, typed
+from torchbeast.core.base.checks import at_least, check_device, require, typed
 from torchbeast.core.base.specs import Precision, RewardClipping
 from torchbeast.envs.atari import plays_atari
 from torchbeast.envs.spec import EnvSpec
@@ -44,8 +43,9 @@ class HardwareConfig:
     """Compile the network with torch.compile for updates. Needs a C++ compiler and a minute or more
     at startup. It gained nothing on the CPU on which it was measured."""
     device: str = "auto"
-    """Device of the learner: cpu; cuda:1, the GPU with this number; auto, the first GPU, or the CPU
-    if there is none. With several learners under torchrun, auto gives each its own GPU."""
+    """Device of the learner: cpu; cuda, the first GPU; cuda:1, the GPU with this number; auto, the
+    first GPU, or the CPU if there is none. With several learners under torchrun, auto and cuda give
+    each its own GPU."""
     disable_cuda: bool = False
     """Use the CPU even if there is a GPU; the same as --device cpu."""
     write_profiler_trace: bool = False
@@ -60,10 +60,7 @@ class HardwareConfig:
     def __post_init__(self) -> None:
         at_least(1, num_learner_threads=self.num_learner_threads, torch_threads=self.torch_threads)
         at_least(0, megabytes_at_once=self.megabytes_at_once)
-        require(
-            re.fullmatch(r"auto|cpu|cuda:\d+", self.device) is not None,
-            f"device must be auto, cpu, or a GPU's number as in cuda:0, got {self.device!r}",
-        )
+        check_device(device=self.device)
         require(
             not self.disable_cuda or not self.device.startswith("cuda"),
             f"device {self.device} is a GPU, which disable_cuda rules out: leave out one of them",

@@ -180,9 +180,9 @@ class Replica:
         )
 
     def _hardware(self, config: HardwareConfig) -> HardwareConfig:
-        """Returns the hardware settings of this rank; with "auto", each rank has its own GPU."""
+        """Returns the hardware settings of this rank; auto and cuda give each rank its own GPU."""
         device = config.device
-        if device == "auto" and not config.disable_cuda and torch.cuda.is_available():
+        if device in ("auto", "cuda") and not config.stays_on_cpu and torch.cuda.is_available():
             gpus = torch.cuda.device_count()
             if gpus < self.local_size:
                 raise UsageError(

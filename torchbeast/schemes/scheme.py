@@ -38,6 +38,7 @@ from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.base.checks import (
     above,
     at_least,
+    check_device,
     counted,
     did_you_mean,
     names_checked,
@@ -149,7 +150,8 @@ class Scheme:
         grad_backend: The gradient workers are "processes" of this machine, or actors of "ray".
         update_execution: "centralised": the learner's process applies the gradients and sends the
             weights. "decentralised": the workers combine the gradients, and each applies them.
-        local_device: "cpu" or "cuda". None: a GPU if there is one.
+        local_device: "cpu", "cuda", or the number of a GPU as in "cuda:1". None: the first GPU if
+            there is one.
 
     Raises:
         TypeError: For an argument of another type.
@@ -187,7 +189,7 @@ class Scheme:
     grad_worker_resources: Mapping[str, float] = field(default_factory=dict)
     grad_backend: Backend = "processes"
     update_execution: UpdateExecution = "centralised"
-    local_device: Literal["cpu", "cuda"] | None = None
+    local_device: str | None = None
 
     def __post_init__(self) -> None:
         ours = str(self.update_execution).replace("ize", "ise")  # "centralized"
@@ -365,10 +367,11 @@ class Scheme:
         for name, (choices, number) in _AXES.items():
             one_of(get_args(choices), **{name: getattr(self, name)})
             at_least(0, **{number: getattr(self, number)})
-        one_of(("None", "cpu", "cuda"), local_device=str(self.local_device))
+        device = self.local_device or "auto"
+        check_device(local_device=device)
         require(
-            self.local_device != "cuda" or torch.cuda.is_available(),
-            'local_device is "cuda", but PyTorch finds no GPU: remove it, or set it to "cpu"',
+            not device.startswith("cuda") or torch.cuda.is_available(),
+            f'local_device is "{device}", but PyTorch finds no GPU: remove it, or set it to "cpu"',
         )
         for name, known in _MAPPINGS.items():
             refuse_unknown(name, getattr(self, name), known)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -79,6 +80,20 @@ def one_of(choices: Sequence[str], **values: str) -> None:
     """
     for name, value in values.items():
         require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_device(**values: str) -> None:
+    """Raises ValueError unless every value is a device: auto, cpu, cuda, or cuda:N.
+
+    Args:
+        **values: The values by the names of the settings.
+    """
+    for name, value in values.items():
+        require(
+            re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None,
+            f"{name} must be auto, cpu, cuda, or the number of a GPU as in cuda:1, got {value!r}"
+            + ". Apple's GPUs are not supported: use cpu" * value.startswith("mps"),
+        )
 
 
 P = ParamSpec("P")
