@@ -101,7 +101,8 @@ def end_imports_in_one_line() -> None:
     A KeyboardInterrupt would be shown with the traceback of an import, or caught by a library. It
     does nothing in other programs, which may import the package while Python looks for them, too.
     """
-    if _module().partition(".")[0] != "torchbeast" or sys.argv[0] != "-m":
+    is_module = _module().partition(".")[0] == "torchbeast" and sys.argv[0] == "-m"
+    if not is_module and Path(sys.argv[0]).name != "torchbeast":  # the console script
         return
     sys.excepthook = _name_missing_package
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -109,7 +110,7 @@ def end_imports_in_one_line() -> None:
 
 
 def _end_interrupted(*_: object) -> NoReturn:
-    os._exit(_report(_module().rpartition(".")[2], "interrupted.", EXIT_INTERRUPTED))
+    os._exit(_report(_program(), "interrupted.", EXIT_INTERRUPTED))
 
 
 def _name_missing_package(
@@ -129,7 +130,11 @@ def _name_missing_package(
     remedy = f"run the program with {made}, or " if made.exists() else ""
     message = f"{sys.executable} has no package {error.name}: {remedy}install what is missing: "
     message += f"{sys.executable} -m pip install {package}"
-    _report(_module().rpartition(".")[2], message, EXIT_FAILURE)
+    _report(_program(), message, EXIT_FAILURE)
+
+
+def _program() -> str:
+    return _module().rpartition(".")[2] or "torchbeast"
 
 
 def _module() -> str:
