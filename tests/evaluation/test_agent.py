@@ -142,6 +142,25 @@ def test_an_off_policy_agent_needs_no_reward(tmp_path: Path) -> None:
     assert np.array_equal(agent.act(np.ones(4)), agent.act(np.ones(4)))
 
 
+@pytest.mark.parametrize("name", ["lstm", "shallow", "td3"])
+def test_predict_is_act_with_the_memory_outside_the_agent(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    save(tmp_path / "model.tar", agent_of(case))
+    agent, other = load_agent(tmp_path), load_agent(tmp_path)
+    env, _ = trained_actions(case, 3, "greedy")
+    state = None
+    for observation, _, done in env.sent:
+        action, state = agent.predict(observation, state, episode_start=done)
+        assert np.array_equal(action, other.act(observation, 0.0, done))
+        assert agent.acted is None, "nothing is kept inside"
+    again, _ = agent.predict(env.sent[-1][0])
+    torch.manual_seed(1)
+    drawn = [agent.predict(env.sent[-1][0], deterministic=False)[0] for _ in range(9)]
+    assert name == "td3" or len({str(action) for action in drawn}) > 1
+    one, _ = agent.predict(env.sent[-1][0][0])
+    np.testing.assert_allclose(one, again[0], 0, 1e-5)
+
+
 def no_environment(*_: Any) -> Any:
     raise AssertionError("an environment was made")
 

@@ -190,6 +190,48 @@ class TrainedAgent:
         actions = self._in_bounds(acted.action)
         return actions if is_batch else map_leaves(lambda leaf: leaf[0], actions)
 
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: bool | np.ndarray | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, Any]:
+        """Chooses the next action like Stable-Baselines3's `predict`, without changing the agent.
+
+        The state stands for what `act` remembers. Networks that read the last reward see 0 instead,
+        so they play slightly better with `act`.
+
+        Args:
+            observation: One observation, or a batch of them, as in `act`.
+            state: The second result of the call before: recurrent state, last action and stacked
+                frames. None: the observation is the first of an episode.
+            episode_start: Whether the observation is the first of an episode, a bool or [E].
+            deterministic: Take the most likely action; otherwise sample it, as in training.
+
+        Returns:
+            The action, as from `act`, and the state for the next call.
+
+        Raises:
+            ValueError: As `act`.
+            RunError: As `act`.
+
+        Example:
+            ```python
+            action, state = agent.predict(observation, state)
+            ```
+        """
+        own = self._stacker, self.acted
+        try:
+            self.reset()
+            if state is not None:
+                self._stacker, self.acted = state
+            begins = False if episode_start is None else episode_start
+            action = self.act(observation, 0.0, begins, sampled=not deterministic)
+            return action, (self._stacker, self.acted)
+        finally:
+            self._stacker, self.acted = own
+
     def _rows(self, observation: Any) -> tuple[ArrayNest, int, bool]:
         """Returns leaves [E, ...] in the dtypes of the space, E, and whether it is a batch."""
         seen, space = select(observation, self._keys), self._space
