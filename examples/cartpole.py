@@ -11,10 +11,9 @@ from __future__ import annotations
 import statistics
 import sys
 
-from torchbeast import Learner, make_env
+from torchbeast import Learner, make_vec
 from torchbeast.core.actors import OnPolicyActorCritic, get_feature_extractor
 from torchbeast.core.algos import PPO
-from torchbeast.core.envs import VecEnv
 from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.schemes import Scheme
 
@@ -23,15 +22,11 @@ NUM_ENVS = 8
 
 def scheme(workers: int = 0) -> Scheme:
     """Returns PPO with the settings of Scheme.preset("ppo"). Workers share the environments."""
-    envs, action_space, obs_space = VecEnv.create_factory(
-        env_fn=make_env,
-        env_kwargs={"env": "CartPole-v1"},
-        vec_env_size=NUM_ENVS // max(1, workers),
-    )
+    envs = make_vec("CartPole-v1", NUM_ENVS // max(1, workers))
     return Scheme(
         train_envs_factory=envs,
         actor_factory=OnPolicyActorCritic.create_factory(
-            obs_space, action_space, get_feature_extractor("MLP")
+            envs.observation_space, envs.action_space, get_feature_extractor("MLP")
         ),
         algo_factory=PPO.create_factory(num_epochs=10, learning_rate=1e-3, grad_norm_clipping=0.5),
         storage_factory=OnPolicyGAEBuffer.create_factory(size=128),

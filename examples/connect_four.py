@@ -2,7 +2,7 @@
 """Lets an agent that has learnt Connect Four from games with itself play against a random player.
 
 pip install 'torchbeast[pettingzoo]'
-python -m torchbeast.monobeast --env pettingzoo:classic/connect_four_v3 --num_actors 32 \\
+python -m torchbeast.monobeast --env pettingzoo:classic/connect_four_v3 --num_envs 32 \\
     --unroll_length 20 --batch_size 16 --learning_rate 0.001 --entropy_cost 0.01 \\
     --total_steps 3000000 --xpid connect-four
 python examples/connect_four.py ~/logs/torchbeast/connect-four --games 100

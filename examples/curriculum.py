@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from torchbeast import Learner, Scheme, VecEnv
+from torchbeast import Learner, Scheme, make_vec
 from torchbeast.learner import Callback, RunningLearner
 
 LONGEST = 30
@@ -70,7 +70,7 @@ class Curriculum(Callback):
 
 def main(is_taught: bool = True, target_steps: int = 60_000) -> float:
     """Trains with or without the curriculum; returns the mean return in the longest corridor."""
-    envs, _, _ = VecEnv.create_factory(env_fn=Corridor, vec_env_size=8)
+    envs = make_vec(Corridor, 8)
     callbacks = [Curriculum()] if is_taught else []
     with Learner(Scheme.preset("ppo", envs), target_steps, callbacks=callbacks, seed=1) as learner:
         while not learner.done():

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecStep as VecStep
     from torchbeast.core.storages.rollout import Rollout as Rollout
     from torchbeast.envs import make as make_env
+    from torchbeast.envs import make_vec as make_vec
     from torchbeast.envs.spec import EnvOptions as EnvOptions
     from torchbeast.envs.spec import EnvSpec as EnvSpec
     from torchbeast.errors import IncompatibleParts as IncompatibleParts

@@ -40,7 +40,7 @@ rm "$keys/ca-key.pem" # nothing else will be signed
 srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --nodelist="$names" \
   --output="$savedir/servers-$SLURM_JOB_ID-%N.log" \
   "$python" -m torchbeast.polybeast_env --env PongNoFrameskip-v4 \
-  --num_servers "$cpus" --num_actors "$envs" --learner "$learner:$port" \
+  --num_servers "$cpus" --num_envs "$envs" --learner "$learner:$port" \
   --tls_ca "$keys/ca.pem" --tls_cert "$keys/client.pem" --tls_key "$keys/client-key.pem" \
   --token_file "$keys/token" &
 serving=$!

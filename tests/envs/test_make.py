@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 from example_envs import Counting
 
 import torchbeast
 from torchbeast import envs
+from torchbeast.core.envs.spaces import Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
-from torchbeast.envs import atari, spec
+from torchbeast.envs import EnvError, EnvSpec, atari, make_vec, spec
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -198,3 +201,22 @@ def test_an_environment_process_imports_only_what_it_needs(
     command = [sys.executable, "-c", STEP_WITHOUT_TORCH, env_id, *unwanted]
     result = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_environments_for_a_scheme_are_made_from_a_name_a_spec_or_a_function() -> None:
+    named = make_vec("CartPole-v1", 3, max_episode_steps=7)
+    described = make_vec(EnvSpec("CartPole-v1"), 3, max_episode_steps=7)
+    own = make_vec(gymnasium.make, 3, id="CartPole-v1", max_episode_steps=7)
+    for factory in (named, described, own):
+        assert factory.action_space == Discrete(2) and factory.vec_env_size == 3
+        with closing(factory()) as env:
+            env.reset(seed=1)
+            steps = [env.step(np.array([0, 1, number % 2])) for number in range(7)]
+        assert env.num_envs == 3 and any(step.truncated[2] for step in steps)
+
+
+def test_environments_that_cannot_be_made_are_refused_at_once() -> None:
+    with pytest.raises(EnvError, match="CartPole-v1 takes .*, got lenght=7"):
+        make_vec("CartPole-v1", 3, lenght=7)
+    with pytest.raises(ValueError, match="vec_env_size must be at least 1, got 0"):
+        make_vec("CartPole-v1", 0)

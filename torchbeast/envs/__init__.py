@@ -18,12 +18,20 @@ An `EnvSpec` adds keyword arguments of the constructor to a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchbeast.core.base.specs import check_takes
 from torchbeast.core.envs.selection import SelectedVecEnv, names
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts, check_gives_info, vec_env_of
+from torchbeast.core.envs.vec_env import (
+    SyncVecEnv,
+    VecEnv,
+    VecEnvFactory,
+    accepts,
+    check_gives_info,
+    vec_env_of,
+)
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec, need
 from torchbeast.errors import RunError, UsageError, what_it_raised
@@ -39,6 +47,7 @@ __all__ = [
     "make_mujoco_train_env",
     "make_pybullet_test_env",
     "make_pybullet_train_env",
+    "make_vec",
 ]
 
 
@@ -76,6 +85,49 @@ def make(
         return SelectedVecEnv(made, keys) if keys and not kept_already else made
     except UsageError as error:
         raise EnvError(str(error)) from error.__cause__
+
+
+def make_vec(
+    env: EnvSpec | str | Callable[..., Any],
+    num_envs: int = 1,
+    *,
+    info_keywords: Sequence[str] = (),
+    **kwargs: Any,
+) -> VecEnvFactory:
+    """Describes environments for a Scheme, in one call of VecEnv.create_factory.
+
+    It makes one environment to find the spaces, and closes it.
+
+    Args:
+        env: The id of an environment, such as "CartPole-v1"; an EnvSpec, which adds options; or a
+            function that returns one environment with Gymnasium's interface.
+        num_envs: Number of environments of each worker, which are stepped together.
+        info_keywords: Names of numbers to log, see VecEnv.create_factory.
+        **kwargs: Arguments of gymnasium.make, or of the function.
+
+    Returns:
+        The `train_envs_factory` of a Scheme. Its attributes `observation_space` and `action_space`
+        are what OnPolicyActorCritic.create_factory takes.
+
+    Raises:
+        EnvError: If there is no such environment, or it does not take the arguments.
+        TypeError: If the function does not take the arguments.
+        ValueError: If num_envs is below 1.
+
+    Example:
+        ```python
+        scheme = Scheme.preset("ppo", make_vec("CartPole-v1", 8))
+        ```
+    """
+    if callable(env):
+        env_fn, env_kwargs = env, kwargs
+    else:
+        spec = EnvSpec(env) if isinstance(env, str) else env
+        spec = dataclasses.replace(spec, kwargs={**spec.kwargs, **kwargs})
+        env_fn, env_kwargs = make, {"env": spec}
+    return VecEnv.create_factory(
+        env_fn=env_fn, env_kwargs=env_kwargs, vec_env_size=num_envs, info_keywords=info_keywords
+    )[0]
 
 
 def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEnv:
