@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # The tested versions. An empty value installs the newest ones.
 CONSTRAINTS ?= constraints.txt
-# Flags for the program in `make train`, e.g. make train ARGS="--env BreakoutNoFrameskip-v4 --num_actors 64"
+# Flags for the program in `make train`, e.g. make train ARGS="--env BreakoutNoFrameskip-v4 --num_envs 64"
 ARGS ?=
 
 BIN := $(VENV)/bin

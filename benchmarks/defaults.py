@@ -56,7 +56,7 @@ def _runs(program: str, original: Path | None) -> Iterator[tuple[str, Program]]:
     ours = torchbeast(program, model, {})
     if original is not None and program == "monobeast":
         yield "the original, default settings", _original(ours, original)
-    yield f"{program}, 4 environments", torchbeast(program, model, {"num_actors": 4})
+    yield f"{program}, 4 environments", torchbeast(program, model, {"num_envs": 4})
     yield f"{program}, default settings", ours
 
 

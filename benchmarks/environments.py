@@ -75,7 +75,7 @@ def _runs(name: str, arguments: argparse.Namespace) -> dict[str, Callable[[], fl
         for side, step in steps.items()
     }
     model = "shallow" if ours.frame_stack > 1 else "mlp"
-    flags = {"env": name, "num_actors": size, "unroll_length": 20, "batch_size": size}
+    flags = {"env": name, "num_envs": size, "unroll_length": 20, "batch_size": size}
     for program in arguments.programs:
         runs[program] = functools.partial(measured, torchbeast(program, model, flags), arguments)
     return runs

@@ -154,13 +154,13 @@ def _run(family: Family, program: str, algo: str, seconds: float) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", f"torchbeast.{program}", "--env", family.env, "--algo", algo),
-            *(f"--num_actors={actors}", "--unroll_length=32", f"--savedir={folder}", "--xpid=x"),
+            *(f"--num_envs={actors}", "--unroll_length=32", f"--savedir={folder}", "--xpid=x"),
             *("--total_steps=1000000000", "--disable_checkpoint", "--seed=1"),
             *(("--env_kwargs", family.kwargs) if family.kwargs else ()),
             *family.flags,
             *((f"--batch_size={actors}",) if algo in ("impala", "ppo") else ("--learn_start=200",)),
             *(_OF_PPO if algo == "ppo" else ()),
-            *(("--num_servers=1",) if program == "polybeast" else ("--num_processes=1",)),
+            *(("--num_servers=1",) if program == "polybeast" else ("--num_workers=1",)),
         ]
         said = _output(command, Path(folder), seconds)
         log = Path(folder, "x", "logs.csv")

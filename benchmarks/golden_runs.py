@@ -25,7 +25,7 @@ from torchbeast import Learner, make_env
 from torchbeast.core.envs import VecEnv
 from torchbeast.schemes import Scheme
 
-MONOBEAST = [sys.executable, "-m", "torchbeast.monobeast", "--seed=1", "--num_actors=4"]
+MONOBEAST = [sys.executable, "-m", "torchbeast.monobeast", "--seed=1", "--num_envs=4"]
 LAG_ONE = ["--fixed_lag=1", "--env=CartPole-v1", "--total_steps=6000", "--unroll_length=20"]
 LAG_ZERO = ["--fixed_lag=0", "--total_steps=3000", "--learn_start=500"]
 PROGRAMS = {

@@ -6,7 +6,7 @@ the same number of environments and the same batch size. The ratio to it is what
 costs, or what it gains by overlapping. The runs are interleaved.
 
 python benchmarks/programs.py [--models shallow deep] [--programs monobeast raybeast]
-    [--num_actors 32] [--seconds 30] [--repeats 3]
+    [--num_envs 32] [--seconds 30] [--repeats 3]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from progress import measured, torchbeast
 from torchbeast.fleets.system import available_cores
 
 MODELS = ("shallow", "deep", "small_net:SmallConvNet")
-SETTINGS = ("num_actors", "unroll_length", "batch_size")
+SETTINGS = ("num_envs", "unroll_length", "batch_size")
 PROGRAMS = ("polybeast", "monobeast", "raybeast")
 
 
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--programs", nargs="+", choices=PROGRAMS, default=["polybeast", "monobeast"]
     )
-    parser.add_argument("--num_actors", type=int, default=32)
+    parser.add_argument("--num_envs", type=int, default=32)
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--warm_up", type=float, default=5.0, help="seconds before the measurement")
@@ -66,14 +66,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, object]:
-    return {
-        name: getattr(arguments, name) for name in ("num_actors", "unroll_length", "batch_size")
-    }
+    return {name: getattr(arguments, name) for name in ("num_envs", "unroll_length", "batch_size")}
 
 
 def _reference(arguments: argparse.Namespace, model: str) -> Callable[[], float]:
     """Returns the run of the reference loop, after its first update."""
-    num_envs, unroll_length = arguments.num_actors, arguments.unroll_length
+    num_envs, unroll_length = arguments.num_envs, arguments.unroll_length
     settings = reference_loop.parse(
         [f"--model={model}", f"--num_envs={num_envs}", f"--unroll_length={unroll_length}"]
     )

@@ -69,7 +69,7 @@ def train(variant: str, seed: int, arguments: argparse.Namespace) -> None:
     size = arguments.steps if variant == "own" else arguments.steps * len(ENTROPY_COSTS)
     flags = [
         *("--preset", "minatar-breakout", "--env", f"MinAtar/{arguments.game}-v1"),
-        *("--num_actors", "16", "--seed", str(seed), "--total_steps", str(arguments.steps)),
+        *("--num_envs", "16", "--seed", str(seed), "--total_steps", str(arguments.steps)),
         *("--replay_size", str(size), "--replay_ratio", "7", "--batch_size", "8"),
         *VARIANTS[variant],
     ]

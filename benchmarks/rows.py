@@ -33,7 +33,7 @@ def main() -> None:
     for row in arguments.rows:
         model, flags = ROWS[row]
         settings = flags | {
-            name: getattr(arguments, name) for name in ("num_actors", "unroll_length", "batch_size")
+            name: getattr(arguments, name) for name in ("num_envs", "unroll_length", "batch_size")
         }
         runs = {
             name: functools.partial(measured, torchbeast(name, model, settings), arguments)
@@ -49,7 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
-    parser.add_argument("--num_actors", type=int, default=32)
+    parser.add_argument("--num_envs", type=int, default=32)
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--warm_up", type=float, default=8.0, help="seconds before the measurement")

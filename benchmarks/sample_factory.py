@@ -108,7 +108,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _polybeast(arguments: argparse.Namespace, net: Net) -> Program:
-    rollouts = {"num_actors": arguments.num_envs, "batch_size": arguments.num_envs}
+    rollouts = {"num_envs": arguments.num_envs, "batch_size": arguments.num_envs}
     return torchbeast("polybeast", net.torchbeast, {**rollouts, "unroll_length": UNROLL_LENGTH})
 
 

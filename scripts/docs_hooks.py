@@ -181,7 +181,7 @@ def command_line() -> str:
 
 
 _INTRODUCTION = """Each program is a module, and `--help` prints its flags with their defaults.
-You can write a flag with underscores or with dashes (`--num_actors`, `--num-actors`). A flag whose
+You can write a flag with underscores or with dashes (`--num_envs`, `--num-actors`). A flag whose
 value is *switch* takes no value: `--NAME` turns it on, and `--no_NAME` turns it off, for example
 when you resume a run that had it on."""
 LINK_TO_SHARED = "(#flags-of-every-learner-program)"

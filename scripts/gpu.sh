@@ -30,7 +30,7 @@ part() {
 bench() {
   local name=$1
   shift
-  part "bench-$name" 90 "$PYTHON" -m torchbeast.bench --env PongNoFrameskip-v4 --num_actors 128 \
+  part "bench-$name" 90 "$PYTHON" -m torchbeast.bench --env PongNoFrameskip-v4 --num_envs 128 \
     --batch_size 32 --unroll_length 20 --seconds 2 --repeats 1 --json "$folder/bench-$name.json" "$@"
 }
 
@@ -49,11 +49,11 @@ bench deep-cpu --model deep --disable_cuda
 # Each of two learners has a GPU of its own (nccl), or both share the only one (gloo).
 shared=()
 [ "$gpus" -gt 1 ] || shared=(--device cuda:0)
-"$PYTHON" -m torchbeast.polybeast_env --env CartPole-v1 --num_servers 4 --num_actors 32 \
+"$PYTHON" -m torchbeast.polybeast_env --env CartPole-v1 --num_servers 4 --num_envs 32 \
   >"$folder/servers.log" 2>&1 &
 servers=$!
 part ranks 90 "$PYTHON" -m torch.distributed.run --nproc_per_node 2 -m torchbeast.polybeast_learner \
-  --num_actors 32 --env CartPole-v1 --total_steps 100000 --savedir "$folder/runs" --xpid ranks "${shared[@]}"
+  --num_envs 32 --env CartPole-v1 --total_steps 100000 --savedir "$folder/runs" --xpid ranks "${shared[@]}"
 kill -INT "$servers" && wait "$servers" || true
 export OMP_NUM_THREADS=1
 part tests-programs 120 "${tests[@]}" --gpu -n 8 --dist loadscope tests/integration/test_algorithms.py \

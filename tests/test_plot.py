@@ -109,6 +109,13 @@ def write_kind(folder: Path, program: str, points: list[tuple[int, float]], **ar
     return folder
 
 
+def test_a_column_of_an_earlier_version_is_found_by_both_names(tmp_path: Path) -> None:
+    kept = tmp_path / "run-1.csv"
+    kept.write_text("step,live_actors\n10,2\n20,4\n")
+    assert plot.main([str(kept), "--column=live_actors", f"--output={tmp_path / 'a.png'}"]) == 0
+    assert plot.curve(kept, column="live_workers") == [(10, 2), (20, 4)]
+
+
 def flat(value: float, last: int = 100) -> list[tuple[int, float]]:
     return [(step, value) for step in range(10, last + 10, 10)]
 
@@ -189,7 +196,7 @@ def test_runs_of_a_shared_replay_are_one_line_whatever_its_address_was(tmp_path:
 
 
 def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:
-    mono = write_kind(tmp_path / new_name("m"), "monobeast", flat(1.0), num_processes=2)
+    mono = write_kind(tmp_path / new_name("m"), "monobeast", flat(1.0), num_workers=2)
     poly = write_kind(tmp_path / new_name("p"), "polybeast", flat(1.0), num_servers=2)
     assert plot.labels(plot.group_runs([mono, poly])) == ["monobeast (n=1)", "polybeast (n=1)"]
 

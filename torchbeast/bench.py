@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how fast TorchBeast runs on this machine, and what limits it.
 
-python -m torchbeast.bench --env PongNoFrameskip-v4 --num_actors 32 --png bench.png
+python -m torchbeast.bench --env PongNoFrameskip-v4 --num_envs 32 --png bench.png
 
 The measurements are in benchmarks/bench of the repository.
 """

@@ -43,12 +43,12 @@ def run(flags: MonoBeastFlags) -> int:
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         return flags.test_run(flags.environment.asked)
-    num_actors = flags.processes.environments()  # recorded, so that a resumed run keeps it
-    processes = dataclasses.replace(flags.processes, num_actors=num_actors)
+    num_envs = flags.processes.environments()  # recorded, so that a resumed run keeps it
+    processes = dataclasses.replace(flags.processes, num_envs=num_envs)
     flags = dataclasses.replace(flags, processes=processes)
     with session(flags.run.folder, command_line.flatten(flags)) as opened, ExitStack() as ending:
         workers = counted(processes.processes(), "worker")
-        say(f"{counted(num_actors, 'environment')} in {workers}.")
+        say(f"{counted(num_envs, 'environment')} in {workers}.")
         train(flags, opened, ending)
     return EXIT_DONE
 
@@ -66,7 +66,7 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
 
     collection = Collection(
         program=PROGRAM,
-        num_actors=flags.processes.environments(),
+        num_envs=flags.processes.environments(),
         processes=flags.processes.processes(),
         fixed_lag=flags.processes.fixed_lag,
     )

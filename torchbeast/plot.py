@@ -33,7 +33,7 @@ import tyro
 from torchbeast.cli.command_line import parse
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
-from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.log_files import present_column, read_logs
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND, read_meta, run_path
 
 RETURN = "mean_episode_return"
@@ -96,7 +96,9 @@ def run(flags: PlotFlags) -> int:
         raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
     with refusing_paths("give the folder of a run that can be read"):
         groups = group_runs(
-            [Path(os.path.realpath(run_path(run))) for run in flags.runs], flags.clock, flags.column
+            [Path(os.path.realpath(run_path(run))) for run in flags.runs],
+            flags.clock,
+            present_column(flags.column),
         )
     if not flags.output:
         flags = dataclasses.replace(flags, output=(_folder_of(groups) / "curve.png",))

@@ -34,10 +34,8 @@ def run(flags: PolyBeastFlags) -> int:
         return flags.test_run(flags.environment.asked)
     import libtorchbeast  # noqa: F401 - raises immediately if it was not built
 
-    num_actors = flags.fleet.environments()  # recorded, so that a resumed run keeps it
-    flags = dataclasses.replace(
-        flags, fleet=dataclasses.replace(flags.fleet, num_actors=num_actors)
-    )
+    num_envs = flags.fleet.environments()  # recorded, so that a resumed run keeps it
+    flags = dataclasses.replace(flags, fleet=dataclasses.replace(flags.fleet, num_envs=num_envs))
     with (
         session(flags.run.folder, command_line.flatten(flags)) as opened,
         environment_servers(flags, opened.supervisor) as servers,
@@ -48,7 +46,7 @@ def run(flags: PolyBeastFlags) -> int:
         if servers.wait_ready():
             goes_on = opened.supervisor.check_goes_on
             basename = servers.addresses[0].removesuffix(".0")
-            fleet = find([basename], num_actors, 60.0, check_goes_on=goes_on)
+            fleet = find([basename], num_envs, 60.0, check_goes_on=goes_on)
             polybeast_learner.train(flags, fleet, opened)
     return EXIT_DONE
 

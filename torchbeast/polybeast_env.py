@@ -102,7 +102,7 @@ def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) 
     if streams < len(learners):
         raise UsageError(
             f"{len(learners)} learners need a stream of environments each, but these servers have "
-            f"{counted(streams, 'stream')}: give more --num_servers or --num_actors"
+            f"{counted(streams, 'stream')}: give more --num_servers or --num_envs"
         )
 
 

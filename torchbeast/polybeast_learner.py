@@ -151,7 +151,7 @@ def _find(
     from torchbeast.servers.discovery import find
 
     served = flags.fleet
-    wanted, timeout = served.num_actors, served.connect_timeout
+    wanted, timeout = served.num_envs, served.connect_timeout
     if door is not None:
         return door.find(None if wanted is None else -(-wanted // learners), timeout, check_goes_on)
     if served.env_servers is None:
@@ -238,15 +238,15 @@ def train(
     started = flags.fleet.servers() if isinstance(flags, PolyBeastFlags) else None
     collection = Collection(
         program=PROGRAM if started is None else "polybeast",
-        num_actors=fleet.num_envs,
+        num_envs=fleet.num_envs,
         processes=started,
         fixed_lag=None,
     )
-    wanted = None if door is None else flags.fleet.num_actors
-    served: Any = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
+    wanted = None if door is None else flags.fleet.num_envs
+    served: Any = dataclasses.replace(flags.fleet, num_envs=fleet.num_envs)
     settings = dataclasses.replace(  # the run records the actual number
         dataclasses.replace(flags, fleet=served).run_settings(env.name, collection),
-        of_command=[] if wanted is None else ["--num_actors", str(wanted)],
+        of_command=[] if wanted is None else ["--num_envs", str(wanted)],
     )
     others_serve = started is None
     described = DescribedEnv(

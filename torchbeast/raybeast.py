@@ -60,10 +60,10 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     room = fleet.room()
     workers = num_workers(flags.ray, room)
     fleet.reserve_for_learner()
-    num_actors = flags.ray.num_actors or flags.ray.usual_environments(workers)
-    ray = dataclasses.replace(flags.ray, num_actors=num_actors)
+    num_envs = flags.ray.num_envs or flags.ray.usual_environments(workers)
+    ray = dataclasses.replace(flags.ray, num_envs=num_envs)
     flags = dataclasses.replace(flags, ray=ray)  # recorded, so that a resumed run keeps them
-    say(f"{fleet}; {workers} actors of {num_actors} environments.")
+    say(f"{fleet}; {workers} actors of {num_envs} environments.")
 
     def source(learner: LearnerInfo[SharedWeights]) -> FleetSource:
         length, weights = learner.rollouts.unroll_length, learner.weights
@@ -82,7 +82,7 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
 def _collection(flags: RayBeastFlags, workers: int, room: Room) -> Collection:
     return Collection(
         program=PROGRAM,
-        num_actors=flags.ray.environments(),
+        num_envs=flags.ray.environments(),
         processes=workers,
         fixed_lag=None,
         cores=int(sum(node.cpus for node in room.nodes)),

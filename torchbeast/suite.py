@@ -19,7 +19,8 @@ import tyro
 
 from torchbeast import compare
 from torchbeast.cli.command_line import parse_known
-from torchbeast.core.base.checks import at_least, did_you_mean
+from torchbeast.core.algos.registry import spelt
+from torchbeast.core.base.checks import at_least, did_you_mean, in_any_case
 from torchbeast.errors import UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.sweep.__main__ import sweep
 from torchbeast.sweep.table import Row
@@ -91,8 +92,8 @@ SUITES = {
 
 def suite(name: str) -> Suite:
     """Returns the suite of a name, or of a JSON file with `presets` and `envs`."""
-    if name in SUITES:
-        return SUITES[name]
+    if (known := in_any_case(name, SUITES)) in SUITES:
+        return SUITES[known]
     if not name.endswith(".json"):
         known = ", ".join(SUITES)
         raise UsageError(
@@ -134,6 +135,7 @@ class SuiteFlags:
     def __post_init__(self) -> None:
         at_least(1, seeds=self.seeds)
         at_least(0, first_seed=self.first_seed)
+        object.__setattr__(self, "algo", spelt(self.algo))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -124,7 +124,7 @@ def _limit_beyond_stages(
         return Verdict(
             "waiting",
             f"Waiting limits speed: {below}, and {busy:.1f} of {cores} cores are busy; more "
-            "--num_actors give them work.",
+            "--num_envs give them work.",
         )
     return Verdict(
         "sharing",

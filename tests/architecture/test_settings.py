@@ -95,7 +95,7 @@ def test_a_program_has_each_flag_once(program: type) -> None:
 
 
 def test_every_flag_has_one_help_text_for_each_of_its_meanings() -> None:
-    """The meaning of a name, and its text, may depend on the program, as of --num_actors."""
+    """The meaning of a name, and its text, may depend on the program, as of --num_envs."""
     for name, configs in OWNERS.items():
         texts = [help_texts(config)[name] for config in configs]
         assert all(texts) and len(set(texts)) == len(texts), f"{name} is told twice: {configs}"

@@ -29,7 +29,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.servers.source import answer
 
 SMALL = [
-    *("--env", "Catch", "--model", "mlp", "--num_actors", "2", "--num_servers", "1"),
+    *("--env", "Catch", "--model", "mlp", "--num_envs", "2", "--num_servers", "1"),
     *("--torch_threads", "1", "--unroll_length", "5", "--batch_size", "2"),
     *("--seconds", "0.01", "--repeats", "1", "--disable_cuda"),
 ]

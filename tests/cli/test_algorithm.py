@@ -129,6 +129,23 @@ class PathConfig:
     """A file."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TauConfig:
+    """Has a setting with another library's name for one of ours."""
+
+    lr: float = 0.5
+    """Not the learning_rate."""
+
+
+class Tau(Mine):
+    Config = TauConfig
+
+
+def test_an_own_setting_wins_over_another_librarys_name_for_a_flag() -> None:
+    words = ["--algo", f"{__name__}:Tau", "--lr", "0.25"]
+    assert parse(MonoBeastFlags, "monobeast", words).algorithm == TauConfig(lr=0.25)
+
+
 class OfPath(Mine):
     Config = PathConfig
 
@@ -261,7 +278,7 @@ def test_a_learner_is_assembled_with_the_algorithm() -> None:
     assert settings.recorded["step_size"] == 0.25 and "reward_clipping" not in settings.recorded
 
 
-HERE = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
+HERE = Collection(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
 
 
 def resume(folder: Path, *words: str) -> MonoBeastFlags:

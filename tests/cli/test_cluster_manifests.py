@@ -215,7 +215,7 @@ def agree(flags: dict[str, Any], file: str) -> None:
 
 def assert_all_are_learnt_from(flags: dict[str, Any]) -> None:
     """The learner counts the environments of all hosts, unless it is told a number."""
-    assert flags["polybeast_learner"].fleet.num_actors is None
+    assert flags["polybeast_learner"].fleet.num_envs is None
 
 
 def test_the_keys_that_containers_read_are_given_to_them() -> None:

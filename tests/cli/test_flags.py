@@ -25,6 +25,7 @@ from torchbeast.cli.flags import (
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.config import MAX_FIXED_LAG, ProcessesConfig
+from torchbeast.core.base.specs import ModelConfig
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import available_cores
 from torchbeast.servers.config import FleetConfig, ServersConfig
@@ -35,7 +36,7 @@ ORIGINAL_LEARNER_FLAGS = [
     "xpid",
     "disable_checkpoint",
     "savedir",
-    "num_actors",
+    "num_envs",
     "total_steps",
     "batch_size",
     "unroll_length",
@@ -82,21 +83,19 @@ WRONG = [
     (["stray"], "Unrecognized options: stray."),
     (["--learnig_rate", "0.1"], "--learnig_rate, 0.1. Did you mean --learning_rate? See"),
     (["--batch-sise=3"], "--batch_sise=3. Did you mean --batch_size? See"),
-    (["--ent_coef", "0.1"], "--ent_coef, 0.1. Did you mean --entropy_cost? See"),
     (["--tau", "1"], "--tau, 1. --target_rate is a setting of the algorithms dqn, sac, td3. See"),
-    (["--algo=dqn", "--tau", "1"], "--tau, 1. Did you mean --target_rate? See"),
+    (["--seeds", "1", "--num_env", "4"], "4. Did you mean --seed and --num_envs? See"),
     (["--n_steps", "20"], "--n_steps, 20. Did you mean --unroll_length? See"),
-    (["--lr", "0.1"], "--lr, 0.1. Did you mean --learning_rate? See"),
-    (["--seeds", "1", "--num_envs", "4"], "4. Did you mean --seed and --num_actors? See"),
+    (["--lr", "0"], "--learning_rate must be greater than 0, got 0.0."),
     (["--algo=ppo", "--clip_parm", "1"], "--clip_parm, 1. Did you mean --clip_param? See"),
     (["--no_such_flag", "3"], "--no_such_flag, 3. See"),
     (["--batch_size"], "Missing value for argument '--batch_size'."),
     (["--mode", "dance"], "invalid choice 'dance' for argument '--mode'."),
-    (["--num_actors", "0"], "--num_actors must be at least 1, got 0."),
+    (["--num_envs", "0"], "--num_envs must be at least 1, got 0."),
     (["--discounting", "1.5"], "--discounting must be between 0 and 1, got 1.5."),
     (["--discounting", "nan"], "--discounting must be between 0 and 1, got nan."),
     (["--learning_rate", "0"], "--learning_rate must be greater than 0, got 0.0."),
-    (["--num_servers", "8", "--num_actors", "4"], "give at most as many as --num_actors 4."),
+    (["--num_servers", "8", "--num_envs", "4"], "give at most as many as --num_envs 4."),
     (["--max_learner_queue_size", "1"], "give at least --batch_size 8."),
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),
@@ -177,7 +176,7 @@ def test_every_flag_of_the_original_exists() -> None:
 
 def test_polybeast_has_the_flags_of_servers_and_learner() -> None:
     own = set(flatten(PolyBeastFlags()))
-    assert {"num_servers", "num_actors", "env", "pipes_basename", "use_lstm"} <= own
+    assert {"num_servers", "num_envs", "env", "pipes_basename", "use_lstm"} <= own
 
 
 def test_the_defaults_are_those_of_the_original() -> None:
@@ -258,24 +257,51 @@ def test_a_wrong_flag_is_refused_in_one_sentence(args: list[str], sentence: str)
     assert "\n" not in message and "│" not in message
 
 
+OTHERS = [
+    ("monobeast", ["--num-actors", "6", "--num_processes=3"], {"num_envs": 6, "num_workers": 3}),
+    ("polybeast", ["--n_envs", "6", "--num_workers", "3"], {"num_envs": 6, "num_servers": 3}),
+    ("polybeast", ["--num_processes", "3"], {"num_servers": 3}),
+    ("raybeast", ["--num_workers", "3"], {"num_workers": 3}),
+    ("monobeast", ["--lr", "1e-4", "--gamma=0.9"], {"learning_rate": 1e-4, "discounting": 0.9}),
+    ("monobeast", ["--algo=PPO", "--clip_coef", "0.1"], {"algo": "ppo", "clip_param": 0.1}),
+    ("monobeast", ["--optimizer", "adam", "--normalize-returns"], {"normalise_returns": True}),
+    ("monobeast", ["--algo", "ppo", "--no-normalize-advantages"], {"normalise_advantages": False}),
+    ("monobeast", ["--buffer_size", "1e4"], {"algo": "laser", "replay_size": 10_000}),
+    ("monobeast", ["--preset", "CartPole-DQN"], {"preset": "cartpole-dqn", "algo": "dqn"}),
+]
+
+
+@pytest.mark.parametrize(("program", "words", "expected"), OTHERS)
+def test_names_of_earlier_versions_and_of_other_libraries_work_in_any_case(
+    program: str, words: list[str], expected: dict[str, Any]
+) -> None:
+    found = flatten(parse({"monobeast": MonoBeastFlags, **PROGRAMS}[program], program, words))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_built_in_network_may_be_typed_in_any_case_and_ones_own_may_not() -> None:
+    assert ModelConfig(model="Shallow-Norm").spec.name == "shallow-norm"
+    assert ModelConfig(model="my_net:MyNet").spec.name == "my_net:MyNet"
+
+
 def test_a_terminal_without_box_characters_gets_the_same_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The encoding of stdout, which capsys changes, decides how tyro draws its box."""
     with pytest.raises(UsageError) as error:
-        parse(PolyBeastFlags, "polybeast", ["--num_actors", "0"])
-    assert str(error.value) == "--num_actors must be at least 1, got 0. See --help."
+        parse(PolyBeastFlags, "polybeast", ["--num_envs", "0"])
+    assert str(error.value) == "--num_envs must be at least 1, got 0. See --help."
 
 
 @pytest.mark.parametrize(
     ("sentence", "typed"),
     [
-        ("num_servers 8: give num_actors 4", "--num_servers 8: give --num_actors 4"),
-        ("give --num_actors 4", "give --num_actors 4"),
-        ("a num_actors_more 4", "a num_actors_more 4"),
+        ("num_servers 8: give num_envs 4", "--num_servers 8: give --num_envs 4"),
+        ("give --num_envs 4", "give --num_envs 4"),
+        ("a num_envs_more 4", "a num_envs_more 4"),
         ("model must be one that the model knows", "--model must be one that the model knows"),
-        ("max_num_actors is no flag", "max_num_actors is no flag"),
-        ("/logs/num_actors/model.tar is damaged", "/logs/num_actors/model.tar is damaged"),
+        ("max_num_envs is no flag", "max_num_envs is no flag"),
+        ("/logs/num_envs/model.tar is damaged", "/logs/num_envs/model.tar is damaged"),
     ],
 )
 def test_names_of_fields_become_flags_and_plain_words_stay(sentence: str, typed: str) -> None:
@@ -289,9 +315,9 @@ def test_only_wrong_usage_names_flags_and_not_what_fails_in_a_run() -> None:
 
         return run
 
-    for kind, expected in ((UsageError, "fewer --num_actors"), (RunError, "fewer num_actors")):
+    for kind, expected in ((UsageError, "fewer --num_envs"), (RunError, "fewer num_envs")):
         with pytest.raises(kind, match=f"^{expected}$"):
-            run_with(PolyBeastFlags(), failing_with(kind("fewer num_actors")))
+            run_with(PolyBeastFlags(), failing_with(kind("fewer num_envs")))
 
 
 def test_an_integer_may_be_typed_with_an_exponent() -> None:
@@ -322,7 +348,7 @@ FIXED_LAG_WRONG = [
     (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, got -1."),
     (["--max_lag", "0"], "--fixed_lag 1 is above --max_lag 0, so hardly any"),
     (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),
-    (["--num_actors", "5", "--num_processes", "2"], "with --fixed_lag, --num_actors 5 must be a m"),
+    (["--num_envs", "5", "--num_workers", "2"], "with --fixed_lag, --num_envs 5 must be a m"),
     (["--batch_size", "3"], "--batch_size 3 a multiple of the environments of a process."),
     (["--num_learner_threads", "2"], "--fixed_lag needs a single learner thread"),
 ]
@@ -336,14 +362,14 @@ def test_an_impossible_fixed_lag_is_refused_in_one_sentence(args: list[str], sen
 
 
 def test_a_switch_takes_no_value() -> None:
-    flags = parse(PolyBeastFlags, "polybeast", ["--use_lstm", "--disable_cuda", "--num_actors=6"])
-    assert flags.model.use_lstm and flags.hardware.disable_cuda and flags.fleet.num_actors == 6
+    flags = parse(PolyBeastFlags, "polybeast", ["--use_lstm", "--disable_cuda", "--num_envs=6"])
+    assert flags.model.use_lstm and flags.hardware.disable_cuda and flags.fleet.num_envs == 6
 
 
 def test_the_number_of_servers_follows_from_cores_and_environments() -> None:
-    assert FleetConfig(num_actors=1).servers() == 1
-    assert FleetConfig(num_actors=10_000).servers() == available_cores()
-    assert FleetConfig(num_actors=10, num_servers=10).servers() == 10
+    assert FleetConfig(num_envs=1).servers() == 1
+    assert FleetConfig(num_envs=10_000).servers() == available_cores()
+    assert FleetConfig(num_envs=10, num_servers=10).servers() == 10
 
 
 def with_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,10 +390,10 @@ def test_the_number_of_environments_follows_from_the_cores_unless_it_is_given(
     assert (mono.environments(), mono.processes()) == (environments, processes)
     assert (poly.environments(), poly.servers()) == (environments, processes)
     assert (served.environments(), served.servers()) == (environments, processes)
-    assert ProcessesConfig(num_actors=45).environments() == 45
-    assert FleetConfig(num_actors=45).environments() == 45
-    assert ProcessesConfig(num_processes=2).environments() == 32
-    assert ProcessesConfig(num_buffers=10, num_processes=1).environments() == 10
+    assert ProcessesConfig(num_envs=45).environments() == 45
+    assert FleetConfig(num_envs=45).environments() == 45
+    assert ProcessesConfig(num_workers=2).environments() == 32
+    assert ProcessesConfig(num_buffers=10, num_workers=1).environments() == 10
     assert ServersConfig(num_servers=10).environments() == 10
 
 
@@ -397,7 +423,7 @@ def test_a_run_records_the_number_of_environments_that_was_chosen(
 
     monkeypatch.setattr(program, "session", session)
     assert program.main(["--xpid", "a"]) == 2 and "far enough" in capsys.readouterr().err
-    assert recorded["num_actors"] == 48
+    assert recorded["num_envs"] == 48
 
 
 def test_an_unknown_flag_ends_the_program_with_exit_code_2_and_without_a_traceback() -> None:
@@ -440,7 +466,8 @@ def test_the_originals_command_of_monobeast_is_accepted_unchanged() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ORIGINAL_COMMAND.split())
     assert flags.processes.buffers() == 60, "rollouts of one environment, as each actor had one"
     assert flags.hardware.num_learner_threads == 4 and flags.run.xpid == "example"
-    words = ORIGINAL_COMMAND.replace("--", "").replace("num_threads", "num_learner_threads").split()
+    words = ORIGINAL_COMMAND.replace("--", "").replace("num_actors", "num_envs").split()
+    words = [word.replace("num_threads", "num_learner_threads") for word in words]
     said = dict(zip(words[::2], words[1::2], strict=True))
     settings = flatten(flags)
     assert {name: type(value)(said[name]) for name, value in settings.items() if name in said} == {
@@ -460,7 +487,7 @@ def test_the_command_of_the_first_raybeast_is_taken_as_it_is() -> None:
     expected = {
         "env": "PongNoFrameskip-v4",
         "num_learner_threads": 4,
-        "num_actors": 45,
+        "num_envs": 45,
         "total_steps": 200_000_000,
         "learning_rate": 0.0004,
         "epsilon": 0.01,
@@ -475,10 +502,12 @@ def test_the_command_of_the_first_raybeast_is_taken_as_it_is() -> None:
     }
     assert {name: settings[name] for name in expected} == expected
     words = [word.removeprefix("--") for word in THE_FIRST_RAYBEASTS_COMMAND.split()]
-    assert {"use_resnet", *expected} - {"model"} <= set(words), "each flag of it is looked at"
+    assert {"use_resnet", "num_actors", *expected} - {"model", "num_envs"} <= set(words), (
+        "each flag of it is looked at"
+    )
 
 
 def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
     assert MonoBeastFlags().processes.buffers() == 2 * MonoBeastFlags().processes.environments()
-    with pytest.raises(UsageError, match="--num_buffers 44 .*give at least --num_actors 45"):
-        parse(MonoBeastFlags, "monobeast", ["--num_actors", "45", "--num_buffers", "44"])
+    with pytest.raises(UsageError, match="--num_buffers 44 .*give at least --num_envs 45"):
+        parse(MonoBeastFlags, "monobeast", ["--num_envs", "45", "--num_buffers", "44"])

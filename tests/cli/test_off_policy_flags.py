@@ -29,9 +29,9 @@ def test_an_algorithm_changes_the_defaults_of_the_replay() -> None:
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac", "td3"])
 def test_an_algorithm_without_v_trace_has_few_environments_unless_servers_decide(algo: str) -> None:
-    assert flatten(parsed("--algo", algo))["num_actors"] == 8
+    assert flatten(parsed("--algo", algo))["num_envs"] == 8
     learner = parse(PolyBeastLearnerFlags, "polybeast_learner", ["--xpid", "x", "--algo", algo])
-    assert learner.fleet.num_actors is None
+    assert learner.fleet.num_envs is None
 
 
 def test_the_source_collects_one_rollout_at_a_time() -> None:
@@ -43,7 +43,7 @@ def test_the_source_collects_one_rollout_at_a_time() -> None:
 
 
 def test_with_a_fixed_lag_of_0_all_environments_collect_between_updates() -> None:
-    flags = parsed("--algo", "dqn", "--fixed_lag", "0", "--num_actors", "6")
+    flags = parsed("--algo", "dqn", "--fixed_lag", "0", "--num_envs", "6")
     config = flags.learner_config("Catch")
     assert config.synchronous_rollouts == config.online_rollouts.batch_size == 6
 
@@ -68,8 +68,8 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
             "--replay_ratio inf .* never wait .* --fixed_lag 0 makes them wait",
         ),
         (
-            ["--algo", "dqn", "--fixed_lag", "0", "--num_actors", "3", "--num_processes", "2"],
-            "--num_actors 3 must be a multiple of --num_processes 2",
+            ["--algo", "dqn", "--fixed_lag", "0", "--num_envs", "3", "--num_workers", "2"],
+            "--num_envs 3 must be a multiple of --num_workers 2",
         ),
         (["--algo", "dqn", "--max_lag", "3"], "--max_lag limits .* --algo dqn trains on steps"),
         (["--n_step", "3"], "--n_step 3 is for algorithms that sample single steps"),

@@ -67,10 +67,10 @@ def test_a_preset_is_the_same_as_its_flags_written_out(name: str) -> None:
 
 
 def test_the_servers_and_not_the_preset_decide_how_many_environments_there_are() -> None:
-    assert flags_of("polybeast_learner", "--preset", "catch")["num_actors"] is None
-    given = flags_of("polybeast_learner", "--preset", "catch", "--num_actors", "6")
-    assert given["num_actors"] == 6
-    assert flags_of("polybeast", "--preset", "catch")["num_actors"] == 16
+    assert flags_of("polybeast_learner", "--preset", "catch")["num_envs"] is None
+    given = flags_of("polybeast_learner", "--preset", "catch", "--num_envs", "6")
+    assert given["num_envs"] == 6
+    assert flags_of("polybeast", "--preset", "catch")["num_envs"] == 16
 
 
 def as_typed(value: Any) -> Any:

@@ -24,9 +24,9 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
 # What a run of its own program records, and others do in part: not one of them is a default.
 RECORDED = {
     "env": "Catch",
-    "num_actors": 16,
+    "num_envs": 16,
     "num_servers": 3,
-    "num_processes": 5,
+    "num_workers": 5,
     "num_buffers": 70,
     "fixed_lag": None,
     "pipes_basename": "unix:/mine",
@@ -40,7 +40,7 @@ RECORDED = {
     "checkpoint_interval": 30.0,
 }
 OF_ONE_COMMAND = {"mode": "test", "xpid": "old", "savedir": "/elsewhere", "preset": "pong"}
-SERVERS_DECIDE = {"env": None, "num_actors": None}
+SERVERS_DECIDE = {"env": None, "num_envs": None}
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_command_line_overrides_recorded_settings(where: str, savedir: Path)
     args = [*own, *name] if where == "before" else [*name, *own]
     flags = flags_of("polybeast", savedir, *args)
     assert flags["learning_rate"] == 0.0004 and flags["use_lstm"] is False
-    assert flags["num_actors"] == 16
+    assert flags["num_envs"] == 16
 
 
 def test_a_preset_overrides_recorded_settings(savedir: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_preset_overrides_recorded_settings(savedir: Path) -> None:
 def test_only_the_combined_settings_are_checked(savedir: Path) -> None:
     """70 buffers are too few for 80 environments, but 90 are not."""
     with pytest.raises(UsageError, match="--num_buffers 70 leaves environments without a buffer"):
-        flags_of("monobeast", savedir, "--xpid", "a", "--num_actors", "80")
-    args = ["--num_actors", "80", "--num_buffers", "90"]
-    assert flags_of("monobeast", savedir, "--xpid", "a", *args)["num_actors"] == 80
+        flags_of("monobeast", savedir, "--xpid", "a", "--num_envs", "80")
+    args = ["--num_envs", "80", "--num_buffers", "90"]
+    assert flags_of("monobeast", savedir, "--xpid", "a", *args)["num_envs"] == 80
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def source_of(
     """
     weights = functools.partial(SharedWeights, size=ring_size(fixed_lag))
     learner = setup.learner(weights, **of_learner)
-    actors = ProcessesConfig(num_actors=setup.num_envs, num_buffers=num_buffers)
+    actors = ProcessesConfig(num_envs=setup.num_envs, num_buffers=num_buffers)
     groups, env = setup.num_groups, EnvSpec(setup.env_id)
     return FleetSource(learner, env, "float32", fleet, actors, groups, fixed_lag, on_demand)
 

@@ -249,7 +249,7 @@ def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
         "it may be out of reach only, and would keep its cores"
     )
     status = run.source.status()
-    assert status["replaced_actors"] == 1 and status["live_actors"] == 1
+    assert status["replaced_workers"] == 1 and status["live_workers"] == 1
     assert status["collected_steps"] == 7
     successor = run.start(2)
     assert rollouts(successor) == [3], "rollout 0 still waits; 2 is left out"
@@ -289,7 +289,7 @@ def test_nodes_may_leave_as_often_as_they_like(run: ByHand) -> None:
         run.start(-1, node="b").die(WorkerLost("lost"))
         run.run()
     assert run.supervisor.failure is None
-    assert run.source.status()["pending_actors"] == 2
+    assert run.source.status()["pending_workers"] == 2
 
 
 def test_nodes_may_leave_before_their_workers_are_there(run: ByHand) -> None:
@@ -297,7 +297,7 @@ def test_nodes_may_leave_before_their_workers_are_there(run: ByHand) -> None:
         run.fleet.workers[-1].die(WorkerLost("lost", has_left=True))
         run.run()
     assert run.supervisor.failure is None
-    assert run.source.status()["replaced_actors"] == 20
+    assert run.source.status()["replaced_workers"] == 20
 
 
 @pytest.mark.parametrize("error", [Failed("KeyError: the joystick", False), RunError("store full")])
@@ -412,12 +412,12 @@ def test_a_worker_that_never_says_that_it_plays_is_given_up(
     run.source._places._any_works = True
     clock.time += 599.0
     assert run.source.hanging().startswith("actor 0 has been without an answer for 599 s")
-    assert run.source.status()["waiting_actors"] == 0
+    assert run.source.status()["waiting_workers"] == 0
     run.source._poll()
     assert not worker.is_killed
     clock.time += 1.0
     run.source._poll()
-    assert worker.is_killed and run.source.status()["replaced_actors"] == 1
+    assert worker.is_killed and run.source.status()["replaced_workers"] == 1
 
 
 def test_a_worker_that_waits_for_room_for_a_rollout_never_hangs(
@@ -432,7 +432,7 @@ def test_a_worker_that_waits_for_room_for_a_rollout_never_hangs(
     run.run()
     clock.time += 3600.0
     run.source._poll()
-    assert not worker.is_killed and run.source.status()["waiting_actors"] == 1
+    assert not worker.is_killed and run.source.status()["waiting_workers"] == 1
     assert "actor 0" not in run.source.hanging()
 
 

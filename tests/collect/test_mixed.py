@@ -151,7 +151,7 @@ class Line:
         self.held.set()
 
     def status(self) -> dict[str, float]:
-        return {"learner_queue_size": 3, "live_actors": 1}
+        return {"learner_queue_size": 3, "live_workers": 1}
 
     def seconds(self) -> dict[str, float]:
         return {"environment": 1.0}
@@ -557,7 +557,7 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
         # It was left with batch 29, which is not inserted; the next two are ready.
         wait_for(lambda: run.source.status()["learner_queue_size"] == 3 + 2 * B)
         status = run.source.status()
-        assert status["live_actors"] == 1 and status["replay_fill"] == 1.0
+        assert status["live_workers"] == 1 and status["replay_fill"] == 1.0
         assert run.happened("inserted")[-1] == ("inserted", 28)
         read = 32 - 4  # prepared batches, less those that were new alone
         assert status["samples_per_insert"] == pytest.approx(read * 2 / (29 * B), abs=1e-4)

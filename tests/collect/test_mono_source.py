@@ -123,8 +123,8 @@ def collect(batches: itertools.chain[Rollout], columns: Columns, num_envs: int) 
 
 def test_a_killed_actor_is_replaced_and_its_slot_is_written_again(survived: Survived) -> None:
     assert len(survived.before) == 4 and len(survived.after) == 2
-    assert survived.status["replaced_actors"] == 1
-    assert survived.status["live_actors"] == 2
+    assert survived.status["replaced_workers"] == 1
+    assert survived.status["live_workers"] == 2
 
 
 def test_no_rollout_is_torn_by_the_death_of_its_actor(survived: Survived) -> None:
@@ -168,7 +168,7 @@ def test_an_actor_that_dies_before_any_rollout_fails_the_run() -> None:
     with running_mono(Setup(env_id="source_envs:Crashes")) as running:
         assert take(running, 0) == list(running.source.batches())
         wait_for(lambda: running.supervisor.ended, LATE)
-    assert running.source.status()["replaced_actors"] == 0
+    assert running.source.status()["replaced_workers"] == 0
     failure = running.supervisor.failure
     assert failure is not None and isinstance(failure.error, ProcessDied)
     assert failure.origin == "actor 0"
@@ -185,7 +185,7 @@ def test_an_actor_that_dies_after_another_has_worked_is_replaced(
         next(iter(running.source.batches()))  # written by the other: a batch is one actor's
         wait_for(lambda: marker.exists() and marker.read_text(), LATE)
         os.kill(int(marker.read_text()), signal.SIGKILL)
-        wait_for(lambda: running.source.status()["replaced_actors"] == 1, LATE)
+        wait_for(lambda: running.source.status()["replaced_workers"] == 1, LATE)
     assert running.supervisor.failure is None
 
 
@@ -211,9 +211,9 @@ class Learnt:
 
 
 def learn(
-    num_updates: int, fixed_lag: int, num_processes: int, num_buffers: int, batch_size: int = 4
+    num_updates: int, fixed_lag: int, num_workers: int, num_buffers: int, batch_size: int = 4
 ) -> Learnt:
-    setup = dataclasses.replace(CATCH, num_groups=num_processes, batch_size=batch_size)
+    setup = dataclasses.replace(CATCH, num_groups=num_workers, batch_size=batch_size)
     learnt = Learnt([], [], [])
     with running_mono(setup, num_buffers=num_buffers, fixed_lag=fixed_lag) as running:
         step = impala(running.agent.model, entropy_cost=0.01)
@@ -235,7 +235,7 @@ def digest(rollout: Rollout) -> str:
 
 @pytest.mark.long
 def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
-    first, again = (learn(50, fixed_lag=0, num_processes=1, num_buffers=4) for _ in range(2))
+    first, again = (learn(50, fixed_lag=0, num_workers=1, num_buffers=4) for _ in range(2))
     assert len(first.losses) == 50 and len(set(first.losses)) > 40
     assert first == again
     assert first.versions == [{CATCH.version + update} for update in range(50)]
@@ -310,30 +310,30 @@ def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
 @pytest.mark.long
 def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
     """A batch holds one process's rollout, so learning starts before the other has begun."""
-    few, many = (learn(25, 2, num_processes=2, num_buffers=n, batch_size=2) for n in (4, 18))
+    few, many = (learn(25, 2, num_workers=2, num_buffers=n, batch_size=2) for n in (4, 18))
     assert few == many
     updates = range(CATCH.version, CATCH.version + 25)
     assert few.versions == [{max(CATCH.version, update - 2)} for update in updates]
 
 
 def test_every_environment_needs_a_buffer() -> None:
-    with pytest.raises(ValueError, match="num_buffers 3 leaves .* give at least num_actors 4"):
-        ProcessesConfig(num_actors=4, num_buffers=3)
+    with pytest.raises(ValueError, match="num_buffers 3 leaves .* give at least num_envs 4"):
+        ProcessesConfig(num_envs=4, num_buffers=3)
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [
         ({"num_buffers": 2}, "num_buffers 2"),
-        ({"num_actors": 2}, "num_actors 2"),
-        ({"num_actors": 2, "num_buffers": 2}, "num_actors 2"),
+        ({"num_envs": 2}, "num_envs 2"),
+        ({"num_envs": 2, "num_buffers": 2}, "num_envs 2"),
     ],
 )
 def test_more_processes_than_environments_are_refused_by_the_setting_that_was_given(
     given: dict[str, int], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"num_processes 4 .*give at most as many as {named}$"):
-        ProcessesConfig(num_processes=4, **given)
+    with pytest.raises(ValueError, match=f"num_workers 4 .*give at most as many as {named}$"):
+        ProcessesConfig(num_workers=4, **given)
     with pytest.raises(ValueError, match=f"num_workers 4 .*give at most as many as {named}$"):
         RayConfig(num_workers=4, **given)
 
@@ -342,7 +342,7 @@ def test_more_processes_than_environments_are_refused_by_the_setting_that_was_gi
 
 
 @pytest.mark.parametrize(
-    ("num_actors", "num_processes", "num_buffers", "batch_size", "slots", "ahead"),
+    ("num_envs", "num_workers", "num_buffers", "batch_size", "slots", "ahead"),
     [
         (45, 2, 60, 4, 1, 3),  # the original's command: 15 rollouts may wait
         (45, 16, 60, 4, 1, 3),  # on any machine
@@ -352,13 +352,11 @@ def test_more_processes_than_environments_are_refused_by_the_setting_that_was_gi
     ],
 )
 def test_num_buffers_counts_rollouts_of_one_environment(
-    num_actors: int, num_processes: int, num_buffers: int, batch_size: int, slots: int, ahead: int
+    num_envs: int, num_workers: int, num_buffers: int, batch_size: int, slots: int, ahead: int
 ) -> None:
-    made = ProcessesConfig(
-        num_actors=num_actors, num_processes=num_processes, num_buffers=num_buffers
-    )
+    made = ProcessesConfig(num_envs=num_envs, num_workers=num_workers, num_buffers=num_buffers)
     assert (made.slots_per_process(), made.batches_ahead(batch_size)) == (slots, ahead)
-    assert num_actors <= slots * num_actors + ahead * batch_size <= num_buffers
+    assert num_envs <= slots * num_envs + ahead * batch_size <= num_buffers
 
 
 def nothing_moves(source: FleetSource, full_batches: int) -> bool:
@@ -367,7 +365,7 @@ def nothing_moves(source: FleetSource, full_batches: int) -> bool:
     rollouts that are newer.
     """
     status = source.status()
-    return status["learner_queue_size"] >= full_batches * 4 and status["waiting_actors"] == 2
+    return status["learner_queue_size"] >= full_batches * 4 and status["waiting_workers"] == 2
 
 
 def test_a_slow_learner_of_the_originals_command_learns_from_data_as_old_as_the_original() -> None:

@@ -243,10 +243,10 @@ def test_other_names_of_off_policy_algorithms() -> None:
 
 
 def test_feature_extractors_are_networks_by_name() -> None:
-    found = [get_feature_extractor(name) for name in ("MLP", "CNN", "Fixup", "ResNet")]
+    found = [get_feature_extractor(name) for name in ("MLP", "CNN", "fixup", "ResNet")]
     assert found == [MLPNet, AtariNet, FixupNet, DeepNet]
-    with pytest.raises(ValueError, match="no feature extractor 'Mlp': use MLP, CNN, Fixup, ResNet"):
-        get_feature_extractor("Mlp")
+    with pytest.raises(ValueError, match="no feature extractor 'M': use MLP, CNN, Fixup, ResNet"):
+        get_feature_extractor("M")
 
 
 @pytest.mark.parametrize("recurrent", [False, True])

@@ -131,7 +131,7 @@ def test_too_few_environments_for_a_game_are_refused_when_it_begins() -> None:
     env, _ = visits(2)
     with pytest.raises(
         UsageError,
-        match="has 3 agents, .* got room for 2: .* a multiple of 3, .* num_actors 12 with",
+        match="has 3 agents, .* got room for 2: .* a multiple of 3, .* num_envs 12 with",
     ):
         env.reset(0)
 

@@ -12,7 +12,7 @@ from torchbeast.reporting.log_files import read_logs
 
 T, B = 10, 4
 SMALL = [
-    *("--num_actors", "4", "--num_processes", "1", "--batch_size", str(B)),
+    *("--num_envs", "4", "--num_workers", "1", "--batch_size", str(B)),
     *("--unroll_length", str(T), "--torch_threads", "1", "--model", "mlp", "--name", "a"),
 ]
 REPLAY = ["--shared_replay", "--replay_size", "100000", "--env", "Catch"]

@@ -36,7 +36,7 @@ def test_the_example_learns_cartpole(workshop: Workshop, program: str) -> None:
 @pytest.mark.long
 def test_the_example_learns_cartpole_from_servers_in_another_terminal(workshop: Workshop) -> None:
     servers = workshop.start(
-        "polybeast_env", "--env", "CartPole-v1", "--num_servers", "2", "--num_actors", "16"
+        "polybeast_env", "--env", "CartPole-v1", "--num_servers", "2", "--num_envs", "16"
     )
     servers.wait_for("Serving 16 environments")
     code, said = workshop.run("polybeast_learner", *SHARED, *CARTPOLE, timeout=LONG)

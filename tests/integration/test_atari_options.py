@@ -12,10 +12,10 @@ pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 
 pytest.importorskip("ale_py")
 
-PROGRAMS = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}
+PROGRAMS = {"monobeast": ["--num_workers", "1"], "polybeast": ["--num_servers", "1"]}
 SMALL = [
     "--model=mlp",
-    "--num_actors=2",
+    "--num_envs=2",
     "--batch_size=2",
     "--unroll_length=5",
     "--total_steps=20",
@@ -47,7 +47,7 @@ def test_atari_flags_reach_the_processes_and_the_checkpoint(
 
 @pytest.mark.long
 def test_polybeast_learner_records_the_atari_flags_of_its_servers(workshop: Workshop) -> None:
-    servers = workshop.start("polybeast_env", *GAME, "--num_servers=1", "--num_actors=2")
+    servers = workshop.start("polybeast_env", *GAME, "--num_servers=1", "--num_envs=2")
     servers.wait_for("Serving 2 environments")
     code, said = workshop.run("polybeast_learner", *SMALL)
     assert code == 0, said

@@ -14,7 +14,7 @@ from torchbeast.reporting.log_files import read_logs
 SMALL = [
     "--num_servers",
     "1",
-    "--num_actors",
+    "--num_envs",
     "2",
     "--batch_size",
     "2",

@@ -32,7 +32,7 @@ def host(
     workshop: Workshop, keys: Keys, port: int, servers: int, envs: int, env: str = MARKED
 ) -> Program:
     """Starts environment servers that dial the learner."""
-    count = ["--num_servers", str(servers), "--num_actors", str(envs)]
+    count = ["--num_servers", str(servers), "--num_envs", str(envs)]
     files = ["--tls_ca", keys.ca, "--tls_cert", keys.client_cert, "--tls_key", keys.client_key]
     where = ["--learner", f"localhost:{port}", "--token_file", keys.token]
     return workshop.start("polybeast_env", "--env", env, *count, *where, *files)
@@ -62,7 +62,7 @@ def test_catch_is_learnt_from_hosts_that_dial_in_and_end_with_the_run(
         one.wait_for(f"Serving {envs} environments of Catch to the learner at localhost:{port}")
     learner = workshop.start(
         *("polybeast_learner", "--preset", "catch", "--xpid", "a", *of_door(keys, port)),
-        *("--num_actors", "16", "--total_steps", "60000"),
+        *("--num_envs", "16", "--total_steps", "60000"),
     )
     learner.wait_for("Found 16 environments of Catch, on 1 host")
     assert learner.end() == 0, learner.said

@@ -8,9 +8,9 @@ from programs import Workshop, each_program
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 
-PROGRAMS = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}
+PROGRAMS = {"monobeast": ["--num_workers", "1"], "polybeast": ["--num_servers", "1"]}
 SMALL = [
-    "--num_actors",
+    "--num_envs",
     "2",
     "--batch_size",
     "4",
@@ -59,7 +59,7 @@ def test_polybeast_learner_learns_and_evaluates_what_the_servers_selected(
     workshop: Workshop,
 ) -> None:
     env = ["--env", "environments:Worded", *KEYS]
-    servers = workshop.start("polybeast_env", "--num_servers", "1", "--num_actors", "2", *env)
+    servers = workshop.start("polybeast_env", "--num_servers", "1", "--num_envs", "2", *env)
     servers.wait_for("Serving 2 environments")
     code, said = workshop.run("polybeast_learner", *SMALL, "--total_steps", "80")
     assert code == 0, said

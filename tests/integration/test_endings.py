@@ -15,9 +15,9 @@ from programs import BUSY_S, Program, Workshop, each_program, later
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import run_path
 
-PROCESSES = {"polybeast": "--num_servers", "monobeast": "--num_processes"}
+PROCESSES = {"polybeast": "--num_servers", "monobeast": "--num_workers"}
 SMALL = [
-    "--num_actors",
+    "--num_envs",
     "4",
     "--batch_size",
     "4",
@@ -122,7 +122,7 @@ def test_a_signal_during_an_update_that_does_not_end_still_ends_the_program_in_o
 ) -> None:
     """If Python were finalised while the learner thread is in torch, the program would abort."""
     (workshop.folder / "endless.py").write_text(ENDLESS)
-    flags = ["--xpid", "a", "--env", "Catch", "--algo", "endless:Endless", "--num_actors", "2"]
+    flags = ["--xpid", "a", "--env", "Catch", "--algo", "endless:Endless", "--num_envs", "2"]
     run = workshop.start(program, *flags, "--batch_size", "2", "--model", "mlp")
     assert run.end() == 0, run.said
     assert re.search(r"threads that did not end within 0.1 s: .*'learner-0'", run.said), run.said

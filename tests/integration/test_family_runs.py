@@ -15,7 +15,7 @@ from torchbeast.reporting.log_files import read_logs
 
 STEPS = 480
 SETTINGS = {
-    "num_actors": "4",
+    "num_envs": "4",
     "batch_size": "4",
     "unroll_length": "20",
     "total_steps": f"{STEPS}",

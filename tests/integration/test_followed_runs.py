@@ -11,9 +11,9 @@ from programs import Program, Workshop
 
 from torchbeast.reporting.log_files import read_logs
 
-SMALL = ["--num_actors", "4", "--batch_size", "4", "--unroll_length", "10", "--model", "mlp"]
+SMALL = ["--num_envs", "4", "--batch_size", "4", "--unroll_length", "10", "--model", "mlp"]
 OF_CATCH = ["--env", "Catch", *SMALL, "--torch_threads", "1", "--checkpoint_interval", "1"]
-PROCESSES = {"monobeast": "--num_processes", "polybeast": "--num_servers"}
+PROCESSES = {"monobeast": "--num_workers", "polybeast": "--num_servers"}
 EVALUATED = r"^Step ([\d,]+): mean return"
 
 

@@ -55,7 +55,7 @@ def step_in(path: Path) -> int:
 def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Workshop) -> None:
     disk = workshop.folder / "runs"
     disk.mkdir()
-    words = ["--env", MARKED, "--xpid", "a", "--total_steps", str(10**8), "--num_processes", "2"]
+    words = ["--env", MARKED, "--xpid", "a", "--total_steps", str(10**8), "--num_workers", "2"]
     words += [*ONE_INCARNATION, *SMALL, "--checkpoint_interval", "1"]
     run = workshop.start("monobeast", *words, by=small_disk(disk))
     run.wait_for(LEARNING)
@@ -108,7 +108,7 @@ def test_a_host_and_its_learner_whose_output_cannot_be_written_go_on(workshop: W
     """A message that cannot be printed must not count as a lost connection."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
-    served = ["--env", "Catch", "--num_servers", "1", "--num_actors", "4", "--insecure"]
+    served = ["--env", "Catch", "--num_servers", "1", "--num_envs", "4", "--insecure"]
     learns = [*SMALL, "--listen", where, "--insecure", "--connect_timeout", "60", "--xpid", "a"]
     host = workshop.start("polybeast_env", *served, "--learner", where, by=UNHEARD)
     words = [*learns, "--total_steps", "400"]

@@ -20,7 +20,7 @@ from torchbeast.reporting.log_files import read_logs
 
 ENDLESS = [*SMALL, "--xpid", "a", "--total_steps", str(10**8)]
 LEARN = {
-    "monobeast": ["--env", "Catch", "--num_processes", "1", *ENDLESS],
+    "monobeast": ["--env", "Catch", "--num_workers", "1", *ENDLESS],
     "polybeast": ["--env", "Catch", "--num_servers", "2", *ENDLESS],
     "raybeast": ["--env", "Catch", "--num_workers", "2", *ENDLESS],
 }
@@ -92,7 +92,7 @@ def test_a_lost_terminal_ends_servers_and_their_learner_in_order(
 ) -> None:
     """The servers go first. Their learner, in another terminal, ends with its own."""
     other = Terminal()
-    counts = ["--num_servers", "2", "--num_actors", "4"]
+    counts = ["--num_servers", "2", "--num_envs", "4"]
     servers = workshop.start("polybeast_env", "--env", "Catch", *counts, terminal=terminal.theirs)
     learner = workshop.start("polybeast_learner", *ENDLESS, terminal=other.theirs)
     wait_for_more(workshop)

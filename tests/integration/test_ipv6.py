@@ -40,7 +40,7 @@ def test_a_learner_reaches_servers_at_an_ipv6_address(
     workshop: Workshop, keys: Keys, address: str
 ) -> None:
     where = ["--listen", address, "--num_servers", "1", *of_servers(keys)]
-    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_actors", "2", *where)
+    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_envs", "2", *where)
     servers.wait_for(rf"--env_servers '?{address}'? --tls_ca".replace("[", r"\[", 1))
     learner = workshop.start(
         *("polybeast_learner", *SMALL, "--env_servers", address, *of_learner(keys)),
@@ -55,7 +55,7 @@ def test_a_learner_reaches_servers_at_an_ipv6_address(
 
 def test_a_host_dials_in_at_an_ipv6_address(workshop: Workshop, keys: Keys, address: str) -> None:
     host = workshop.start(
-        *("polybeast_env", "--env", "Catch", "--num_servers", "1", "--num_actors", "2"),
+        *("polybeast_env", "--env", "Catch", "--num_servers", "1", "--num_envs", "2"),
         *("--learner", address, *of_learner(keys)),
     )
     learner = workshop.start(

@@ -71,7 +71,7 @@ def test_a_learner_and_two_hosts_learn_over_tls_and_tell_no_secret(
     first = free_ports(3)
     hosts = [f"localhost:{first}", f"127.0.0.1:{first + 2}"]
     for address, count, envs in zip(hosts, (2, 1), (12, 4), strict=True):
-        args = ["--listen", address, "--num_servers", str(count), "--num_actors", str(envs)]
+        args = ["--listen", address, "--num_servers", str(count), "--num_envs", str(envs)]
         servers = workshop.start("polybeast_env", "--env", "Catch", *args, *of_servers(keys))
         servers.wait_for(f"Serving {envs} environments of Catch at {address}")
         said = servers.wait_for(f"polybeast_learner --env_servers {address} --tls_ca ca.pem")
@@ -156,7 +156,7 @@ def test_a_server_that_strangers_left_deaf_is_replaced(workshop: Workshop) -> No
 def of_few_descriptors(workshop: Workshop) -> tuple[Program, tuple[str, int]]:
     """Starts a server that may have 200 files and connections open."""
     few, port = ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash"], free_ports(1)
-    args = ["--num_servers", "1", "--num_actors", "1", "--listen", f"127.0.0.1:{port}"]
+    args = ["--num_servers", "1", "--num_envs", "1", "--listen", f"127.0.0.1:{port}"]
     servers = workshop.start("polybeast_env", "--env", "Catch", *args, "--insecure", by=few)
     servers.wait_for("Serving")
     return servers, ("127.0.0.1", port)
@@ -180,7 +180,7 @@ def test_a_slow_host_beside_a_fast_one_holds_nobody_up(workshop: Workshop) -> No
     where = f"127.0.0.1:{free_ports(1)}"
 
     def host(*by: str) -> Program:
-        env = ["--env", "environments:MarkedOfAHost", "--num_servers", "1", "--num_actors", "2"]
+        env = ["--env", "environments:MarkedOfAHost", "--num_servers", "1", "--num_envs", "2"]
         dials = ["--learner", where, "--insecure"]
         return workshop.start("polybeast_env", *env, *dials, by=list(by))
 
@@ -263,7 +263,7 @@ def test_a_port_in_use_in_ipv6_alone_ends_the_servers(
     """gRPC would be content with IPv4."""
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         address = f"0.0.0.0:{taken.getsockname()[1]}"
-        args = ["--listen", address, "--num_servers", "1", "--num_actors", "1", *of_servers(keys)]
+        args = ["--listen", address, "--num_servers", "1", "--num_envs", "1", *of_servers(keys)]
         assert polybeast_env.main(["--env", "Catch", *args]) == 2
     said = capsys.readouterr().err
     assert f"cannot listen at {address} (Address already in use)" in said
@@ -281,7 +281,7 @@ NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 def test_a_machine_without_ipv6_serves_at_all_its_addresses(workshop: Workshop, host: str) -> None:
     where = ["--listen", f"{host}:50051", "--insecure"]
-    small = ["--env", "Catch", "--num_servers", "1", "--num_actors", "1"]
+    small = ["--env", "Catch", "--num_servers", "1", "--num_envs", "1"]
     servers = workshop.start("polybeast_env", *small, *where, by=NO_NETWORK)
     servers.wait_for("Serving")
     servers.send(signal.SIGTERM)

@@ -11,7 +11,7 @@ from programs import Program, Workshop, later
 
 LEARNING = r"steps ([1-9][\d,]*) of "
 SMALL = [
-    "--num_actors",
+    "--num_envs",
     "4",
     "--batch_size",
     "4",
@@ -22,7 +22,7 @@ SMALL = [
     "--xpid",
     "a",
 ]
-ONE = ["--num_processes", "1"]  # each takes as long to start as the learner
+ONE = ["--num_workers", "1"]  # each takes as long to start as the learner
 
 
 def start(workshop: Workshop, total_steps: int, *more: str, env: str = "Catch") -> Program:

@@ -57,7 +57,7 @@ class Lab:
         where = "--learner" if self._dials_in else "--listen"
         address = self._address("learner" if self._dials_in else host)
         args = [where, address, "--insecure", "--token_file", str(self.token)]
-        counts = ["--num_servers", "1", "--num_actors", "2"]
+        counts = ["--num_servers", "1", "--num_envs", "2"]
         servers = self.workshop.start(
             "polybeast_env",
             "--env",
@@ -72,7 +72,7 @@ class Lab:
     def learn(self, *args: str) -> Program:
         """Starts or resumes the learner."""
         if self._dials_in:
-            where = ["--listen", self._address("learner"), "--num_actors", "4"]
+            where = ["--listen", self._address("learner"), "--num_envs", "4"]
         else:
             where = ["--env_servers", f"{self._address('one')},{self._address('two')}"]
         where += ["--insecure", "--token_file", str(self.token)]

@@ -12,7 +12,7 @@ from programs import Workshop, each_program
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 
-SMALL = ["--num_actors", "2", "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+SMALL = ["--num_envs", "2", "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
 OWN = ["--env", "environments:Sized", "--env_kwargs", '{"size": 6}']
 
 
@@ -42,7 +42,7 @@ def test_printed_commands_test_and_resume_a_run_in_a_users_environment_with_argu
 def test_printed_commands_work_for_a_run_whose_servers_were_started_apart(
     workshop: Workshop,
 ) -> None:
-    servers = workshop.start("polybeast_env", *OWN, "--num_servers", "1", "--num_actors", "2")
+    servers = workshop.start("polybeast_env", *OWN, "--num_servers", "1", "--num_envs", "2")
     servers.wait_for("Serving 2 environments")
     args = [*SMALL[2:], "--xpid", "a", "--total_steps", "200"]
     code, said = workshop.run("polybeast_learner", *args)

@@ -11,7 +11,7 @@ from programs import Workshop, later
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 
 LONG = 300.0
-SMALL = ["--num_actors", "2", "--learn_start", "100", "--batch_size", "16", "--replay_size", "2000"]
+SMALL = ["--num_envs", "2", "--learn_start", "100", "--batch_size", "16", "--replay_size", "2000"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def cluster() -> Iterator[Any]:
 
 def small(workshop: Workshop, total_steps: int, *more: str, env: str = "Catch") -> Program:
     words = [
-        "--num_actors",
+        "--num_envs",
         "4",
         "--batch_size",
         "4",
@@ -203,7 +203,7 @@ def test_monobeast_learns_from_a_replay_on_ray_stops_as_always_and_ends_with_it(
     workshop: Workshop, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    words = ["--env", "Catch", "--num_actors", "4", "--num_processes", "1", "--batch_size", "4"]
+    words = ["--env", "Catch", "--num_envs", "4", "--num_workers", "1", "--batch_size", "4"]
     words += ["--unroll_length", "10", "--torch_threads", "1", "--xpid", "a"]
     with serving_on_ray("catch") as served:
         shared = ["--replay_size", "4000", "--replay_ratio", "2"]

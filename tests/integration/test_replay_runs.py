@@ -15,10 +15,10 @@ from torchbeast.reporting.log_files import read_logs
 
 T, B = 10, 4
 SMALL = [
-    *("--env", "Catch", "--num_actors", "4", "--batch_size", str(B), "--unroll_length", str(T)),
+    *("--env", "Catch", "--num_envs", "4", "--batch_size", str(B), "--unroll_length", str(T)),
     *("--torch_threads", "1", "--seed", "1", "--xpid", "a"),
 ]
-ONE = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}
+ONE = {"monobeast": ["--num_workers", "1"], "polybeast": ["--num_servers", "1"]}
 REPLAY = ["--replay_size", "2000", "--replay_ratio", "2"]
 STEPS = 2000
 

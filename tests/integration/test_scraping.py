@@ -27,7 +27,7 @@ def test_a_running_learner_serves_what_its_log_has(workshop: Workshop, program: 
     first = scraped(port)
     wait_for(lambda: scraped(port)[("torchbeast_env_steps_total",)] > 2000)
     found = scraped(port)
-    kind = "streams" if program == "polybeast" else "actors"
+    kind = "streams" if program == "polybeast" else "workers"
     assert found[(f"torchbeast_{kind}", "live")] == 2
     assert found[("torchbeast_target_env_steps",)] == 10**8
     assert found[("torchbeast_run_info", "a")] == 1

@@ -83,7 +83,7 @@ def assert_nothing_is_told(workshop: Workshop, keys: Keys, programs: Sequence[Pr
 @pytest.mark.long
 def test_servers_and_learners_of_torchrun_tell_no_secret(workshop: Workshop, keys: Keys) -> None:
     address = f"127.0.0.1:{free_port()}"
-    counts = ["--num_servers", "1", "--num_actors", "4", "--listen", address]
+    counts = ["--num_servers", "1", "--num_envs", "4", "--listen", address]
     servers = workshop.start("polybeast_env", "--env", "Catch", *counts, *of_servers(keys))
     servers.wait_for("Serving 4 environments")
     where = ["--env_servers", address, *of_learner(keys)]

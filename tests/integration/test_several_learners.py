@@ -25,7 +25,7 @@ LEARNING = r"steps ([1-9][\d,]*) of "
 @pytest.fixture
 def servers(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setenv("TMPDIR", str(workshop.folder))  # where a killed rank leaves its folder
-    counts = ["--num_servers", "2", "--num_actors", "4"]
+    counts = ["--num_servers", "2", "--num_envs", "4"]
     started = workshop.start("polybeast_env", "--env", "Catch", *counts)
     started.wait_for("Serving 4 environments")
     return started
@@ -72,7 +72,7 @@ def test_learners_on_several_machines_are_all_started_again_and_resume(
     """One torchrun for each machine. They keep the store of the first start."""
     monkeypatch.setenv("TMPDIR", str(workshop.folder))
     served, meeting = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    where = ["--num_servers", "1", "--num_actors", "2", "--listen", served, "--insecure"]
+    where = ["--num_servers", "1", "--num_envs", "2", "--listen", served, "--insecure"]
     workshop.start("polybeast_env", "--env", "Catch", *where).wait_for("Serving 2 environments")
     torchrun = [*TORCHRUN[:3], "--nproc_per_node=1", "--nnodes=2", "--max_restarts=1"]
     torchrun += ["--rdzv_backend=c10d", f"--rdzv_endpoint={meeting}", TORCHRUN[-1]]
@@ -124,7 +124,7 @@ def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
 
 def host(workshop: Workshop, envs: int, *where: str) -> Program:
     """Starts a host with one server."""
-    counts = ["--num_servers", "1", "--num_actors", str(envs)]
+    counts = ["--num_servers", "1", "--num_envs", str(envs)]
     started = workshop.start("polybeast_env", "--env", MARKED, *counts, *where, "--insecure")
     started.wait_for("Serving")
     return started

@@ -19,7 +19,7 @@ from torchbeast.shared_replay.service import Served, serving
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 
 SMALL = [
-    *("--env", "Catch", "--num_actors", "4", "--num_processes", "1", "--batch_size", "4"),
+    *("--env", "Catch", "--num_envs", "4", "--num_workers", "1", "--batch_size", "4"),
     *("--unroll_length", "10", "--torch_threads", "1"),
     *("--replay_size", "4000", "--replay_ratio", "2"),
 ]

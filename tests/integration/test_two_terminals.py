@@ -52,7 +52,7 @@ def test_the_learner_finds_the_servers_of_the_same_user_and_logs_the_numbers_tha
 @pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_one_program_logs_them_too(workshop: Workshop, program: str) -> None:
     words = ["--env", "environments:Telling", "--info_keywords", "length", "squared"]
-    code, said = workshop.run(program, *words, *SMALL, "--num_actors", "2")
+    code, said = workshop.run(program, *words, *SMALL, "--num_envs", "2")
     assert code == 0, said
     _check_numbers(workshop.run_folder("a"))
     workshop.assert_nothing_is_left()
@@ -78,30 +78,30 @@ def test_servers_and_learner_use_the_given_basename(workshop: Workshop) -> None:
     servers.wait_for("Serving 1 environment of")
     servers.wait_for(rf"polybeast_learner --pipes_basename {basename}$")
     assert [path.name for path in workshop.sockets()] == ["mine.0"]
-    args = [*SMALL, "--num_actors", "1", "--pipes_basename", basename, "--env", "Catch"]
+    args = [*SMALL, "--num_envs", "1", "--pipes_basename", basename, "--env", "Catch"]
     code, said = workshop.run("polybeast_learner", *args)
     assert code == 0, said
 
 
 @pytest.mark.long
-def test_more_environments_than_num_actors_are_refused_with_a_message(workshop: Workshop) -> None:
+def test_more_environments_than_num_envs_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start(
-        "polybeast_env", "--env", "Catch", "--num_servers", "1", "--num_actors", "6"
+        "polybeast_env", "--env", "Catch", "--num_servers", "1", "--num_envs", "6"
     )
     servers.wait_for("Serving 6 environments")
-    code, said = workshop.run("polybeast_learner", *SMALL, "--num_actors", "4")
+    code, said = workshop.run("polybeast_learner", *SMALL, "--num_envs", "4")
     assert code == 2, said
-    assert "serve 6 environments, but --num_actors is 4: give --num_actors 6, or" in said, said
+    assert "serve 6 environments, but --num_envs is 4: give --num_envs 6, or" in said, said
 
 
 @pytest.mark.long
-def test_fewer_environments_than_num_actors_are_refused_with_a_message(workshop: Workshop) -> None:
+def test_fewer_environments_than_num_envs_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving 2 environments")
-    args = [*SMALL, "--num_actors", "4", "--connect_timeout", "2"]
+    args = [*SMALL, "--num_envs", "4", "--connect_timeout", "2"]
     code, said = workshop.run("polybeast_learner", *args)
     assert code == 2, said
-    assert "serve 2 environments, but --num_actors is 4: give --num_actors 2, or" in said, said
+    assert "serve 2 environments, but --num_envs is 4: give --num_envs 2, or" in said, said
     assert "Traceback" not in said, said
 
 
@@ -110,7 +110,7 @@ def test_a_learner_waits_for_servers_that_start_later(workshop: Workshop) -> Non
     """The learner is started first, and asks before all of them serve."""
     learner = workshop.start("polybeast_learner", *SMALL, "--connect_timeout", "60")
     servers = workshop.start(
-        "polybeast_env", "--env", "Catch", "--num_servers", "10", "--num_actors", "20"
+        "polybeast_env", "--env", "Catch", "--num_servers", "10", "--num_envs", "20"
     )
     learner.wait_for("Found 20 environments of Catch, on 10 servers.")
     assert learner.end() == 0, learner.said
@@ -122,7 +122,7 @@ def test_a_learner_waits_for_servers_that_start_later(workshop: Workshop) -> Non
 def test_servers_of_another_environment_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "1")
     servers.wait_for("Serving")
-    args = [*SMALL, "--num_actors", "1", "--env", "Memory"]
+    args = [*SMALL, "--num_envs", "1", "--env", "Memory"]
     code, said = workshop.run("polybeast_learner", *args)
     assert code == 2 and "the servers serve Catch, but --env (or the preset's) is Memory" in said, (
         said
@@ -145,7 +145,7 @@ def test_an_address_in_use_is_refused_and_its_server_continues(workshop: Worksho
     code, said = workshop.run("polybeast_env", "--env", "Catch", "--num_servers", "1")
     assert code == 1, said
     assert "polybeast.0" in said and "Traceback" not in said, said
-    code, said = workshop.run("polybeast_learner", *SMALL, "--num_actors", "1")
+    code, said = workshop.run("polybeast_learner", *SMALL, "--num_envs", "1")
     assert code == 0, said
 
 
@@ -157,7 +157,7 @@ def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Work
     servers = workshop.start("polybeast_env", "--env", "Catch", *where)
     servers.wait_for("Serving")
     wait_for(lambda: served(port, "open_streams") == [0, 0, 0])
-    args = [*SMALL, "--num_actors", "3", "--total_steps", str(10**8)]
+    args = [*SMALL, "--num_envs", "3", "--total_steps", str(10**8)]
     learner = workshop.start("polybeast_learner", *args)
     learner.wait_for(LEARNING)
     wait_for(lambda: served(port, "open_streams") == [1, 1, 1])

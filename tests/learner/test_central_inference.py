@@ -126,7 +126,7 @@ def test_polybeast_resumes_the_run(tmp_path: Path) -> None:
     assert polybeast.main([*named, "--total_steps", "80"]) == 0
     assert [row["step"] for row in read_logs(tmp_path / "run")][-1] == 80
     recorded = json.loads((tmp_path / "run" / "meta.json").read_text())["args"]
-    assert recorded["num_servers"] == 2 and recorded["num_actors"] == 4
+    assert recorded["num_servers"] == 2 and recorded["num_envs"] == 4
 
 
 def test_the_preset_seed_is_impala_with_central_inference() -> None:

@@ -167,8 +167,8 @@ def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path
         learner.step()
         below = psutil.Process().children(recursive=True)
         next(each for each in below if "TorchBeastActor" in each.name()).kill()
-        wait_for(lambda: learner.step()["replaced_actors"] == 1, REPLACED_S)
-        wait_for(lambda: learner.step()["live_actors"] == 2, REPLACED_S)
+        wait_for(lambda: learner.step()["replaced_workers"] == 1, REPLACED_S)
+        wait_for(lambda: learner.step()["live_workers"] == 2, REPLACED_S)
 
 
 @pytest.mark.usefixtures("initialised")

@@ -113,7 +113,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
         (lambda: scheme_of(col_remote_workers=1.5), "col_remote_workers must be a whole number"),
         (
             lambda: Scheme.preset("ppo", VecEnv.create_factory(**CATCH)),
-            "train_envs_factory must be the first result of VecEnv.create_factory",
+            r"train_envs_factory must be make_vec\(...\), or the first result of VecEnv",
         ),
         (
             lambda: off_policy_of(storage=replay_of(size=1000, learn_start=5000)),
@@ -178,7 +178,7 @@ def test_a_gradient_worker_uses_the_cores_that_are_reserved_for_it() -> None:
 def test_a_factory_of_another_kind_is_refused_with_what_to_give() -> None:
     with pytest.raises(TypeError, match=r"algo_factory must be PPO\.create_factory"):
         Scheme(**{**vars(scheme_of()), "algo_factory": PPO})
-    with pytest.raises(TypeError, match="train_envs_factory must be the first result"):
+    with pytest.raises(TypeError, match="the first result of VecEnv"):
         Scheme(**{**vars(scheme_of()), "train_envs_factory": VecEnv.create_factory(**CATCH)})
 
 
@@ -256,6 +256,10 @@ def test_an_update_may_be_spelt_as_in_american_english() -> None:
     scheme = scheme_of(grad_remote_workers=2, update_execution="decentralized")
     assert scheme.update_execution == "decentralised" and scheme.gradients is not None
     assert scheme.gradients.is_decentralised
+
+
+def test_the_name_of_an_architecture_may_be_typed_in_any_case() -> None:
+    assert Scheme.preset("DD-PPO", ENVS) == Scheme.preset("dd-ppo", ENVS)
 
 
 def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> None:

@@ -106,7 +106,7 @@ class TestRaySource(SourceCompliance):
             after = collect(batches, lambda seen: bool(settled(seen) - set(before)))
             status = running.source.status()
         assert running.supervisor.failure is None
-        assert status["replaced_actors"] == 1 and status["live_actors"] == 2
+        assert status["replaced_workers"] == 1 and status["live_workers"] == 2
         (gone,) = (number for number in before if before[number][0].env_index == 1)
         (survivor,) = set(before) - {gone}
         (born,) = set(after) - set(before)
@@ -122,7 +122,7 @@ class TestRaySource(SourceCompliance):
             wait_for(lambda: running.supervisor.ended, LATE)
         failure = running.supervisor.failure
         assert failure is not None and isinstance(failure.error, WorkerLost)
-        assert failure.origin == "actor 0" and running.source.status()["replaced_actors"] == 0
+        assert failure.origin == "actor 0" and running.source.status()["replaced_workers"] == 0
         assert "died; it last said:" in str(failure)
         assert "out of memory in the emulator" in str(failure), failure
 
@@ -172,9 +172,9 @@ class TestRaySource(SourceCompliance):
             reads = [actor.reads_weights for actor in running.source._actors]
             assert reads == [host != second.node_id for host in hosts], "those of other nodes"
             cluster.remove_node(second, allow_graceful=False)
-            wait_for(lambda: running.source.status()["replaced_actors"] == 1, LATE)
+            wait_for(lambda: running.source.status()["replaced_workers"] == 1, LATE)
             without = collect(batches, lambda seen: len(settled(seen)) == 2)
-            assert running.source.status()["pending_actors"] == 1
+            assert running.source.status()["pending_workers"] == 1
             third = cluster.add_node(num_cpus=1)
             after = collect(batches, lambda seen: bool(set(seen) - set(before)))
             assert running.source._actors[moved].place.node == third.node_id

@@ -30,7 +30,7 @@ def room(*nodes: Node, free: float | None = None) -> Room:
 
 
 def config(**settings: object) -> RayConfig:
-    return RayConfig(**{"num_actors": 64, **settings})  # type: ignore[arg-type]
+    return RayConfig(**{"num_envs": 64, **settings})  # type: ignore[arg-type]
 
 
 TWO = room(node(2.0, is_learners=True), node(3.0, host="10.0.0.2"))
@@ -40,9 +40,9 @@ TWO = room(node(2.0, is_learners=True), node(3.0, host="10.0.0.2"))
     ("settings", "where", "expected"),
     [
         ({}, TWO, 5),
-        ({"num_actors": 3}, TWO, 3),
-        ({"num_actors": None}, TWO, 5),
-        ({"num_actors": None, "num_buffers": 4}, TWO, 4),
+        ({"num_envs": 3}, TWO, 3),
+        ({"num_envs": None}, TWO, 5),
+        ({"num_envs": None, "num_buffers": 4}, TWO, 4),
         ({"actor_cpus": 2}, TWO, 2),  # a CPU of the second node is of no use
         ({"actor_cpus": 0.5}, TWO, 10),
         ({"learner_cpus": 1}, TWO, 4),

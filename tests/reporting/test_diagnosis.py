@@ -51,7 +51,7 @@ ALL = {"starved": STARVED, "policy": SLOW_POLICY, "learner": SLOW_LEARNER, "room
 
 def setup(program: str = "monobeast", **changes: Any) -> Collection:
     """Returns a setup, by default of 2 processes on 2 cores."""
-    usual: dict[str, Any] = {"num_actors": 8, "fixed_lag": None, "cores": 2}
+    usual: dict[str, Any] = {"num_envs": 8, "fixed_lag": None, "cores": 2}
     processes = None if program == "polybeast_learner" else 2
     return Collection(program=program, processes=processes, **(usual | changes))
 
@@ -132,18 +132,18 @@ def test_the_limiting_stage_is_found(found: Shares, limit: str) -> None:
 def test_more_processes_are_only_recommended_if_cores_are_free() -> None:
     assert said(STARVED, setup(cores=4)) == (
         "learner idle 62 %, environments busy 80 %: "
-        "raise --num_processes; 2 of 4 cores step environments"
+        "raise --num_workers; 2 of 4 cores step environments"
     )
     full = said(STARVED, setup(cores=2))
     assert "all 2 cores are in use; only more cores or a faster environment help" in full
 
 
 def test_with_one_environment_per_process_more_environments_are_recommended() -> None:
-    assert "raise --num_actors;" in said(STARVED, setup(cores=4, num_actors=2))
+    assert "raise --num_envs;" in said(STARVED, setup(cores=4, num_envs=2))
 
 
 def test_recommendations_name_the_flag_of_the_program() -> None:
-    assert "--num_processes" in said(STARVED, setup("monobeast", cores=4))
+    assert "--num_workers" in said(STARVED, setup("monobeast", cores=4))
     assert "--num_servers" in said(STARVED, setup("polybeast", cores=4))
     assert "polybeast_env --num_servers" in said(STARVED, setup("polybeast_learner"))
     assert "--num_inference_threads" in said(SLOW_POLICY, setup("polybeast"))
@@ -154,11 +154,11 @@ def test_recommendations_name_the_flag_of_the_program() -> None:
 
 
 def test_a_learner_alone_names_the_program_that_makes_environments() -> None:
-    """Its own --num_actors is the number that it expects to find."""
+    """Its own --num_envs is the number that it expects to find."""
     sentence = said(SLOW_POLICY, setup("polybeast_learner"))
-    assert "more polybeast_env --num_actors make larger batches" in sentence
-    assert sentence.count("--num_actors") == 1
-    assert "more --num_actors make" in said(SLOW_POLICY, setup("polybeast"))
+    assert "more polybeast_env --num_envs make larger batches" in sentence
+    assert sentence.count("--num_envs") == 1
+    assert "more --num_envs make" in said(SLOW_POLICY, setup("polybeast"))
 
 
 def test_a_limiting_learner_gets_recommendations_for_learning() -> None:
@@ -204,7 +204,7 @@ def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:
 
 def test_alive_counts_streams_or_actor_processes() -> None:
     assert alive({"learner_queue_size": 3, "live_streams": 2}) == ("streams", 2)
-    assert alive({"learner_queue_size": 3, "live_actors": 5}) == ("workers", 5)
+    assert alive({"learner_queue_size": 3, "live_workers": 5}) == ("workers", 5)
 
 
 class Time:

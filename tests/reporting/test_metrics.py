@@ -172,7 +172,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     documented = set(
         re.findall(r"`torchbeast_(\w+)", " ".join(row.split(" | ")[0] for row in rows))
     )
-    actors = {"learner_queue_size": 3, "live_actors": 2, "replaced_actors": 1}
+    actors = {"learner_queue_size": 3, "live_workers": 2, "replaced_workers": 1}
     mono = dataclasses.replace(figures(), status=actors)
     servers = Mock(activity=dict, addresses=[], replaced=0)
     served = [

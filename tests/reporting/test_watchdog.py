@@ -9,7 +9,7 @@ from torchbeast.reporting.diagnosis import Watchdog
 
 BATCH_SIZE = 3
 POLY = {"learner_queue_size": 0, "inference_queue_size": 0, "live_streams": 2, "lost_streams": 0}
-MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_actors": 2, "replaced_actors": 0}
+MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_workers": 2, "replaced_workers": 0}
 
 STUCK = [
     (POLY | {"live_streams": 0}, "none of the streams is alive"),
@@ -21,11 +21,11 @@ STUCK = [
         POLY | {"learner_queue_size": 2, "inference_queue_size": 1},
         "2 of 3 rollouts of a batch are ready: observations wait for actions, but inference does ",
     ),
-    (MONO | {"live_actors": 0}, "none of the workers is alive"),
+    (MONO | {"live_workers": 0}, "none of the workers is alive"),
     (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
     (MONO | {"rollout_queue_size": 4}, "the learner has not returned its last batch"),
-    (MONO | {"waiting_actors": 2}, "all workers wait for the weights of an update"),
-    (MONO | {"waiting_actors": 1}, "the environments have not completed a rollout"),
+    (MONO | {"waiting_workers": 2}, "all workers wait for the weights of an update"),
+    (MONO | {"waiting_workers": 1}, "the environments have not completed a rollout"),
     (MONO | {"replay_fill": 0.1}, "the replay, which is still too small"),
     (MONO | {"replay_fill": 0.0}, "the environments have not completed a rollout"),
     ({}, "no worker has collected a batch"),
@@ -81,7 +81,7 @@ def test_a_stall_is_reported_after_ten_seconds_and_then_once_a_minute() -> None:
     ("status", "count", "said"),
     [
         (POLY, "lost_streams", "3 streams were lost and replaced before completing a rollout"),
-        (MONO, "replaced_actors", "3 workers were lost and replaced before completing a rollout"),
+        (MONO, "replaced_workers", "3 workers were lost and replaced before completing a rollout"),
     ],
 )
 def test_streams_lost_since_the_last_update_are_reported(

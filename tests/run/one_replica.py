@@ -33,7 +33,7 @@ from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.replicas import replica
 
 T, RANKS, COLUMNS, UPDATES = 5, 2, 4, 4
-HERE = Collection(program="polybeast_learner", num_actors=4, processes=2, fixed_lag=None)
+HERE = Collection(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
 SAID = sys.stdout  # what other ranks than 0 print is not shown
 
 

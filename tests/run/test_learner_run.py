@@ -110,7 +110,7 @@ def train_from(
     resumed: Path | None = None,
 ) -> None:
     """Learns from the source until it ends the run."""
-    here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
+    here = Collection(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
     settings = flags.run_settings(env_id, here)
 
     def source(learner: LearnerInfo[PublishedWeights]) -> EndingSource:
@@ -271,14 +271,14 @@ def test_resuming_with_other_settings_lists_them(
     other = {
         "rollouts": RolloutConfig(batch_size=16),
         "algorithm": IMPALAConfig(optimiser=OptimiserConfig(learning_rate=0.0004)),
-        "processes": ProcessesConfig(num_actors=8),
+        "processes": ProcessesConfig(num_envs=8),
     }
     train(tmp_path, GOOD, groups=other)
     lines = capsys.readouterr().out.splitlines()
     start = lines.index(f"Resuming {tmp_path / 'run'} at step {2 * T * B}.") + 1
     assert lines[start : start + 3] == [
         "batch_size 16 (recorded 8)",
-        "num_actors 8 (recorded None)",
+        "num_envs 8 (recorded None)",
         f"learning_rate 0.0004 from step {2 * T * B} on (was 0.00048), linear to 0 at step 100,000",
     ]
 
@@ -540,7 +540,7 @@ def test_rollouts_that_the_memory_cannot_hold_are_refused_with_both_sizes(
 ) -> None:
     """16 games of 500 steps have boards of 200 bytes: two batches and more are above 3 MB."""
     monkeypatch.setattr("torchbeast.run.learner_run.free_memory", lambda: 3_000_000)
-    small = ["--env", "Catch", "--num_actors", "4", "--batch_size", "16", "--model", "mlp"]
+    small = ["--env", "Catch", "--num_envs", "4", "--batch_size", "16", "--model", "mlp"]
     run = ["--unroll_length", "500", "--savedir", str(tmp_path), "--xpid", "a"]
     assert monobeast.main([*small, *run]) == 2
     said = capsys.readouterr().err

@@ -337,7 +337,13 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "asked", "expected"),
-    [(4, "auto", "cuda:1"), (4, "cuda", "cuda:1"), (0, "auto", "auto"), (1, "cuda:0", "cuda:0"), (1, "cpu", "cpu")],
+    [
+        (4, "auto", "cuda:1"),
+        (4, "cuda", "cuda:1"),
+        (0, "auto", "auto"),
+        (1, "cuda:0", "cuda:0"),
+        (1, "cpu", "cpu"),
+    ],
 )
 def test_a_rank_has_the_gpu_with_its_number_on_its_machine(
     monkeypatch: pytest.MonkeyPatch, gpus: int, asked: str, expected: str
@@ -359,7 +365,7 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers(
 def settings_of_rank(hardware: HardwareConfig) -> Any:
     """Returns the settings of rank 3 of 4 learners, the second one on its machine."""
     ranks: Any = None
-    here = Collection(program="polybeast_learner", num_actors=4, processes=2, fixed_lag=None)
+    here = Collection(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
     flags = MonoBeastFlags(hardware=hardware)
     settings = flags.run_settings("Catch", here)
     return Replica(Launch(3, 4, 1, 2), ranks).share_of(settings)

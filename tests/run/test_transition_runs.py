@@ -86,12 +86,12 @@ def test_hindsight_without_goals_is_a_sentence() -> None:
 
 
 def run(folder: Path, *words: str) -> dict[str, Any]:
-    args = ["--savedir", str(folder), "--xpid", "run", "--num_actors", "2", *ONE, *words]
+    args = ["--savedir", str(folder), "--xpid", "run", "--num_envs", "2", *ONE, *words]
     assert main(args) == 0
     return checkpoints.load(folder / "run" / "model.tar")
 
 
-ONE = ("--num_processes", "1")  # each imports torch
+ONE = ("--num_workers", "1")  # each imports torch
 SMALL = ("--torch_threads", "1", "--batch_size", "8", "--replay_size", "2000")
 
 
@@ -120,7 +120,7 @@ def test_a_fixed_lag_of_0_makes_runs_reproducible(tmp_path: Path) -> None:
     """Random actions, samples by priority, and the weights that all of it led to."""
     words = ["--algo", "dqn", "--env", "Catch", *SMALL, "--learn_start", "50", "--seed", "3"]
     how = ["--n_step", "3", "--priority_exponent", "0.6", "--fixed_lag", "0"]
-    how += ["--num_processes", "2"]
+    how += ["--num_workers", "2"]
     first, again = (
         run(tmp_path / name, *words, *how, "--total_steps", "150")["model_state_dict"]
         for name in ("first", "again")

@@ -50,7 +50,7 @@ def test_servers_are_asked_until_enough_environments_are_found(servers: dict) ->
     assert fleet.envs_per_stream == [2, 2, 2, 2] and fleet.num_envs == 8
 
 
-def test_without_num_actors_all_servers_that_were_started_together_are_awaited(
+def test_without_num_envs_all_servers_that_were_started_together_are_awaited(
     servers: dict,
 ) -> None:
     servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
@@ -61,7 +61,7 @@ def test_without_num_actors_all_servers_that_were_started_together_are_awaited(
         discovery.find(["unix:/a"], None, timeout=0.1)
 
 
-def test_without_num_actors_at_least_one_server_must_answer(servers: dict) -> None:
+def test_without_num_envs_at_least_one_server_must_answer(servers: dict) -> None:
     with pytest.raises(RunError, match=r"answers at unix:/a\.0 \(waited 0\.1 s\): start servers"):
         discovery.find(["unix:/a"], None, timeout=0.1)
 
@@ -99,13 +99,13 @@ def test_a_server_of_the_original_has_no_action_space(servers: dict) -> None:
     assert discovery.find(["unix:/a"], None, timeout=1.0).action_space is None
 
 
-def test_more_environments_than_num_actors_are_refused(servers: dict) -> None:
+def test_more_environments_than_num_envs_are_refused(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
-    with pytest.raises(UsageError, match="serve 4 environments, but --num_actors is 3"):
+    with pytest.raises(UsageError, match="serve 4 environments, but --num_envs is 3"):
         discovery.find(["unix:/a"], 3, timeout=1.0)
 
 
-def test_servers_of_the_original_are_awaited_until_there_are_num_actors_environments(
+def test_servers_of_the_original_are_awaited_until_there_are_num_envs_environments(
     servers: dict,
 ) -> None:
     servers["unix:/a.0"] = CATCH
@@ -259,7 +259,7 @@ def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> No
     servers.update({"a:50": CATCH, "b:50": CATCH})
     assert discovery.find(["a:50", "b:50"], 8, 1.0, PLAIN).num_envs == 8
     for number in (4, 9):
-        with pytest.raises(UsageError, match=f"8 environments, but --num_actors is {number}: give"):
+        with pytest.raises(UsageError, match=f"8 environments, but --num_envs is {number}: give"):
             discovery.find(["a:50", "b:50"], number, 1.0, PLAIN)
 
 

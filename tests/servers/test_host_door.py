@@ -114,7 +114,7 @@ def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDo
     ):
         hosts.find(None, 0.2, never)
     fake.comes("here")
-    with pytest.raises(RunError, match="only here dialled in .* fewer than the 9 of --num_actors"):
+    with pytest.raises(RunError, match="only here dialled in .* fewer than the 9 of --num_envs"):
         hosts.find(9, 0.2, never)
     assert hosts.find(None, 0.2, never).stream_hosts == ["here"]
 

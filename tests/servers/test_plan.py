@@ -44,7 +44,7 @@ def test_servers_of_a_learner_on_the_cpu_have_one_stream(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, disabled: bool, expected: ServerPlan
 ) -> None:
     monkeypatch.setattr("torchbeast.servers.env_servers.seems_to_have_a_gpu", lambda: gpu)
-    fleet = FleetConfig(num_actors=32, num_servers=2)
+    fleet = FleetConfig(num_envs=32, num_servers=2)
     assert plans_for_local_servers(fleet, disabled) == [expected] * 2
 
 

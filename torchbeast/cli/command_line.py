@@ -2,7 +2,7 @@
 """Parses the command line into frozen dataclasses, and reports errors in one line.
 
 The flags of a program are a dataclass whose fields are groups of flags, which are dataclasses too.
-On the command line they are flat: `--num_actors 10`, not `--fleet.num_actors 10`.
+On the command line they are flat: `--num_envs 10`, not `--fleet.num_envs 10`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES, recorded, with_values
-from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
+from torchbeast.core.algos.registry import (
+    ALGOS,
+    DEFAULT,
+    FOR_REPLAY,
+    config_of,
+    defaults_of,
+    spelt,
+)
 from torchbeast.core.algos.schedules import SHAPES, Shape
 from torchbeast.core.base.specs import SpecError
 from torchbeast.errors import (
@@ -49,6 +56,7 @@ from torchbeast.errors import (
     what_it_raised,
 )
 from torchbeast.reporting.output import lossy_output
+from torchbeast.reporting.run_folder import EARLIER_NAMES
 
 KWARGS = Mapping[str, Any]
 """The type of a field whose flag is a JSON object."""
@@ -77,27 +85,22 @@ TITLES = {  # of groups of flags in --help, where it is not the name of the fiel
     "transitions": "off-policy sampling",
 }
 _OF_REPLAY = ("replay_size", "replay_ratio", "replay_kl_threshold")
-_ALIASES = {  # names of flags in earlier programs
-    "--num_threads": "--num_learner_threads",
-    "--use_resnet": "--model=deep",
-}
-# Names in other libraries, where they are not similar to our names.
-_ELSEWHERE = {
-    "num_envs": "num_actors",
-    "n_envs": "num_actors",
-    "n_steps": "unroll_length",
+# Other names of flags: of earlier versions, of other programs and of other libraries.
+_ALIASES = {
+    **EARLIER_NAMES,
+    **OTHER_NAMES,
+    "num_threads": "num_learner_threads",
+    "use_resnet": "model=deep",
+    "num_workers": "num_servers",
+    "num_servers": "num_workers",
+    "n_envs": "num_envs",
     "num_steps": "unroll_length",
     "buffer_size": "replay_size",
     "total_timesteps": "total_steps",
-    "ent_coef": "entropy_cost",
-    "vf_coef": "baseline_cost",
-    "clip_range": "clip_param",
-    "clip_coef": "clip_param",
     "lambda": "gae_lambda",
-    "n_epochs": "num_epochs",
-    "update_epochs": "num_epochs",
-    **OTHER_NAMES,
 }
+# Names that mean different things in other libraries, so that they are only suggested.
+_AMBIGUOUS = {"vf_coef": "baseline_cost", "n_steps": "unroll_length"}
 _SIMILAR = 0.7  # least similarity, from 0 to 1, for which a flag is suggested
 
 
@@ -135,8 +138,8 @@ def parse(
     """
     words = _words(args)
     with _as_far_as_it_is_read():
-        flags_type, default = _read_first(flags_type, words)
-        words = [_as_spelt(word, names(flags_type)) for word in words]
+        flags_type, default = _read_first(flags_type, _by_name(words, names(flags_type)))
+        words = _by_name(words, names(flags_type))  # includes the algorithm's own flags
         with _sentences(flags_type, known):
             parsed: Flags = _cli(flags_type, program, words, default=default)
     if isinstance(parsed, LearnerFlags):
@@ -151,12 +154,17 @@ def parse_known(
     """Parses the flags that the type has; returns them and the remaining words, for another
     program.
     """
+    words = _by_name(_words(args), names(flags_type))
     with _as_far_as_it_is_read(), _sentences(flags_type):
-        return _cli(flags_type, program, _words(args), return_unknown_args=True)
+        return _cli(flags_type, program, words, return_unknown_args=True)
 
 
 def _words(args: Sequence[str] | None) -> list[str]:
-    return [by_its_name(word) for word in (sys.argv[1:] if args is None else args)]
+    return list(sys.argv[1:] if args is None else args)
+
+
+def _by_name(words: Sequence[str], known: Collection[str]) -> list[str]:
+    return [by_its_name(word, known) for word in words]
 
 
 def _cli(flags_type: type[Flags], program: str, words: Sequence[str], **options: Any) -> Any:
@@ -214,23 +222,25 @@ def _sentences(flags_type: type, known: Sequence[str] = ()) -> Iterator[None]:
         raise UsageError(f"{_sentence(shown.getvalue(), flags_type, known)} See --help.") from None
 
 
-def by_its_name(word: str) -> str:
-    """Replaces an alias of a flag, or a flag with dashes (--learning-rate), by the flag's name.
+def by_its_name(word: str, known: Collection[str]) -> str:
+    """Replaces another name of a flag by the flag's own: with dashes (--learning-rate), in American
+    spelling (--optimizer), or as earlier versions or other libraries call it (--num_actors, --lr).
 
-    word: a word of the command line; other words stay as they are.
+    word: a word of the command line; other words stay as they are. known: the names of the flags.
     """
     flag, equals, value = word.partition("=")
-    if flag.startswith("--"):
-        flag = f"--{flag[2:].replace('-', '_')}"
-    return f"{_ALIASES.get(flag, flag)}{equals}{value}"
-
-
-def _as_spelt(word: str, known: Collection[str]) -> str:
-    """Replaces the American spelling of a known flag, such as --optimizer, by its name here."""
-    flag, equals, value = word.partition("=")
-    british = flag.replace("ize", "ise")
-    is_meant = flag.startswith("--") and british.removeprefix("--").removeprefix("no_") in known
-    return f"{british}{equals}{value}" if is_meant and flag[2:] not in known else word
+    if not flag.startswith("--"):
+        return word
+    name = flag[2:].replace("-", "_")
+    no = "no_" if name.startswith("no_") and name not in known else ""
+    name = name.removeprefix(no)
+    others = (
+        name.replace("ize", "ise"),
+        _ALIASES.get(name, ""),
+        _ALIASES.get(_ALIASES.get(name, ""), ""),
+    )
+    meant = [other for other in others if other.partition("=")[0] in known]
+    return f"--{no}{meant[0] if meant and name not in known else name}{equals}{value}"
 
 
 def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Any]:
@@ -332,7 +342,7 @@ def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
     """
     of_run = None if resuming.is_test(words) else decided.get("algo")
     usual = FOR_REPLAY if _has_replay(words, decided) else DEFAULT
-    return str(resuming.given(words, "--algo") or of_run or usual)
+    return spelt(resuming.given(words, "--algo") or of_run or usual)
 
 
 def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
@@ -360,7 +370,7 @@ def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
     said = _first_sentence(box)
     if said.startswith(_UNKNOWN):
         unknown, known = re.findall(r"--(\w+)", said), [*names(flags_type), *known]
-        meant = [f"--{name}" for word in unknown for name in _meant(word, known)]
+        meant = [f"--{name}" for word in unknown for name in _similar(word, known)]
         question = [f"Did you mean {' and '.join(meant)}?"] if meant else []
         return " ".join([said, *_of_other_algorithms(unknown, known), *question])
     if not _OF_A_CHECK.match(said):
@@ -379,16 +389,16 @@ def as_typed(sentence: str, flags_type: type) -> str:
     return sentence
 
 
-def _meant(word: str, known: Sequence[str]) -> list[str]:
+def _similar(word: str, known: Sequence[str]) -> list[str]:
     """Returns a list with the flag that a word probably means, or []."""
-    other = _ELSEWHERE.get(word, "")
+    other = _AMBIGUOUS.get(word, "")
     return [other] if other in known else get_close_matches(word, known, 1, _SIMILAR)
 
 
 def _of_other_algorithms(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]:
     """Yields messages that name built-in algorithms with a flag that is unknown here."""
     for word in unknown:
-        name = _ELSEWHERE.get(word, word)
+        name = _ALIASES.get(word, word)
         having = [algo for algo in ALGOS if name in names(config_of(algo))]
         if having and name not in known:
             yield f"--{name} is a setting of the algorithms {', '.join(having)}."

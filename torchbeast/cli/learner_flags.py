@@ -62,6 +62,10 @@ class DefaultsFlags:
     preset: str | None = None
     """Tuned settings for a task, used as defaults of the other flags; --preset help lists them."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "algo", registry.spelt(self.algo))
+        object.__setattr__(self, "preset", self.preset and self.preset.lower())
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerFlags:

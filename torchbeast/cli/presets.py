@@ -41,11 +41,11 @@ def _value(word: str) -> Any:
         return word
 
 
-_TOY = "--num_actors 16 --unroll_length 20 --batch_size 8 --entropy_cost 0.01"
+_TOY = "--num_envs 16 --unroll_length 20 --batch_size 8 --entropy_cost 0.01"
 _CARTPOLE = (
-    "--env CartPole-v1 --num_actors 16 --unroll_length 20 --batch_size 16 --learning_rate 0.002"
+    "--env CartPole-v1 --num_envs 16 --unroll_length 20 --batch_size 16 --learning_rate 0.002"
 )
-_ATARI = "--env PongNoFrameskip-v4 --num_actors 32 --unroll_length 20 --reward_clipping abs_one"
+_ATARI = "--env PongNoFrameskip-v4 --num_envs 32 --unroll_length 20 --reward_clipping abs_one"
 _SMALL_NETWORK = """--model_kwargs '{"hidden": 64}'"""
 _LINEAR = "--learning_rate_schedule linear"  # where the algorithm's default is, or may be, another
 _WITH_NORM = """--model_kwargs '{"norm": true}'"""
@@ -73,7 +73,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "cartpole-ppo": Preset(
         "CartPole-v1 with PPO.",
-        "--algo ppo --env CartPole-v1 --num_actors 8 --unroll_length 128 --learning_rate 0.001 "
+        "--algo ppo --env CartPole-v1 --num_envs 8 --unroll_length 128 --learning_rate 0.001 "
         # The value loss is clipped for rewards of this scale.
         f"{_LINEAR} --grad_norm_clipping 0.5 --reward_scale 0.1 --use_clipped_value_loss "
         "--total_steps 150000",
@@ -84,13 +84,13 @@ PRESETS: dict[str, Preset] = {
     ),
     "pendulum": Preset(
         "Pendulum-v1, continuous actions.",
-        "--env Pendulum-v1 --num_actors 32 --unroll_length 20 --batch_size 32 "
+        "--env Pendulum-v1 --num_envs 32 --unroll_length 20 --batch_size 32 "
         "--learning_rate 0.001 --epsilon 0.03 --entropy_cost 0.002 --discounting 0.95 "
         "--reward_scale 0.02 --reward_clipping none --total_steps 1200000",
     ),
     "cartpole-dqn": Preset(
         "CartPole-v1 with double DQN.",
-        f"--algo dqn --env CartPole-v1 --num_actors 4 {_SMALL_NETWORK} --batch_size 128 "
+        f"--algo dqn --env CartPole-v1 --num_envs 4 {_SMALL_NETWORK} --batch_size 128 "
         # The loss is linear in errors above 1. Without a scale the error of every fall is near
         # 100, so that falls, which are rare, count for little.
         f"--replay_ratio 32.0 --n_step 3 --learning_rate 0.001 {_LINEAR} --reward_scale 0.02 "
@@ -98,43 +98,43 @@ PRESETS: dict[str, Preset] = {
     ),
     "pendulum-sac": Preset(
         "Pendulum-v1 with SAC.",
-        f"--algo sac --env Pendulum-v1 --num_actors 2 {_SMALL_NETWORK} --batch_size 128 "
+        f"--algo sac --env Pendulum-v1 --num_envs 2 {_SMALL_NETWORK} --batch_size 128 "
         f"--replay_ratio 128.0 --learning_rate 0.002 {_LINEAR} --learn_start 1000 "
         "--total_steps 15000",
     ),
     "bitflip-hindsight": Preset(
         "Flip ten bits to match a goal, with DQN and hindsight, which it needs to learn.",
-        f"--algo dqn --env BitFlip --num_actors 8 {_SMALL_NETWORK} --batch_size 64 "
+        f"--algo dqn --env BitFlip --num_envs 8 {_SMALL_NETWORK} --batch_size 64 "
         f"--replay_ratio 32.0 --learning_rate 0.002 {_LINEAR} --discounting 0.98 "
         "--target_period 50 --exploration_steps 5000 --hindsight_share 0.8 --total_steps 30000",
     ),
     "minatar-breakout-dqn": Preset(
         "MinAtar's Breakout with double DQN.",
-        "--algo dqn --env MinAtar/Breakout-v1 --num_actors 8 --n_step 3 --learning_rate 0.0005 "
+        "--algo dqn --env MinAtar/Breakout-v1 --num_envs 8 --n_step 3 --learning_rate 0.0005 "
         f"{_LINEAR} --target_period 1000 --learn_start 5000 --exploration_steps 100000 "
         "--epsilon_end 0.02 "
         "--total_steps 1000000",
     ),
     "halfcheetah-sac": Preset(
         "MuJoCo's HalfCheetah-v5 with SAC.",
-        "--algo sac --env HalfCheetah-v5 --num_actors 2 --learning_rate 0.001 "
+        "--algo sac --env HalfCheetah-v5 --num_envs 2 --learning_rate 0.001 "
         f"{_LINEAR} --replay_ratio 128.0 --total_steps 200000",
     ),
     "minatar-breakout": Preset(
         "MinAtar's Breakout.",
-        f"--env MinAtar/Breakout-v1 {_WITH_NORM} --num_actors 64 --unroll_length 20 "
+        f"--env MinAtar/Breakout-v1 {_WITH_NORM} --num_envs 64 --unroll_length 20 "
         "--batch_size 32 --learning_rate 0.003 --entropy_cost 0.03 --discounting 0.97 "
         "--total_steps 1000000",
     ),
     "minatar-breakout-ppo": Preset(
         "MinAtar's Breakout with PPO.",
-        f"--algo ppo --env MinAtar/Breakout-v1 {_WITH_NORM} --num_actors 32 --unroll_length 64 "
+        f"--algo ppo --env MinAtar/Breakout-v1 {_WITH_NORM} --num_envs 32 --unroll_length 64 "
         f"--batch_size 32 --learning_rate 0.001 {_LINEAR} --entropy_cost 0.01 "
         "--grad_norm_clipping 0.5 --total_steps 1000000",
     ),
     "minatar-breakout-pqn": Preset(
         "MinAtar's Breakout with PQN.",
-        "--algo pqn --env MinAtar/Breakout-v1 --num_actors 64 --batch_size 64 "
+        "--algo pqn --env MinAtar/Breakout-v1 --num_envs 64 --batch_size 64 "
         "--num_mini_batch 16 --exploration_steps 100000 --total_steps 1000000",
     ),
     "pong": Preset(
@@ -164,6 +164,7 @@ def settings(args: Sequence[str]) -> Mapping[str, Any]:
     if name == "help":
         print(listing())
         raise SystemExit(0)
+    name = name.lower()
     if name not in PRESETS:
         known, hint = ", ".join(PRESETS), did_you_mean(name, PRESETS)
         raise UsageError(f"there is no preset {name!r}: use {known}, or help for a list{hint}")

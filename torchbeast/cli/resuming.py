@@ -38,7 +38,8 @@ def recorded(args: Sequence[str]) -> dict[str, Any]:
     If a run is tested, these are its name and the settings of its agent.
     """
     tests = is_test(args)
-    xpid = given(args, "--xpid") or (_latest(_savedir(args)) if tests else None)
+    needs_run = tests and not {"-h", "--help"} & {*args}
+    xpid = given(args, "--xpid") or (_latest(_savedir(args)) if needs_run else None)
     if not xpid or Path(xpid).name != xpid:
         return {}
     folder = _savedir(args) / xpid

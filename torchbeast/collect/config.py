@@ -34,7 +34,7 @@ class RolloutConfig:
 class ActorsConfig:
     """The environments that the program starts."""
 
-    num_actors: int | None = None
+    num_envs: int | None = None
     """Total number of environments. More make larger inference batches, but each takes memory.
     Default: 16 per process, that is per core; with more than four processes 8, 4, 2 or 1 each, so
     that there are at most 64 in total, but at least one per process. A resumed run keeps its
@@ -45,7 +45,7 @@ class ActorsConfig:
 
     def __post_init__(self) -> None:
         given = self.given_processes
-        at_least(1, num_actors=self.num_actors, **{self.of_processes: given})
+        at_least(1, num_envs=self.num_envs, **{self.of_processes: given})
         require(
             given is None or given <= self.environments(),
             f"{self.of_processes} {given} leaves some processes without an environment: give at "
@@ -59,12 +59,12 @@ class ActorsConfig:
 
     def limit(self) -> str:
         """Returns the setting that limits the number of processes, for an error message."""
-        return f"num_actors {self.environments()}"
+        return f"num_envs {self.environments()}"
 
     def environments(self) -> int:
         """Returns the number of environments; by default one process per core steps them."""
         processes = self.given_processes or available_cores()
-        return self.num_actors or self.usual_environments(processes)
+        return self.num_envs or self.usual_environments(processes)
 
     def usual_environments(self, processes: int) -> int:
         """Returns the default number of environments if this number of processes steps them.
@@ -256,7 +256,7 @@ class BufferedActorsConfig(ActorsConfig):
     """The environments, and the buffers in which their rollouts wait for the learner."""
 
     num_buffers: int | None = None
-    """Rollout buffers, at least --num_actors; each holds one environment's rollout while it is
+    """Rollout buffers, at least --num_envs; each holds one environment's rollout while it is
     written or waits for the learner. Larger: older data, up to about --num_buffers / --batch_size
     updates old. Default: two per environment."""
 
@@ -266,7 +266,7 @@ class BufferedActorsConfig(ActorsConfig):
         require(
             self.num_buffers is None or self.num_buffers >= self.environments(),
             f"num_buffers {self.num_buffers} leaves environments without a buffer: "
-            f"give at least num_actors {self.environments()}",
+            f"give at least num_envs {self.environments()}",
         )
 
     def usual_environments(self, processes: int) -> int:
@@ -274,8 +274,8 @@ class BufferedActorsConfig(ActorsConfig):
         return min(usual, self.num_buffers or usual)  # each needs a buffer
 
     def limit(self) -> str:
-        is_given = self.num_actors is None and self.num_buffers == self.environments()
-        return f"num_{'buffers' if is_given else 'actors'} {self.environments()}"
+        is_given = self.num_envs is None and self.num_buffers == self.environments()
+        return f"num_{'buffers' if is_given else 'envs'} {self.environments()}"
 
     def buffers(self) -> int:
         """Returns the number of rollout buffers."""
@@ -297,15 +297,15 @@ class BufferedActorsConfig(ActorsConfig):
 class ProcessesConfig(BufferedActorsConfig):
     """Worker processes, which step the environments and run the policy."""
 
-    num_processes: int | None = None
+    num_workers: int | None = None
     """Actor processes, each with a copy of the network. Default: one per core, at most one per
-    environment. With --fixed_lag: 2, or 1 if --num_actors is odd, on every machine."""
+    environment. With --fixed_lag: 2, or 1 if --num_envs is odd, on every machine."""
     fixed_lag: int | None = None
     """Policy lag for a reproducible run: train on rollouts in a fixed order, collected with weights
-    exactly this many updates old. Slower. --num_actors is then 4 by default, on every machine.
+    exactly this many updates old. Slower. --num_envs is then 4 by default, on every machine.
     Default: train on whichever rollouts are ready."""
 
-    of_processes = "num_processes"
+    of_processes = "num_workers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -322,8 +322,8 @@ class ProcessesConfig(BufferedActorsConfig):
 
     def processes(self) -> int:
         """Returns the number of actor processes."""
-        if self.num_processes is not None:
-            return self.num_processes
+        if self.num_workers is not None:
+            return self.num_workers
         if self.fixed_lag is not None:
             return 2 if self.environments() % 2 == 0 else 1
         return min(self.environments(), available_cores())
@@ -337,7 +337,7 @@ class ProcessesConfig(BufferedActorsConfig):
         each, rest = divmod(self.environments(), self.processes())
         require(
             not rest and batch_size % each == 0,
-            f"with fixed_lag, num_actors {self.environments()} must be a multiple of "
-            f"num_processes {self.processes()}, and batch_size {batch_size} a multiple of the "
+            f"with fixed_lag, num_envs {self.environments()} must be a multiple of "
+            f"num_workers {self.processes()}, and batch_size {batch_size} a multiple of the "
             "environments of a process",
         )

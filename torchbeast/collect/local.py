@@ -139,7 +139,7 @@ class LocalSource:
     def status(self) -> dict[str, int]:
         """Returns counts by the names of log columns. Rollouts never wait for the learner here."""
         steps = self._activity.report().steps
-        return {"learner_queue_size": 0, "live_actors": 1, "collected_steps": steps}
+        return {"learner_queue_size": 0, "live_workers": 1, "collected_steps": steps}
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds since the start by stage; queueing: while nobody asks for a batch."""

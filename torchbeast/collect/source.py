@@ -210,14 +210,14 @@ class FleetSource:
         replaced workers and of collected steps.
         """
         stages = [actor.present()[0] for actor in self._actors]
-        room = {} if self._fleet.shares_memory else {"pending_actors": _WAITING_FOR_ROOM}
+        room = {} if self._fleet.shares_memory else {"pending_workers": _WAITING_FOR_ROOM}
         return {
             "learner_queue_size": len(self._collector) * self._batch_size,
             "rollout_queue_size": self._played.qsize(),
-            "live_actors": sum(actor.is_alive for actor in self._actors),
+            "live_workers": sum(actor.is_alive for actor in self._actors),
             **{name: stages.count(stage) for name, stage in room.items()},
-            "waiting_actors": stages.count("queueing"),
-            "replaced_actors": self._places.replaced,
+            "waiting_workers": stages.count("queueing"),
+            "replaced_workers": self._places.replaced,
             "collected_steps": sum(report.steps for report in self._reports()),
         }
 

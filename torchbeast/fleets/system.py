@@ -332,7 +332,7 @@ def check_buffers(buffers: int, free: int | None) -> None:
         raise UsageError(
             f"the rollout buffers need {in_bytes(buffers)} of memory, but {in_bytes(free)} are "
             "free on this machine: give a smaller batch_size, a smaller unroll_length or fewer "
-            "num_actors"
+            "num_envs"
         )
 
 

@@ -49,7 +49,7 @@ def run_settings(
         learner=learner,
         collection=Collection(
             program="polybeast" if scheme.inference == "central" else "monobeast",
-            num_actors=scheme.num_envs,
+            num_envs=scheme.num_envs,
             processes=max(1, scheme.col_remote_workers),
             fixed_lag=0 if scheme.is_synchronous else None,
         ),

@@ -114,7 +114,7 @@ def num_workers(config: RayConfig, room: Room) -> int:
         )
     if config.num_workers is not None:
         return config.num_workers
-    most = config.num_actors or config.num_buffers or fitting
+    most = config.num_envs or config.num_buffers or fitting
     free = (room.free_cpus - config.learner_cpus) / config.actor_cpus
     return max(1, min(most, fitting, math.floor(free + 1e-9)))
 
@@ -174,7 +174,7 @@ def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_by
         f"{rollouts} rollouts of {_megabytes(rollout_bytes)} and {_VERSIONS} versions of weights "
         f"of {_megabytes(weights_bytes)} need {_megabytes(needed)}, but Ray's object store on this "
         f"machine holds {_megabytes(here.object_store_bytes)}: give fewer --num_buffers or "
-        "--num_actors, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
+        "--num_envs, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
     )
 
 

@@ -63,7 +63,7 @@ _MARK = ":"  # prefix of lines that Ray adds to the output of workers, such as :
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or {} to start Ray for this run"
-_FULL = FULL.format("fewer num_buffers or num_actors, a smaller unroll_length")
+_FULL = FULL.format("fewer num_buffers or num_envs, a smaller unroll_length")
 _has_made_connection = threading.Event()  # set while a fleet of this process owns it
 _GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can be reached"
 

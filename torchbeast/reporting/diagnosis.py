@@ -30,8 +30,6 @@ _MINIMUM_S = 8.0  # shares over a shorter time are unreliable
 _MUCH = 0.25  # share of waiting from which on advice is worthwhile
 _BUSY = 0.5  # with a smaller share of learning, the learner is not the bottleneck
 
-_NUM_PROCESSES = {"polybeast": "--num_servers", "raybeast": "--num_workers"}
-
 
 class Reading(NamedTuple):
     """The seconds spent in each stage since the start, at one moment."""
@@ -75,7 +73,7 @@ class Collection:
     """How a program collects and trains: the facts on which advice depends."""
 
     program: str  # monobeast, polybeast, polybeast_learner, raybeast
-    num_actors: int  # number of environments
+    num_envs: int  # number of environments
     processes: int | None  # processes of this run that step environments; None: servers do
     fixed_lag: int | None
     cores: int = field(default_factory=available_cores)  # of all machines together
@@ -182,8 +180,8 @@ def _faster_environments(facts: Collection) -> str:
 
 def _more_processes(facts: Collection) -> str:
     """Advises to use more processes, with the flag that limits their number."""
-    by_itself = _NUM_PROCESSES.get(facts.program, "--num_processes")
-    flag = "--num_actors" if facts.processes == facts.num_actors else by_itself
+    by_itself = "--num_servers" if facts.program == "polybeast" else "--num_workers"
+    flag = "--num_envs" if facts.processes == facts.num_envs else by_itself
     return f"raise {flag}; {facts.processes} of {facts.cores} cores step environments"
 
 
@@ -193,7 +191,7 @@ def _larger_batches(facts: Collection) -> str:
     # polybeast_learner has such a flag too, but it does not make environments.
     program = "polybeast_env " if facts.processes is None else ""
     threads = "" if facts.acts_where_it_steps else ", or on a GPU --num_inference_threads"
-    return f"more {program}--num_actors make larger batches{threads}"
+    return f"more {program}--num_envs make larger batches{threads}"
 
 
 def percent(share: float) -> str:
@@ -203,11 +201,12 @@ def percent(share: float) -> str:
 
 def alive(status: Mapping[str, float]) -> tuple[str, int]:
     """Returns the name of what collects, and how many of them are alive: PolyBeast's streams of
-    environment servers, or the workers of MonoBeast and RayBeast, which the log calls actors.
+    environment servers, or the workers of MonoBeast and RayBeast.
     """
-    if (count := status.get("live_actors")) is not None:
-        return "workers", int(count)
-    return "streams", int(status.get("live_streams", 0))
+    for name in ("streams", "workers"):
+        if (count := status.get(f"live_{name}")) is not None:
+            return name, int(count)
+    return "streams", 0
 
 
 class Watchdog:
@@ -226,7 +225,7 @@ class Watchdog:
         self._updates = -1
         self._stall = Reminder(now)
         self._hang = Reminder(now, STALL_S - WAIT_S)  # hangs are described after WAIT_S
-        self._lost = 0  # streams or actors lost until the last update
+        self._lost = 0  # streams or workers lost until the last update
 
     def restart(self, now: float) -> None:
         """Notes that the learner is not waiting now."""
@@ -260,10 +259,10 @@ class Watchdog:
         return f"no update for {seconds:.0f} s: {learner or suspect} ({figures})"
 
     def _suspect(self, status: Mapping[str, float], lost: int, hanging: str) -> str:
-        """Describes the probable cause; lost: streams or actors lost since the last update."""
+        """Describes the probable cause; lost: streams or workers lost since the last update."""
         collectors, count = alive(status)
         rollouts = status.get("learner_queue_size", 0)
-        if not status.keys() & {"live_actors", "live_streams"}:  # nothing has been collected yet
+        if not status.keys() & {"live_workers", "live_streams"}:  # nothing has been collected yet
             return hanging or "no worker has collected a batch"
         if count == 0:
             return hanging or f"none of the {collectors} is alive"
@@ -280,7 +279,7 @@ class Watchdog:
         collectors, count = alive(status)
         if lost:
             return f"{lost} {collectors} were lost and replaced before completing a rollout"
-        if status.get("waiting_actors") == count:
+        if status.get("waiting_workers") == count:
             return "all workers wait for the weights of an update that has not finished"
         if status.get("replay_fill", 0) > 0 and self._updates == 0:
             return "collecting steps for the replay, which is still too small to sample from"
@@ -288,5 +287,5 @@ class Watchdog:
 
 
 def _lost(status: Mapping[str, float]) -> int:
-    """Returns the number of streams that broke, or actors that died, so far."""
-    return int(status.get("lost_streams", status.get("replaced_actors", 0)))
+    """Returns the number of streams that broke, or workers that died, so far."""
+    return int(status.get("lost_streams", status.get("replaced_workers", 0)))

@@ -201,7 +201,12 @@ def read_fields(folder: Path) -> list[str]:
     """
     with_steps = (row for row in _csv_rows(_logs_of(folder)) if "step" in row)
     names = [*_csv_rows(folder / "fields.csv")][-1:] or [next(with_steps, [])]
-    return [name.removeprefix("# ") for name in names[0]]
+    return [present_column(name.removeprefix("# ")) for name in names[0]]
+
+
+def present_column(name: str) -> str:
+    """Returns the present name of a column, which earlier versions may have called live_actors."""
+    return re.sub(r"^(live|pending|replaced|waiting)_actors$", r"\1_workers", name)
 
 
 def _csv_rows(path: Path) -> Iterator[list[str]]:
@@ -384,7 +389,7 @@ _GROUPS = (
         "time/",
         re.compile(
             r"time_(.+)|(steps_per_second|update_seconds|samples_per_insert"
-            r"|.+_(?:lag|steps|actors|streams|queue_size|fill))"
+            r"|.+_(?:lag|steps|workers|streams|queue_size|fill))"
         ),
     ),
     ("train/", re.compile("(.+)")),

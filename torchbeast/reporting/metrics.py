@@ -212,8 +212,7 @@ def learner_metrics(shown: Shown) -> list[Metric]:
 
 def _workers(shown: Shown) -> Iterator[Metric]:
     status = shown.status
-    _, live = alive(status)
-    kind = "actors" if "live_actors" in status else "streams"
+    kind, live = alive(status)
     states = {"live": float(live), "lost": float(len(shown.away))}
     if "retired_streams" in status:
         states["retired"] = float(status["retired_streams"])
@@ -221,7 +220,7 @@ def _workers(shown: Shown) -> Iterator[Metric]:
     for name, text in (
         ("lost_streams", "Times that a stream was lost, since the program started."),
         ("restarted_streams", "Times that a stream's environments failed and it got new ones."),
-        ("replaced_actors", "Actors that were replaced, since the program started."),
+        ("replaced_workers", "Workers that were replaced, since the program started."),
     ):
         if name in status:
             yield _total(name, text, status[name])

@@ -245,6 +245,15 @@ def run_path(path: str | Path) -> Path:
     return found.resolve().parent if found.name == "latest" and found.is_file() else found
 
 
+EARLIER_NAMES = {"num_actors": "num_envs", "num_processes": "num_workers"}
+"""The present names of flags by the names that earlier versions recorded."""
+
+
+def by_present_name(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns recorded flags by their present names."""
+    return {EARLIER_NAMES.get(name, name): value for name, value in flags.items()}
+
+
 def read_meta(folder: Path) -> dict[str, Any]:
     """Returns what meta.json says about a run; {} if there is none that can be read."""
     try:
@@ -261,7 +270,13 @@ def _earlier_meta(folder: Path) -> dict[str, Any]:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
-    return meta if isinstance(meta, dict) else {}
+    if not isinstance(meta, dict):
+        return {}
+    for part in (meta, *meta.get("earlier_parts", ())):
+        for record in ("args", "changed"):
+            if isinstance(part.get(record), dict):
+                part[record] = by_present_name(part[record])
+    return meta
 
 
 def _make(path: Path) -> bool:

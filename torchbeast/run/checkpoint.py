@@ -60,7 +60,7 @@ from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.core.update.saving import ALGORITHM, check_fits
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error, expanded
-from torchbeast.reporting.run_folder import replaced_atomically, write_atomically
+from torchbeast.reporting.run_folder import by_present_name, replaced_atomically, write_atomically
 
 # 1: has the name of the network. Earlier files, and files of TorchBeast 2019, lack a format.
 FORMAT = 1
@@ -144,6 +144,8 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
             f"{FORMAT}: use the newer TorchBeast that wrote it"
         )
+    if "flags" in found:
+        found["flags"] = by_present_name(found["flags"])
     return found
 
 

@@ -97,11 +97,12 @@ def settings(
     hyperparameters: in place of the architecture's own. Raises ValueError for an unknown name, and
     TypeError for anything but a factory of environments, or an unknown hyperparameter.
     """
-    if not isinstance(name, str) or name not in PRESETS:
+    if not isinstance(name, str) or (name := name.lower()) not in PRESETS:
         raise ValueError(f"unknown architecture {name!r}: use {', '.join(PRESETS)}")
     if not isinstance(train_envs_factory, VecEnvFactory):
         raise TypeError(
-            "train_envs_factory must be the first result of VecEnv.create_factory(...), got "
+            "train_envs_factory must be make_vec(...), or the first result of "
+            f"VecEnv.create_factory(...), got "
             f"{train_envs_factory!r}"
         )
     preset, envs = PRESETS[name], train_envs_factory

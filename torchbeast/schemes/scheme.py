@@ -60,12 +60,13 @@ Backend = Literal["processes", "ray"]
 Config = TypeVar("Config")
 
 _MAKERS = {ActorCritic: "OnPolicyActorCritic", OffPolicyActor: "OffPolicyActorCritic"}
+_ENVS = "make_vec(...), or the first result of VecEnv.create_factory(...)"
 _FACTORIES = {
     "algo_factory": (AlgoFactory, "PPO.create_factory(...)"),
     "actor_factory": (ActorFactory, "OnPolicyActorCritic.create_factory(...)"),
     "storage_factory": (Storage, "OnPolicyGAEBuffer.create_factory(...)"),
-    "train_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
-    "test_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
+    "train_envs_factory": (VecEnvFactory, _ENVS),
+    "test_envs_factory": (VecEnvFactory, _ENVS),
 }
 
 _AXES = {
@@ -129,7 +130,7 @@ class Scheme:
         actor_factory: The network, such as OnPolicyActorCritic.create_factory(obs_space,
             action_space).
         storage_factory: The storage of experience, such as OnPolicyGAEBuffer.create_factory().
-        train_envs_factory: The environments, the first result of VecEnv.create_factory.
+        train_envs_factory: The environments, from make_vec or VecEnv.create_factory.
         test_envs_factory: The environments of Learner.evaluate. None: train_envs_factory.
         col_remote_workers: Number of workers that collect. 0: the learner's process collects.
         col_communication: "synchronous": every batch is collected with the newest weights, from all
@@ -160,13 +161,13 @@ class Scheme:
 
     Example:
         ```python
-        envs, action_space, obs_space = VecEnv.create_factory(
-            env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=8
-        )
+        envs = make_vec("CartPole-v1", 8)
         scheme = Scheme(
             train_envs_factory=envs,
             algo_factory=PPO.create_factory(learning_rate=1e-3),
-            actor_factory=OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp"),
+            actor_factory=OnPolicyActorCritic.create_factory(
+                envs.observation_space, envs.action_space, "mlp"
+            ),
             storage_factory=OnPolicyGAEBuffer.create_factory(size=128),
             col_remote_workers=2,
         )
@@ -205,7 +206,7 @@ class Scheme:
         Args:
             name: One of a2c, ppo, a3c, dppo, dd-ppo, rapid, impala, seed, laser, dqn, sac and
                 ape-x.
-            train_envs_factory: The environments, the first result of VecEnv.create_factory.
+            train_envs_factory: The environments, from make_vec or VecEnv.create_factory.
             **others: Arguments of Scheme, such as col_remote_workers, and hyperparameters of the
                 algorithm, such as learning_rate. They replace the architecture's own.
 
@@ -283,8 +284,8 @@ class Scheme:
     def processes(self) -> ProcessesConfig:
         """The actor processes."""
         return ProcessesConfig(
-            num_actors=self.num_envs,
-            num_processes=max(1, self.col_remote_workers),
+            num_envs=self.num_envs,
+            num_workers=max(1, self.col_remote_workers),
             fixed_lag=0 if self.is_synchronous else None,
             num_buffers=self.num_envs if self.is_synchronous else None,
         )
@@ -292,14 +293,14 @@ class Scheme:
     @property
     def fleet(self) -> FleetConfig:
         """The environment servers, where inference is central."""
-        return FleetConfig(num_actors=self.num_envs, num_servers=self.col_remote_workers)
+        return FleetConfig(num_envs=self.num_envs, num_servers=self.col_remote_workers)
 
     @property
     def collecting(self) -> ActorsConfig:
         """How environments are stepped, as a program's Config."""
         if self.inference == "central":
             return self.fleet
-        return self.processes if self.col_remote_workers else ActorsConfig(num_actors=self.num_envs)
+        return self.processes if self.col_remote_workers else ActorsConfig(num_envs=self.num_envs)
 
     @property
     def gradients(self) -> GradientConfig | None:
@@ -330,7 +331,7 @@ class Scheme:
     def ray(self) -> RayConfig:
         """The actors of Ray."""
         return RayConfig(
-            num_actors=self.num_envs,
+            num_envs=self.num_envs,
             num_workers=self.col_remote_workers,
             num_buffers=self.num_envs if self.is_synchronous else None,
             actor_cpus=self.col_cpus,

@@ -92,7 +92,7 @@ class FleetConfig(ActorsConfig):
 class ServedFleetConfig:
     """The running environment servers, from which the learner gets its data."""
 
-    num_actors: int | None = None
+    num_envs: int | None = None
     """Check the total number of environments: the servers must have exactly this many, and hosts
     that dial in (--listen) at least this many. Default: use all environments that there are."""
     pipes_basename: str | None = None
@@ -104,12 +104,12 @@ class ServedFleetConfig:
     listen: str | None = None
     """HOST:PORT at which hosts dial in (polybeast_env --learner) because the learner cannot reach
     them. HOST 0.0.0.0 means every network of this machine, IPv4 and IPv6. The run starts with the
-    first host, or once the hosts together have --num_actors environments."""
+    first host, or once the hosts together have --num_envs environments."""
     connect_timeout: float = 20.0
     """Seconds to wait at startup for each server to answer, or for hosts to dial in."""
 
     def __post_init__(self) -> None:
-        at_least(1, num_actors=self.num_actors)
+        at_least(1, num_envs=self.num_envs)
         above(0, connect_timeout=self.connect_timeout)
         _one_way(
             pipes_basename=self.pipes_basename, env_servers=self.env_servers, listen=self.listen
@@ -147,7 +147,7 @@ class ServedEnvConfig:
 class ServersConfig(FleetConfig):
     """Environment servers for a learner in another terminal or on another machine."""
 
-    num_actors: int | None = None
+    num_envs: int | None = None
     """Total number of environments. Default: one per server if you give --num_servers, else the
     default of polybeast."""
     pipes_basename: str | None = None
@@ -171,7 +171,7 @@ class ServersConfig(FleetConfig):
 
     def environments(self) -> int:
         """Returns the number of environments."""
-        return self.num_actors or self.num_servers or ActorsConfig().environments()
+        return self.num_envs or self.num_servers or ActorsConfig().environments()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,18 +89,18 @@ class ServerFleet:
 
 def find(
     hosts: Sequence[str],
-    num_actors: int | None,
+    num_envs: int | None,
     timeout: float,
     security: SecurityConfig | None = None,
     check_goes_on: Callable[[], None] = lambda: None,
 ) -> ServerFleet:
     """Queries all servers of these hosts.
 
-    If num_actors is None, one host suffices: the run starts, with a warning, without hosts that do
+    If num_envs is None, one host suffices: the run starts, with a warning, without hosts that do
     not answer or that refuse it.
 
     hosts: each named by the address of its first server, or by the basename of its sockets.
-    num_actors: total number of environments that they must have; None: any. timeout: seconds to
+    num_envs: total number of environments that they must have; None: any. timeout: seconds to
     wait for each server. security: None for servers on this machine. check_goes_on: raises RunError
     to stop waiting.
 
@@ -110,14 +110,14 @@ def find(
     """
     asking = Asking(timeout, security, check_goes_on)
     with ThreadPoolExecutor(min(len(hosts), _MOST_HOSTS)) as threads:
-        answers = {name: threads.submit(_servers_of, name, num_actors, asking) for name in hosts}
+        answers = {name: threads.submit(_servers_of, name, num_envs, asking) for name in hosts}
     check_goes_on()
-    found = _answered(answers, all_needed=num_actors is not None)
+    found = _answered(answers, all_needed=num_envs is not None)
     fleet = fleet_of(found, asking.credentials)
-    if num_actors not in (None, fleet.num_envs):
+    if num_envs not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
-            f"--num_actors is {num_actors}: give --num_actors {fleet.num_envs}, or leave it out"
+            f"--num_envs is {num_envs}: give --num_envs {fleet.num_envs}, or leave it out"
         )
     return fleet
 
@@ -147,13 +147,13 @@ def _answered(
     return found
 
 
-def _servers_of(host: str, num_actors: int | None, asking: Asking) -> dict[str, Description]:
+def _servers_of(host: str, num_envs: int | None, asking: Asking) -> dict[str, Description]:
     """Returns the descriptions of all servers of a host by address; raises RunError if one does not
     answer.
 
     Each server reports how many servers were started together. Servers of TorchBeast 2019 do not:
-    on this machine it queries servers until they have num_actors environments; on other machines,
-    or without num_actors, it queries one.
+    on this machine it queries servers until they have num_envs environments; on other machines,
+    or without num_envs, it queries one.
     """
     found: dict[str, Description] = {}
     environments, has_another = 0, True
@@ -162,7 +162,7 @@ def _servers_of(host: str, num_actors: int | None, asking: Asking) -> dict[str, 
         said = found[address] = asking.ask(address)
         environments += said["num_envs"] * said["num_streams"]
         is_here = socket_path(address) is not None
-        of_original = is_here and environments < (num_actors or 0)
+        of_original = is_here and environments < (num_envs or 0)
         has_another = len(found) < said["num_servers"] if said["num_servers"] else of_original
     return found
 

@@ -121,11 +121,11 @@ class HostDoor:
                 time.sleep(_GLANCE_S)
 
     def find(
-        self, num_actors: int | None, timeout: float, check_goes_on: Callable[[], None]
+        self, num_envs: int | None, timeout: float, check_goes_on: Callable[[], None]
     ) -> ServerFleet:
         """Waits for hosts, and returns the fleet of their streams.
 
-        num_actors: least number of environments; None: the first host suffices. timeout: seconds
+        num_envs: least number of environments; None: the first host suffices. timeout: seconds
         to wait for them. check_goes_on: raises RunError to stop waiting.
 
         Raises RunError at the timeout.
@@ -137,11 +137,11 @@ class HostDoor:
                 settled = time.monotonic() + _SETTLED_S
             self._waiting = [each for each in self._waiting if self._door.waits(each.number)]
             now, count = time.monotonic(), sum(each.said["num_envs"] for each in self._waiting)
-            if self._waiting and now >= min(settled, deadline) and count >= (num_actors or 1):
+            if self._waiting and now >= min(settled, deadline) and count >= (num_envs or 1):
                 return self._fleet()
             check_goes_on()
             if now >= deadline:
-                raise self._too_few(num_actors, timeout)
+                raise self._too_few(num_envs, timeout)
 
     def _look_for_another(self) -> bool:
         """Waits a moment for another stream; refuses it if it does not serve the same as the
@@ -163,10 +163,10 @@ class HostDoor:
         }
         return replace(fleet_of(streams), stream_hosts=[each.host for each in self._waiting])
 
-    def _too_few(self, num_actors: int | None, timeout: float) -> RunError:
+    def _too_few(self, num_envs: int | None, timeout: float) -> RunError:
         names = ", ".join(sorted({each.host for each in self._waiting}))
         found = f"only {names} dialled in" if names else "no host dialled in"
-        wanted = "" if num_actors is None else f", with fewer than the {num_actors} of --num_actors"
+        wanted = "" if num_envs is None else f", with fewer than the {num_envs} of --num_envs"
         return RunError(
             f"{found} at {self.listen} within {timeout:g} s{wanted}: start python -m "
             "torchbeast.polybeast_env --learner HOST:PORT there, or give a longer --connect_timeout"

@@ -48,8 +48,8 @@ class ServerPlan:
         return self.num_streams * self.envs_per_stream
 
 
-def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[ServerPlan]:
-    """Returns one plan per server; together they serve `num_actors` environments.
+def spread(num_envs: int, num_servers: int, num_streams: int = 2) -> list[ServerPlan]:
+    """Returns one plan per server; together they serve `num_envs` environments.
 
     A stream is a group of environments that are stepped together. With two streams, a server steps
     one group while actions are chosen for the other. With one stream, inference batches are twice
@@ -58,8 +58,8 @@ def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[Serv
     Environments are assigned in groups of `num_streams`, so that all streams of a server have the
     same size, or one by one if there are too few.
     """
-    groups, single = divmod(num_actors, num_streams)
-    counts = split_evenly(num_actors, num_servers)
+    groups, single = divmod(num_envs, num_streams)
+    counts = split_evenly(num_envs, num_servers)
     if groups >= num_servers:
         counts = [num_streams * n for n in split_evenly(groups, num_servers)]
         counts[-1] += single

@@ -106,7 +106,7 @@ def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
-    _check_keys(what.set, what.words)
+    _check_keys(what.set, what.words, names(FLAGS[what.program]))
     for key in _OF_SHARED_REPLAY if what.shared_replay else ():
         if key in what.set:
             raise UsageError(
@@ -124,21 +124,21 @@ def typed(settings: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _check_keys(values: Values, words: Sequence[str]) -> None:
-    given = {flag for word in words if (flag := _flag_of(word))}
+def _check_keys(values: Values, words: Sequence[str], known: Sequence[str]) -> None:
+    given = {flag for word in words if (flag := _flag_of(word, known))}
     for key, sentence in _OF_SWEEP.items():
         if key in given or key in values:
             raise UsageError(sentence)
     for key in values:
-        if _flag_of(f"--{key}") in given:
+        if _flag_of(f"--{key}", known) in given:
             raise UsageError(f"{key} is in --set and a flag too: leave out one of them")
 
 
-def _flag_of(word: str) -> str:
+def _flag_of(word: str, known: Sequence[str]) -> str:
     """Returns the name of the flag in a word of a command line, or ""."""
     if not word.startswith("--"):
         return ""
-    flag = by_its_name(word)
+    flag = by_its_name(word, known)
     return flag.partition("=")[0].removeprefix("--").removeprefix("no_")
 
 

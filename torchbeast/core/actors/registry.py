@@ -33,7 +33,7 @@ from torchbeast.core.actors.leaves import (
     readings,
 )
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.base.checks import did_you_mean, names_checked, require
+from torchbeast.core.base.checks import did_you_mean, in_any_case, names_checked, require
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
@@ -335,6 +335,7 @@ def get_feature_extractor(name: str) -> ModelFactory:
     Raises:
         ValueError: For another name.
     """
+    name = in_any_case(name, EXTRACTORS)
     if name not in EXTRACTORS:
         raise ValueError(f"no feature extractor {name!r}: use {', '.join(EXTRACTORS)}")
     return ACTOR_CRITICS[EXTRACTORS[name]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.base import specs
-from torchbeast.core.base.checks import did_you_mean
+from torchbeast.core.base.checks import did_you_mean, in_any_case
 
 if TYPE_CHECKING:
     from torchbeast.core.algos.base import Algorithm
@@ -28,7 +28,7 @@ _CONFIGS = "torchbeast.core.algos.config"  # the Configs of ALGOS, whose modules
 # learning, not for environments.
 _NUM_ACTORS = 8
 _FOR_STEPS = {
-    "num_actors": _NUM_ACTORS,
+    "num_envs": _NUM_ACTORS,
     "replay_size": 1_000_000,
     "replay_ratio": 256.0,
     "batch_size": 256,
@@ -38,8 +38,8 @@ _FOR_STEPS = {
 }
 # Defaults of other flags, by the name of the algorithm.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "ppo": {"num_actors": _NUM_ACTORS},  # one for each rollout of a batch
-    "pqn": {"num_actors": 32, "batch_size": 32, "unroll_length": 32, "grad_norm_clipping": 10.0},
+    "ppo": {"num_envs": _NUM_ACTORS},  # one for each rollout of a batch
+    "pqn": {"num_envs": 32, "batch_size": 32, "unroll_length": 32, "grad_norm_clipping": 10.0},
     "dqn": {
         **_FOR_STEPS,
         "replay_size": 100_000,
@@ -50,6 +50,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "sac": _FOR_STEPS,
     "td3": {**_FOR_STEPS, "learn_start": 25_000},
 }
+
+
+def spelt(name: str) -> str:
+    """Returns the name of an algorithm, which may be typed in any case."""
+    return in_any_case(name, ALGOS)
 
 
 def defaults_of(name: str) -> dict[str, Any]:

@@ -101,6 +101,16 @@ R = TypeVar("R")
 F = TypeVar("F")
 
 
+def in_any_case(name: str, known: Iterable[str]) -> str:
+    """Returns the known name that differs from `name` only in case, or else `name`.
+
+    Args:
+        name: A name as somebody typed it.
+        known: The names that there are.
+    """
+    return {each.lower(): each for each in known}.get(name.lower(), name)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message that suggests the closest known names, or an empty string.
 

@@ -142,6 +142,11 @@ class ActorSpec(Spec):
     unscaled_to_100: bool = field(default=False, kw_only=True)
     __repr__ = short_repr
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if ":" not in self.name and not self.pickled:  # built-in networks, typed in any case
+            object.__setattr__(self, "name", self.name.lower())
+
 
 def find(name: str) -> Callable[..., Any]:
     """Returns the callable "package.module:attribute"; raises SpecError if there is none."""

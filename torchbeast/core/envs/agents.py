@@ -123,8 +123,8 @@ class AgentsEnv:
             raise UsageError(
                 f"{self.env_id} has {self.num_agents} agents, each of which counts as an "
                 f"environment, and got room for {self.num_envs}: give every process that steps "
-                f"environments a multiple of {self.num_agents}, for example num_actors "
-                f"{4 * self.num_agents} with num_processes 2 (num_servers in PolyBeast)"
+                f"environments a multiple of {self.num_agents}, for example num_envs "
+                f"{4 * self.num_agents} with num_workers 2 (num_servers in PolyBeast)"
             )
         if idle := self.num_envs % self.num_agents:
             _log.warning(
