@@ -25,8 +25,7 @@ from torchbeast.core.actors.off_policy import QNet, SACNet
 from torchbeast.core.actors.torsos import FixupTorso
 from torchbeast.core.algos import DDQN, DQN, IMPALA, LASER, PPO, SAC, TD3
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, StepConfig, recorded
-from torchbeast.core.algos.registry import defaults_of
+from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, StepConfig, recorded, usual_of
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
@@ -339,7 +338,7 @@ def test_a_gae_storage_sets_the_algorithms_lambda() -> None:
 
 @pytest.mark.parametrize("algo", [DQN, SAC, TD3])
 def test_a_replay_has_the_settings_of_the_programs_unless_it_is_given_others(algo: Any) -> None:
-    usual = defaults_of(algo.__name__.lower())
+    usual = usual_of(algo.Config)
     found = ReplayBuffer.create_factory(size=12, priority_exponent=0.5).flags(algo)
     assert found["replay_size"] == 12 and found["priority_exponent"] == 0.5
     for name in ("replay_ratio", "batch_size", "learn_start", "unroll_length"):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, redirect_stderr, suppress
 from difflib import get_close_matches
 from functools import cache, partial
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, pairwise, takewhile
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -36,15 +36,8 @@ from tyro.constructors import (
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
-from torchbeast.core.algos.config import OTHER_NAMES, recorded, with_values
-from torchbeast.core.algos.registry import (
-    ALGOS,
-    DEFAULT,
-    FOR_REPLAY,
-    config_of,
-    defaults_of,
-    spelt,
-)
+from torchbeast.core.algos.config import OTHER_NAMES, recorded, usual_of, with_values
+from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, spelt
 from torchbeast.core.algos.schedules import SHAPES, Shape
 from torchbeast.core.base.specs import SpecError
 from torchbeast.errors import (
@@ -62,6 +55,9 @@ KWARGS = Mapping[str, Any]
 """The type of a field whose flag is a JSON object."""
 
 flatten = recorded  # the value of every flag by its name on the command line, without groups
+
+SWITCH = bool | None
+"""The type of a field whose flag is on, off, or left to the program, which is its default."""
 
 REGISTRY = ConstructorRegistry()
 """Tells tyro how to read and show these flags."""
@@ -140,6 +136,7 @@ def parse(
     with _as_far_as_it_is_read():
         flags_type, default = _read_first(flags_type, _by_name(words, names(flags_type)))
         words = _by_name(words, names(flags_type))  # includes the algorithm's own flags
+        words = list(_with_values(words, flags_type))
         with _sentences(flags_type, known):
             parsed: Flags = _cli(flags_type, program, words, default=default)
     if isinstance(parsed, LearnerFlags):
@@ -243,6 +240,21 @@ def by_its_name(word: str, known: Collection[str]) -> str:
     return f"--{no}{meant[0] if meant and name not in known else name}{equals}{value}"
 
 
+def _with_values(words: Sequence[str], flags_type: type) -> Iterator[str]:
+    """Yields the words, with a value for --name and --no_name where a flag may be true, false, or
+    neither, which is its default.
+    """
+    open_ones = {name for name, kind in kinds(flags_type) if kind == SWITCH}
+    for word, following in pairwise([*words, "--"]):
+        name = word.removeprefix("--")
+        if name in open_ones and following.startswith("--"):
+            yield f"{word}=true"
+        elif name.startswith("no_") and name[3:] in open_ones:
+            yield f"--{name[3:]}=false"
+        else:
+            yield word
+
+
 def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Any]:
     """Returns the type of the flags, including the flags of the algorithm, and their defaults.
 
@@ -258,10 +270,28 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     resuming.check_algorithm(words, algo, recorded)
     made = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
-    usual = {} if resuming.is_test(words) else _without_served(flags_type, defaults_of(algo))
-    values = {**usual, **resuming.usable(made, recorded, words), **of_preset, **chosen}
+    usual = {} if resuming.is_test(words) else usual_of(type(made().algorithm))
+    of_run = resuming.usable(made, recorded, words)
+    values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
+    values = _with_followers(values, usual, words)
     resuming.check_environment(words, values, recorded)
     return made, with_values(made(), values)
+
+
+def _with_followers(
+    values: Mapping[str, Any], usual: Mapping[str, Any], words: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the defaults with the value of another flag in place of its name: an algorithm's
+    usual batch_size may be "num_envs".
+    """
+    found = dict(values)
+    for name, other in usual.items():
+        if isinstance(other, str) and found.get(name) == other:
+            followed = resuming.given(words, f"--{other}") or str(found.get(other))
+            del found[name]
+            if followed.isdecimal():
+                found[name] = int(followed)
+    return found
 
 
 def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
@@ -492,6 +522,27 @@ def _schedule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         is_instance=lambda value: isinstance(value, str),
         str_from_instance=lambda value: [value],
     )
+
+
+@REGISTRY.primitive_rule
+def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool | None] | None:
+    if info.type != SWITCH:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{true,false}",
+        instance_from_str=_read_switch,
+        is_instance=lambda value: value is None or isinstance(value, bool),
+        str_from_instance=lambda value: ["auto" if value is None else str(value).lower()],
+    )
+
+
+def _read_switch(words: Sequence[str]) -> bool:
+    """Parses the value; raises ValueError unless it is true or false."""
+    value = {"true": True, "false": False}.get(words[0].lower())
+    if value is None:
+        raise ValueError(f"must be true or false, got {words[0]}")
+    return value
 
 
 @REGISTRY.primitive_rule

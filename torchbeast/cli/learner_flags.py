@@ -22,7 +22,7 @@ from torchbeast.collect.config import (
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded
 from torchbeast.core.base.checks import require
-from torchbeast.core.base.specs import ModelConfig
+from torchbeast.core.base.specs import ModelConfig, kwargs_of
 from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
@@ -210,6 +210,8 @@ class LearnerFlags:
         if self.defaults.algo != registry.DEFAULT:
             earlier.check_same_algorithm(self.defaults.algo)
         typed, usual = self.model.spec, ModelConfig().spec
+        if typed.kwargs == kwargs_of(earlier.recorded or {}):
+            typed = dataclasses.replace(typed, kwargs=known.kwargs)
         wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
         changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}
         earlier.check_same_model(dataclasses.replace(known, **changed))

@@ -35,6 +35,8 @@ def _value(word: str) -> Any:
     """Returns the value of a flag; word: the one after the flag."""
     if word.startswith("--"):
         return True
+    if word == "None":
+        return None
     try:
         return json.loads(word)
     except ValueError:
@@ -49,17 +51,19 @@ _ATARI = "--env PongNoFrameskip-v4 --num_envs 32 --unroll_length 20 --reward_cli
 _SMALL_NETWORK = """--model_kwargs '{"hidden": 64}'"""
 _LINEAR = "--learning_rate_schedule linear"  # where the algorithm's default is, or may be, another
 _WITH_NORM = """--model_kwargs '{"norm": true}'"""
+_PLAIN = """--model_kwargs '{"orthogonal": false}'"""
+_AS_GIVEN = "--normalise_returns false"
 
 PRESETS: dict[str, Preset] = {
     "catch": Preset(
         "Catch a falling ball: learnt in seconds.",
-        f"{_TOY} --env Catch --learning_rate 0.003 --total_steps 50000",
+        f"{_TOY} --env Catch --learning_rate 0.003 {_AS_GIVEN} --total_steps 50000",
     ),
     "memory": Preset(
         "Remember a cue for eight steps, with an LSTM.",
         # With rates of 0.003 and 0.99 a third of the runs temporarily forgot what they had learnt.
         f"{_TOY} --env Memory --use_lstm --learning_rate 0.001 --discounting 0.9 "
-        "--total_steps 30000",
+        f"{_AS_GIVEN} --total_steps 30000",
     ),
     "multidiscrete": Preset(
         "Set three dials together, with MultiDiscrete actions.",
@@ -73,14 +77,15 @@ PRESETS: dict[str, Preset] = {
     ),
     "cartpole-ppo": Preset(
         "CartPole-v1 with PPO.",
-        "--algo ppo --env CartPole-v1 --num_envs 8 --unroll_length 128 --learning_rate 0.001 "
+        "--algo ppo --env CartPole-v1 --num_envs 8 --batch_size 8 --unroll_length 128 "
+        f"--fixed_lag None --num_epochs 4 --learning_rate 0.001 --shared_body {_PLAIN} "
         # The value loss is clipped for rewards of this scale.
         f"{_LINEAR} --grad_norm_clipping 0.5 --reward_scale 0.1 --use_clipped_value_loss "
         "--total_steps 150000",
     ),
     "cartpole-lstm": Preset(
         "CartPole-v1 with an LSTM.",
-        f"{_CARTPOLE} --use_lstm --entropy_cost 0.01 --total_steps 600000",
+        f"{_CARTPOLE} --use_lstm --entropy_cost 0.01 {_AS_GIVEN} --total_steps 600000",
     ),
     "pendulum": Preset(
         "Pendulum-v1, continuous actions.",
@@ -123,14 +128,16 @@ PRESETS: dict[str, Preset] = {
     "minatar-breakout": Preset(
         "MinAtar's Breakout.",
         f"--env MinAtar/Breakout-v1 {_WITH_NORM} --num_envs 64 --unroll_length 20 "
-        "--batch_size 32 --learning_rate 0.003 --entropy_cost 0.03 --discounting 0.97 "
+        f"--batch_size 32 --learning_rate 0.003 --entropy_cost 0.03 --discounting 0.97 {_AS_GIVEN} "
         "--total_steps 1000000",
     ),
     "minatar-breakout-ppo": Preset(
         "MinAtar's Breakout with PPO.",
-        f"--algo ppo --env MinAtar/Breakout-v1 {_WITH_NORM} --num_envs 32 --unroll_length 64 "
-        f"--batch_size 32 --learning_rate 0.001 {_LINEAR} --entropy_cost 0.01 "
-        "--grad_norm_clipping 0.5 --total_steps 1000000",
+        "--algo ppo --env MinAtar/Breakout-v1 --num_envs 32 --unroll_length 64 --batch_size 32 "
+        f"--fixed_lag None --num_epochs 4 --learning_rate 0.001 {_LINEAR} --entropy_cost 0.01 "
+        "--grad_norm_clipping 0.5 "
+        f"""--model_kwargs '{{"norm": true, "orthogonal": false}}' {_AS_GIVEN} """
+        "--total_steps 1000000",
     ),
     "minatar-breakout-pqn": Preset(
         "MinAtar's Breakout with PQN.",

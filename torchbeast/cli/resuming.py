@@ -29,7 +29,7 @@ from torchbeast.reporting.run_folder import (
 )
 from torchbeast.run.config import SERVED_KWARGS, check_named
 
-_OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
+_OF_AGENT = ("algo", "model", "model_kwargs", "shared_body", "use_lstm")
 
 
 def recorded(args: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import nn
 from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.collect.contract import LearnerInfo, Publisher
 from torchbeast.core.actors.contract import Actor, specs_of_extras
-from torchbeast.core.actors.registry import Agent, in_family
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm, checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.base.checks import counted
@@ -161,11 +161,14 @@ class LearnerConfig:
         return self.rollouts
 
     def in_environment(self, name: str) -> LearnerConfig:
-        """Returns the settings with the environment's reward clipping in place of "auto"."""
+        """Returns the settings with the environment's treatment of rewards in place of "auto"."""
         algorithm = self.algorithm
         clipping = resolved(getattr(algorithm, "reward_clipping", "auto"), name)
         if hasattr(algorithm, "reward_clipping"):
             algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
+        if getattr(algorithm, "normalise_returns", False) is None:
+            is_usual = clipping == "none" and algorithm.reward_scale == 1.0
+            algorithm = dataclasses.replace(algorithm, normalise_returns=is_usual)
         actor = dataclasses.replace(self.actor, reward_input=clipping)
         return dataclasses.replace(self, actor=actor, algorithm=algorithm)
 
@@ -219,7 +222,7 @@ def assemble(
     earlier = EarlierRun() if earlier is None else earlier
     compute = choose(config.hardware, config.reproducible)
     torch.set_num_threads(compute.threads)
-    agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
+    agent = make_agent(earlier.actor(config.actor, config.algo))
     earlier.check_same_model(agent.spec)
     with own_settings():  # after importing a user's network, which may change settings
         agent.model.to(compute.device)

@@ -8,6 +8,7 @@ stats                                     step and other counts
 flags                                     every flag of the run
 format                                    FORMAT of the program that wrote it
 model                                     name of the network, never auto
+model_kwargs                              its keyword arguments, also the algorithm's own
 reward_input                              how rewards are transformed for the network's input
 reads_values                              whether it encodes leaves by their space's value ranges
 unscaled_to_100                           whether it uses floats with bounds from 1 to 100 unscaled
@@ -49,7 +50,7 @@ import numpy as np
 import torch
 
 from torchbeast.core.actors.registry import Agent
-from torchbeast.core.base.specs import ActorSpec, RewardClipping
+from torchbeast.core.base.specs import ActorSpec, RewardClipping, kwargs_of
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ObservationSpace,
@@ -172,6 +173,7 @@ def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
         "format": FORMAT,
         "flags": flags,
         "model": agent.spec.name,
+        "model_kwargs": dict(agent.spec.kwargs),
         "reward_input": agent.spec.reward_input,
         "reads_values": agent.spec.reads_values,
         "unscaled_to_100": agent.spec.unscaled_to_100,
@@ -200,7 +202,7 @@ def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
     return ActorSpec.from_json(
         {
             "name": model_name(checkpoint),
-            "kwargs": flags.get("model_kwargs", {}),
+            "kwargs": checkpoint.get("model_kwargs", kwargs_of(flags)),
             "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
             "reward_input": reward_input(checkpoint),
             "reads_values": reads_values(checkpoint),

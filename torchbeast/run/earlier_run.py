@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchbeast.core.actors.registry import in_family
 from torchbeast.core.algos import registry
+from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.schedules import UNRECORDED
-from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.base.specs import ActorSpec, kwargs_of
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import Progress
@@ -71,18 +73,23 @@ class EarlierRun:
         recorded = (self.recorded or {}).get("seed")
         return secrets.randbits(31) if recorded is None else int(recorded)
 
-    def actor(self, asked: ActorSpec) -> ActorSpec:
-        """Returns the spec of the network, with the inputs that its weights were trained on.
+    def actor(self, asked: ActorSpec, algo: type[Algorithm[Any]] | None = None) -> ActorSpec:
+        """Returns the spec of the network that the algorithm trains, with the inputs that its
+        weights were trained on. algo: None to evaluate it.
 
-        Its name is the recorded name if `asked` has "auto" or the name that the user gave before.
+        Its name is the recorded name if `asked` has "auto" or the name that the user gave before,
+        and so for its keyword arguments.
         """
+        usual = asked if algo is None else in_family(asked, algo.family, algo.network)
         if not self._saved:
-            return asked
+            return usual
         known = checkpoints.actor_spec(self._saved)
         is_open = asked.name in ("auto", self._saved["flags"].get("model"))
+        is_same = asked.kwargs == kwargs_of(self._saved["flags"])
         return dataclasses.replace(
             asked,
-            name=known.name if is_open else asked.name,
+            name=known.name if is_open else usual.name,
+            kwargs=known.kwargs if is_same else asked.kwargs,
             reward_input=known.reward_input,
             reads_values=known.reads_values,
             unscaled_to_100=known.unscaled_to_100,

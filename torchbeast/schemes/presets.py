@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torchbeast.core.actors.registry import ActorFactory, OffPolicyActorCritic, OnPolicyActorCritic
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import OTHER_NAMES
+from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.laser import LASER
@@ -45,15 +45,6 @@ _A2C = {
     "normalise_advantages": False,
     "optimiser": "rmsprop",
     "learning_rate": 7e-4,
-    "learning_rate_schedule": "linear",
-    "grad_norm_clipping": 0.5,
-}
-# With few environments there are few batches, so PPO takes many steps on each.
-_PPO = {
-    "num_epochs": 10,
-    "learning_rate": 1e-3,
-    "learning_rate_schedule": "linear",
-    "grad_norm_clipping": 0.5,
 }
 
 
@@ -64,7 +55,7 @@ def _prioritised() -> ReplayBuffer:
 
 
 _SHORT = functools.partial(OnPolicyGAEBuffer.create_factory, size=5, gae_lambda=1.0)
-_LONG = functools.partial(OnPolicyGAEBuffer.create_factory, size=128)
+_LONG = functools.partial(OnPolicyGAEBuffer.create_factory, size=PPOConfig.usual["unroll_length"])
 _VTRACE = functools.partial(OnPolicyVTraceBuffer.create_factory, size=20)
 _OFF_POLICY = OffPolicyActorCritic.create_factory
 
@@ -75,11 +66,11 @@ _STRAGGLERS = {"fraction_workers": 0.6, "fraction_samples": 0.25}
 
 PRESETS = {
     "a2c": SchemePreset(PPO, _A2C, _SHORT),
-    "ppo": SchemePreset(PPO, _PPO, _LONG),
+    "ppo": SchemePreset(PPO, {}, _LONG),
     "a3c": SchemePreset(PPO, _A2C, _SHORT, {**_LEARNING, "grad_communication": "asynchronous"}),
-    "dppo": SchemePreset(PPO, _PPO, _LONG, _LEARNING),
-    "dd-ppo": SchemePreset(PPO, _PPO, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
-    "rapid": SchemePreset(PPO, _PPO, _LONG, {**_COLLECTING, **_JOINT}),
+    "dppo": SchemePreset(PPO, {}, _LONG, _LEARNING),
+    "dd-ppo": SchemePreset(PPO, {}, _LONG, {**_JOINT, "sync_col_specs": _STRAGGLERS}),
+    "rapid": SchemePreset(PPO, {}, _LONG, {**_COLLECTING, **_JOINT}),
     "impala": SchemePreset(IMPALA, {}, _VTRACE, _COLLECTING),
     "seed": SchemePreset(IMPALA, {}, _VTRACE, {**_COLLECTING, "inference": "central"}),
     "laser": SchemePreset(LASER, {}, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING),

@@ -457,7 +457,7 @@ class Scheme:
         factory, name = self.algo_factory, self.actor_factory.owner
         try:
             with torch.random.fork_rng(devices=[]):
-                actor = self.actor_factory.trained_by(factory.algo.family)("cpu")
+                actor = self.actor_factory.trained_by(factory.algo)("cpu")
             name = type(actor).__name__
             factory.algo.check_actor(actor, factory.config)
             specs_of_extras(actor, factory.algo.needs)

@@ -57,6 +57,11 @@ class ActionDistribution(ABC):
     num_features: int
     num_actions: int | None = None
 
+    @property
+    def deviations(self) -> list[bool]:
+        """Whether each of the params is the log of a deviation."""
+        return [False] * self.num_params
+
     @abstractmethod
     def sample(self, params: Tensor) -> Nest[Tensor]:
         """Draws an action for each row of params [..., num_params], by torch's global generator."""
@@ -227,6 +232,10 @@ class Joint(ActionDistribution):
         counts = [part.num_actions for part in parts]
         self.num_actions = None if None in counts else math.prod(n for n in counts if n is not None)
 
+    @property
+    def deviations(self) -> list[bool]:
+        return [each for part in self._parts for each in part.deviations]
+
     @abstractmethod
     def _pack(self, leaves: list[Any]) -> Nest[Tensor]:
         """Returns the action that consists of these, one for each part."""
@@ -343,6 +352,10 @@ class Gaussian(ActionDistribution):
         self._centre, self._scale, self._is_bounded = _units(box)
         self.num_features = math.prod(box.shape)
         self.num_params = 2 * self.num_features
+
+    @property
+    def deviations(self) -> list[bool]:
+        return [False] * self.num_features + [True] * self.num_features
 
     def sample(self, params: Tensor) -> Tensor:
         return self._action(_normal(*_mean_and_log_std(params)))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
@@ -166,6 +166,7 @@ class TorsoActorCritic(ActorCritic):
     """
 
     core: Core | None
+    value_body: TorsoActorCritic | None  # with torsos and a core of its own; None: shared
     separable = True
     recordable = True
 
@@ -189,6 +190,7 @@ class TorsoActorCritic(ActorCritic):
         self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
         self.norm = nn.LayerNorm(fc_size) if norm else nn.Identity()
         self.last_action = LastAction(self.distribution) if sees_last_action else None
+        self.value_body = None
 
     @property
     def _core_input_size(self) -> int:
@@ -205,11 +207,21 @@ class TorsoActorCritic(ActorCritic):
         self.baseline = nn.Linear(size, 1)
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
-        return () if self.core is None else initial_core_state(self.core, batch_size)
+        if self.core is None:
+            return ()
+        own = initial_core_state(self.core, batch_size)
+        other = self.value_body
+        return own if other is None else (own, other.initial_state(batch_size))
 
-    def _run(self, inputs: ModelInputs, state: Nest[Tensor]) -> tuple[Tensor, Nest[Tensor]]:
-        """Returns what the heads see, [T, B, num_features], and the state after the last row."""
-        features = self._features(inputs)
+    def _run(
+        self, inputs: ModelInputs, state: Nest[Tensor], owner: Actor | None = None
+    ) -> tuple[Tensor, Nest[Tensor]]:
+        """Returns what the heads see, [T, B, num_features], and the state after the last row.
+
+        owner: the network that a program set up, whose precision and form of rewards count. None:
+            this one.
+        """
+        features = self._features(inputs, self if owner is None else owner)
         if self.core is None:
             return features, state
         return run_core(self.core, features, inputs.done.bool(), state)
@@ -217,27 +229,60 @@ class TorsoActorCritic(ActorCritic):
     def observe(self, observation: Nest[Tensor]) -> None:
         for torso, leaf in zip(self.leaf_torsos, flatten(observation), strict=True):
             torso.observe(leaf.flatten(0, 1))
+        if self.value_body is not None:
+            self.value_body.observe(observation)
 
-    def _features(self, inputs: ModelInputs) -> Tensor:
+    def _features(self, inputs: ModelInputs, owner: Actor) -> Tensor:
         """Returns the inputs of the core, [T, B, core_input_size]."""
         steps, batch = inputs.reward.shape
         leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
-        with computing_in(self.compute_dtype, inputs.reward.device):
+        with computing_in(owner.compute_dtype, inputs.reward.device):
             seen = [torso(leaf) for torso, leaf in zip(self.leaf_torsos, leaves, strict=True)]
             features = self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1))
             features = F.relu(self.norm(features))
         parts = [
             features.float().view(steps, batch, -1),
-            self.seen_reward(inputs.reward).unsqueeze(-1),
+            owner.seen_reward(inputs.reward).unsqueeze(-1),
         ]
         if self.last_action is not None:
             parts.append(self.last_action(inputs.last_action))
         return torch.cat(parts, -1)
 
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
-        features, core_state = self._run(inputs, core_state)
-        baseline = self.baseline(features).squeeze(-1)
-        return ModelOutput(self.policy(features), baseline, core_state)
+        other = self.value_body
+        if other is None:
+            features, core_state = self._run(inputs, core_state)
+            return ModelOutput(self.policy(features), self._value(features), core_state)
+        own, of_value = pair_of(core_state)
+        features, own = self._run(inputs, own)
+        seen, of_value = other._run(inputs, of_value, self)
+        after = () if self.core is None else (own, of_value)
+        return ModelOutput(self.policy(features), other._value(seen), after)
+
+    def _value(self, features: Tensor) -> Tensor:
+        return self.baseline(features).squeeze(-1)
+
+
+def pair_of(state: Nest[Tensor]) -> tuple[Nest[Tensor], Nest[Tensor]]:
+    """Returns the recurrent states of two bodies, () and () of feed-forward ones."""
+    first, second = state or ((), ())
+    return first, second  # type: ignore[return-value]
+
+
+class FreeDeviations(nn.Linear):
+    """The last layer of a policy whose deviations do not depend on the observation: of their params
+    only the biases count, as in Schulman et al. 2017.
+    """
+
+    depends: Tensor
+
+    def __init__(self, size: int, actions: ActionDistribution) -> None:
+        super().__init__(size, actions.num_params)
+        depends = 1.0 - torch.tensor(actions.deviations, dtype=torch.float32)
+        self.register_buffer("depends", depends.unsqueeze(1), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.weight * self.depends, self.bias)
 
 
 class BuiltInNet(TorsoActorCritic):
@@ -246,6 +291,7 @@ class BuiltInNet(TorsoActorCritic):
     over_images: ClassVar[type[ImageTorso] | None]  # makes the torsos of images
     width: ClassVar[int]  # of the joint layer, and of the core
     with_last_action: ClassVar[bool] = True
+    is_orthogonal: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -255,8 +301,18 @@ class BuiltInNet(TorsoActorCritic):
         hidden: int | None = None,
         core: str = "lstm",
         norm: bool = False,
+        shared_body: bool | None = True,
+        orthogonal: bool | None = None,
+        state_deviation: bool = True,
     ) -> None:
-        """hidden: None for the network's own width. norm: see TorsoActorCritic."""
+        """Makes the network.
+
+        hidden: None for the network's own width. norm: see TorsoActorCritic. shared_body: whether
+        policy and value share all layers below their heads; None: unless it is an mlp without a
+        core. orthogonal: whether layers are initialised orthogonally, with a policy close to
+        uniform; None: the network's own way. state_deviation: whether the deviation of a Gaussian
+        policy depends on the observation.
+        """
         torsos = [torso_for(leaf, self.over_images) for leaf in flatten(observation_space)]
         width = self.width if hidden is None else hidden
         super().__init__(torsos, action_space, width, self.with_last_action, norm)
@@ -266,6 +322,20 @@ class BuiltInNet(TorsoActorCritic):
                 "layer, but it has none: add use_lstm, or remove core"
             )
         self._add_heads(self._make_core(core) if use_lstm else None)
+        if not state_deviation and any(self.distribution.deviations):
+            self.policy = FreeDeviations(self.policy.in_features, self.distribution)
+        if self.is_orthogonal if orthogonal is None else orthogonal:
+            layers = (nn.Conv2d, nn.Linear)
+            orthogonal_(layer for layer in self.modules() if isinstance(layer, layers))
+            orthogonal_([self.policy], POLICY_GAIN)
+            orthogonal_([self.baseline], BASELINE_GAIN)
+        if shared_body is None:
+            shared_body = self.over_images is not None or use_lstm
+        if not shared_body:
+            self.value_body = type(self)(
+                observation_space, action_space, use_lstm, hidden, core, norm, orthogonal=orthogonal
+            )
+            del self.baseline, self.value_body.policy
 
     def _make_core(self, kind: str) -> Core:
         return make_core(kind, self._core_input_size, self.fc.out_features)
@@ -306,12 +376,7 @@ class NormedAtariNet(AtariNet):
 
     over_images = NormedShallowTorso
     usual_lstm = False
-
-    def _add_heads(self, core: Core | None) -> None:
-        super()._add_heads(core)
-        orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
-        orthogonal_([self.policy], POLICY_GAIN)
-        orthogonal_([self.baseline], BASELINE_GAIN)
+    is_orthogonal = True
 
 
 class SmallNet(BuiltInNet):

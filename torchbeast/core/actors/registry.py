@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,9 @@ from torchbeast.core.envs.spaces import (
 )
 from torchbeast.errors import RunError, UsageError, expanded, what_it_raised
 
+if TYPE_CHECKING:
+    from torchbeast.core.algos.base import Algorithm
+
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
 ACTOR_CRITICS: Mapping[str, ModelFactory] = BUILT_IN
@@ -58,14 +61,17 @@ MODELS = (*ACTOR_CRITICS, *OFF_POLICY)
 """Names of the built-in networks. Those of off_policy.py are imported when one is made."""
 
 
-def in_family(spec: ActorSpec, family: str) -> ActorSpec:
-    """Returns the spec with the built-in network of a family in place of an actor-critic.
+def in_family(spec: ActorSpec, family: str, network: Mapping[str, Any]) -> ActorSpec:
+    """Returns the spec of the built-in network that an algorithm trains.
 
-    spec: of one of ACTOR_CRITICS, or "auto"; any other stays. family: such as "q"; "" for
-    actor-critics.
+    spec: of one of ACTOR_CRITICS, or "auto"; any other stays. family: such as "q", whose network
+    takes the place of the actor-critic; "" for actor-critics. network: keyword arguments where the
+    spec has no others.
     """
-    is_open = spec.name in (*ACTOR_CRITICS, "auto") and not spec.pickled
-    return dataclasses.replace(spec, name=f"{family}-{spec.name}") if family and is_open else spec
+    if spec.name not in (*ACTOR_CRITICS, "auto") or spec.pickled:
+        return spec
+    name = f"{family}-{spec.name}" if family else spec.name
+    return dataclasses.replace(spec, name=name, kwargs={**network, **spec.kwargs})
 
 
 def make_model(
@@ -353,6 +359,7 @@ class ActorFactory:
         action_space: The action space.
         kind: The class of actors that it makes.
         family: The family of built-in networks, see Algorithm.family.
+        network: Their keyword arguments, see Algorithm.network.
         restart_model: A file with the initial weights.
     """
 
@@ -362,11 +369,12 @@ class ActorFactory:
     action_space: ActionSpace
     kind: type[Actor]
     family: str = ""
+    network: Mapping[str, Any] = field(default_factory=dict)
     restart_model: Path | None
 
     def __call__(self, device: torch.device | str) -> Actor:
         """Makes the actor on a device, with weights of restart_model if there is one."""
-        spec = in_family(self.spec, self.family)
+        spec = in_family(self.spec, self.family, self.network)
         actor = make_model(spec, self.observation_space, self.action_space).to(device)
         self.restart(actor)
         return actor
@@ -375,9 +383,9 @@ class ActorFactory:
         network, recurrent = self.spec.name, self.spec.use_lstm
         return f"{self.owner}.create_factory(..., {network!r}, recurrent={recurrent})"
 
-    def trained_by(self, family: str) -> ActorFactory:
-        """Returns the factory of the network that algorithms of a family train."""
-        return dataclasses.replace(self, family=family)
+    def trained_by(self, algo: type[Algorithm[Any]]) -> ActorFactory:
+        """Returns the factory of the network that an algorithm trains."""
+        return dataclasses.replace(self, family=algo.family, network=algo.network)
 
     def restart(self, actor: Actor) -> None:
         """Loads the weights of restart_model; a no-op without one. Raises ValueError if they are of

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
-from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of
+from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of, usual_of
 from torchbeast.core.base.checks import one_of, require, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
@@ -142,10 +142,13 @@ class Algorithm(ABC, Generic[BatchT]):
 
     Attributes:
         Config: A frozen keyword-only dataclass with a default for every field. The fields become
-            the algorithm's flags, and the strings under them the help texts.
+            the algorithm's flags, and the strings under them the help texts. Its class attribute
+            `usual: ClassVar[Mapping[str, Any]]` holds the algorithm's defaults of other flags, such
+            as {"num_envs": 8, "grad_norm_clipping": 0.5}.
         actor_type: The class of actor that the algorithm trains.
         family: The family of built-in networks that `--model` chooses from: with "q", mlp means
             q-mlp. Default: the actor-critics.
+        network: Keyword arguments of the built-in networks, unless others are given.
         takes: The class of batch that the algorithm trains on, Rollout or Transitions.
         learns_from_replay: Whether batches may contain replayed columns, whose actions were chosen
             by much older policies. With a recurrent network, `losses` then returns the
@@ -187,6 +190,8 @@ class Algorithm(ABC, Generic[BatchT]):
     actor_type: ClassVar[type[Actor]] = ActorCritic
 
     family: ClassVar[str] = ""
+
+    network: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     takes: ClassVar[type] = Rollout
 
@@ -248,7 +253,7 @@ class Algorithm(ABC, Generic[BatchT]):
             PPO.create_factory(learning_rate=1e-3, num_epochs=10, grad_norm_clipping=0.5)
             ```
         """
-        config, step = cls.Config(), StepConfig()
+        config, step = cls.Config(), _step_of(cls.Config)
         named = _by_flag(cls.__name__, hyperparameters, recorded(config) | recorded(step))
         config, step = _replaced(config, named), _replaced(step, named)
         return AlgoFactory(algo=cls, config=config, step=step, given=frozenset(named))
@@ -484,9 +489,16 @@ class AlgoFactory:
 
 def _hyperparameters(algo: type[Algorithm[Any]]) -> dict[str, tuple[Any, Any]]:
     """Returns the annotation and the default of every hyperparameter by its names."""
-    settings = {**settings_of(getattr(algo, "Config", StepConfig)()), **settings_of(StepConfig())}
+    config = getattr(algo, "Config", StepConfig)
+    settings = {**settings_of(config()), **settings_of(_step_of(config))}
     others = {name: settings[flag] for name, flag in OTHER_NAMES.items() if flag in settings}
     return {**settings, **others, **settings}  # a setting's own name comes first
+
+
+def _step_of(config: type) -> StepConfig:
+    """Returns the limits of an optimiser step that are usual for the algorithm of this Config."""
+    step: StepConfig = _replaced(StepConfig(), usual_of(config))
+    return step
 
 
 def _by_flag(

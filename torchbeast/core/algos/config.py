@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from torchbeast.core.algos.schedules import Shape, check_schedules, name_of
 from torchbeast.core.base.checks import above, at_least, between, one_of, require
@@ -47,6 +47,14 @@ def recorded(config: Any) -> dict[str, Any]:
     """Returns the values of a Config by the names of flags, as the programs record them."""
     settings = settings_of(config).items()
     return {name: name_of(value) if callable(value) else value for name, (_, value) in settings}
+
+
+def usual_of(config: type) -> dict[str, Any]:
+    """Returns the defaults of shared flags, by name, that an algorithm's Config sets in its class
+    attribute `usual`: the programs and `create_factory` use them. The name of another of these
+    flags stands for its value.
+    """
+    return dict(getattr(config, "usual", {}))
 
 
 def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
@@ -192,9 +200,10 @@ class IMPALAConfig(RewardConfig):
     """Entropy bonus coefficient at --total_steps, if its schedule is not constant."""
     baseline_cost: float = 0.5
     """Coefficient of the value (baseline) loss, usually 0.5."""
-    normalise_returns: bool = False
+    normalise_returns: bool | None = None
     """Divide rewards in the loss (not in the logs) by the running standard deviation of discounted
-    returns, and clip them to [-10, 10]. Use it if you do not know the scale of the rewards."""
+    returns, and clip them to [-10, 10]. Default: unless rewards are clipped, as in Atari games, or
+    scaled by --reward_scale."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
@@ -220,7 +229,7 @@ class LASERConfig(IMPALAConfig):
         above(0, replay_kl_threshold=self.replay_kl_threshold)
 
 
-_ADAM_OF_PPO = OptimiserConfig(optimiser="adam", learning_rate=0.00025, epsilon=0.00001)
+_ADAM_OF_PPO = OptimiserConfig(optimiser="adam", learning_rate=0.001, epsilon=0.00001)
 _ADAM = OptimiserConfig(
     optimiser="adam",
     learning_rate=0.0003,
@@ -233,7 +242,15 @@ _ADAM = OptimiserConfig(
 class PPOConfig(IMPALAConfig):
     """PPO (Schulman et al. 2017). Losses are means over a minibatch, not sums."""
 
-    num_epochs: int = 4
+    usual: ClassVar[Mapping[str, Any]] = {
+        "num_envs": 8,
+        "batch_size": "num_envs",  # one rollout of each
+        "unroll_length": 128,
+        "fixed_lag": 0,
+        "grad_norm_clipping": 0.5,
+    }
+
+    num_epochs: int = 10
     """Epochs of training on each batch, 3 to 10. Larger: more sample-efficient, less stable."""
     num_mini_batch: int = 4
     """Minibatches per epoch, each with one optimiser step. They consist of shuffled steps, or of
@@ -273,6 +290,17 @@ class PPOConfig(IMPALAConfig):
 class OffPolicyConfig(RewardConfig):
     """Settings that DQN, SAC and TD3 have in common. Losses are means over a batch."""
 
+    # They wait for learning, not for environments, so few environments suffice.
+    usual: ClassVar[Mapping[str, Any]] = {
+        "num_envs": 8,
+        "replay_size": 1_000_000,
+        "replay_ratio": 256.0,
+        "batch_size": 256,
+        "learn_start": 5_000,
+        "unroll_length": 4,
+        "torch_threads": 1,  # these networks are too small to share
+    }
+
     target_rate: float = 0.005
     """Polyak coefficient tau: target = (1 - tau) * target + tau * online. Larger: less stable."""
     target_period: int = 1
@@ -304,6 +332,13 @@ class ExplorationConfig:
 class PQNConfig(RewardConfig, ExplorationConfig):
     """PQN (Gallici et al. 2024): Q(lambda) on rollouts. Losses are means over a minibatch."""
 
+    usual: ClassVar[Mapping[str, Any]] = {
+        "num_envs": 32,
+        "batch_size": 32,
+        "unroll_length": 32,
+        "grad_norm_clipping": 10.0,
+    }
+
     q_lambda: float = 0.65
     """Lambda of Q(lambda), 0 to 1: 0 is the one-step target, 1 the return until the rollout's last
     row. Larger: rewards are propagated faster, with more bias by older policies."""
@@ -325,6 +360,14 @@ class PQNConfig(RewardConfig, ExplorationConfig):
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig, ExplorationConfig):
     """DQN (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016)."""
+
+    usual: ClassVar[Mapping[str, Any]] = {
+        **OffPolicyConfig.usual,
+        "replay_size": 100_000,
+        "replay_ratio": 8.0,
+        "batch_size": 32,
+        "learn_start": 1_000,
+    }
 
     double_dqn: bool = True
     """Double Q-learning: the online network selects the next action, the target network evaluates
@@ -359,6 +402,8 @@ class SACConfig(OffPolicyConfig):
 @dataclass(frozen=True, kw_only=True)
 class TD3Config(OffPolicyConfig):
     """TD3 (Fujimoto et al. 2018). Policy and critics have equal optimisers."""
+
+    usual: ClassVar[Mapping[str, Any]] = {**OffPolicyConfig.usual, "learn_start": 25_000}
 
     exploration_noise: float = 0.1
     """Standard deviation of the Gaussian noise added to actions while collecting, in half-widths of

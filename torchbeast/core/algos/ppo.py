@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class PPO(OnPolicy):
     """
 
     Config = PPOConfig
+    network: ClassVar = {"shared_body": None, "orthogonal": True, "state_deviation": False}
     needs = ("policy_logits",)
     separable = True
     reduction = "mean"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torchbeast.core.algos.config import usual_of
 from torchbeast.core.base import specs
 from torchbeast.core.base.checks import did_you_mean, in_any_case
 
@@ -24,42 +25,10 @@ ALGOS = {
 }
 _CONFIGS = "torchbeast.core.algos.config"  # the Configs of ALGOS, whose modules import torch
 
-# V-trace allows for the lag of many environments. Algorithms that learn from single steps wait for
-# learning, not for environments.
-_NUM_ACTORS = 8
-_FOR_STEPS = {
-    "num_envs": _NUM_ACTORS,
-    "replay_size": 1_000_000,
-    "replay_ratio": 256.0,
-    "batch_size": 256,
-    "learn_start": 5_000,
-    "unroll_length": 4,
-    "torch_threads": 1,  # these networks are too small to share
-}
-# Defaults of other flags, by the name of the algorithm.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "ppo": {"num_envs": _NUM_ACTORS},  # one for each rollout of a batch
-    "pqn": {"num_envs": 32, "batch_size": 32, "unroll_length": 32, "grad_norm_clipping": 10.0},
-    "dqn": {
-        **_FOR_STEPS,
-        "replay_size": 100_000,
-        "replay_ratio": 8.0,
-        "batch_size": 32,
-        "learn_start": 1_000,
-    },
-    "sac": _FOR_STEPS,
-    "td3": {**_FOR_STEPS, "learn_start": 25_000},
-}
-
 
 def spelt(name: str) -> str:
     """Returns the name of an algorithm, which may be typed in any case."""
     return in_any_case(name, ALGOS)
-
-
-def defaults_of(name: str) -> dict[str, Any]:
-    """Returns defaults that an algorithm sets for flags of other Configs, by flag."""
-    return dict(_DEFAULTS.get(name, {}))
 
 
 def name_of(algo: type) -> str:
@@ -68,20 +37,12 @@ def name_of(algo: type) -> str:
     return next((name for name, found in ALGOS.items() if found == path), path)
 
 
-def replay_of(algo: type) -> dict[str, Any]:
-    """Returns the settings of the replay of single steps that an algorithm asks for, by flag: those
-    of the built-in one that it is, or is a subclass of, otherwise dqn's.
-    """
-    names = [name_of(base) for base in algo.__mro__]
-    return defaults_of(next((name for name in names if "replay_size" in defaults_of(name)), "dqn"))
-
-
 def learns_from_transitions(name: str) -> bool:
     """Returns whether the algorithm of that name learns from single steps of a replay; errors as of
     `find`. Built-in algorithms are not imported for it.
     """
     if name in ALGOS:
-        return "replay_size" in defaults_of(name)
+        return "replay_size" in usual_of(config_of(name))
     from torchbeast.core.storages.transition import Transitions
 
     return issubclass(find(name).takes, Transitions)

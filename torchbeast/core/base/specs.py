@@ -304,12 +304,23 @@ class ModelConfig:
     use_lstm: bool = False
     """Make the network recurrent, with an LSTM, or a GRU with --model_kwargs '{"core": "gru"}'. Use
     it if one observation does not show the state of the environment. Slower."""
+    shared_body: bool | None = None
+    """Let policy and value share all layers below their heads, in every actor-critic. Default: yes,
+    except in an mlp without an LSTM that PPO trains."""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden,
-    core and norm, as in '{"hidden": 128, "core": "gru", "norm": true}'; norm adds a LayerNorm to
-    the joint layer. Default: none; with --mode test, the arguments that the run recorded."""
+    core, norm, orthogonal and state_deviation, as in '{"hidden": 128, "core": "gru", "norm": true}'
+    (norm adds a LayerNorm to the joint layer) or, to undo what PPO changes, '{"orthogonal": false,
+    "state_deviation": true}'. Default: none; with --mode test, the arguments that the run
+    recorded."""
 
     @property
     def spec(self) -> ActorSpec:
         """The spec of the network."""
-        return ActorSpec(self.model, self.model_kwargs, use_lstm=self.use_lstm)
+        return ActorSpec(self.model, kwargs_of(vars(self)), use_lstm=self.use_lstm)
+
+
+def kwargs_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keyword arguments of the network that flags, or a record of them, give."""
+    shared = flags.get("shared_body")
+    return {**flags.get("model_kwargs", {}), **({} if shared is None else {"shared_body": shared})}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchbeast.core.algos.registry import replay_of
+from torchbeast.core.algos.config import DQNConfig, usual_of
 from torchbeast.core.base.checks import above, at_least, between, require, signed
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
@@ -244,7 +244,9 @@ class ReplayBuffer(Storage):
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["replay_size"] = given.pop("size")
-        return replay_of(algo) | {name: v for name, v in given.items() if v is not None}
+        usual = usual_of(algo.Config)
+        of_replay = usual if "replay_size" in usual else dict(DQNConfig.usual)
+        return of_replay | {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
