@@ -110,7 +110,11 @@ def test_a_misspelt_name_is_refused_at_once_with_the_names_that_there_are(
 def test_help_lists_every_hyperparameter_with_its_type_and_default(algo: Any) -> None:
     parameters = inspect.signature(algo.create_factory).parameters
     found = {name: parameter.default for name, parameter in parameters.items()}
-    own = recorded(algo.Config()) | recorded(StepConfig())
+    step = {
+        name: usual_of(algo.Config).get(name, value)
+        for name, value in recorded(StepConfig()).items()
+    }
+    own = recorded(algo.Config()) | step
     others = {other: own[name] for other, name in OTHER_NAMES.items() if name in own}
     assert found == own | others
     assert parameters["lr"].annotation == "float"

@@ -382,7 +382,13 @@ class LearnerRun:
     def _has_defaults(self) -> bool:
         """Returns whether a program starts a new run with IMPALA's default settings."""
         learner, algorithm = self.settings.learner, self.settings.learner.algorithm
-        usual = IMPALAConfig(reward_clipping=getattr(algorithm, "reward_clipping", "auto"))
+        resolved = {
+            name: getattr(algorithm, name, None)
+            for name in ("reward_clipping", "normalise_returns")
+        }
+        usual = IMPALAConfig(
+            **{name: value for name, value in resolved.items() if value is not None}
+        )
         is_program = "preset" in self.settings.recorded and self.earlier.recorded is None
         return is_program and algorithm == usual and learner.rollouts == RolloutConfig()
 
