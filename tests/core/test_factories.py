@@ -267,7 +267,7 @@ def test_an_off_policy_actor_is_the_network_that_the_algorithm_trains() -> None:
         VECTOR, Discrete(2), get_feature_extractor("MLP"), {"hidden": 7}
     )
     assert isinstance(made("cpu"), SACNet), "a policy, until the algorithm is known"
-    net = made.trained_by(DQN.family)("cpu")
+    net = made.trained_by(DQN)("cpu")
     assert isinstance(net, QNet) and net.features.num_features == 7
 
 
@@ -276,7 +276,7 @@ def test_an_off_policy_actor_is_the_network_that_the_algorithm_trains() -> None:
 def test_every_feature_extractor_has_off_policy_networks(algo: Any, name: str) -> None:
     space = Box(-1.0, 1.0, (2,)) if algo is TD3 else Discrete(3)
     made = OffPolicyActorCritic.create_factory(FRAMES, space, get_feature_extractor(name))
-    actor = made.trained_by(algo.family)("cpu")
+    actor = made.trained_by(algo)("cpu")
     assert isinstance(actor, algo.actor_type)
     has_fixup = any(isinstance(module, FixupTorso) for module in actor.modules())
     assert has_fixup == (name == "Fixup")
