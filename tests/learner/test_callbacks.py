@@ -202,6 +202,7 @@ class Stepping(Callback):
     """Steps the Learner that calls it."""
 
     def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+        assert isinstance(learner, Learner)
         learner.step()
 
 

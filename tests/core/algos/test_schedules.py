@@ -110,6 +110,7 @@ def test_losses_use_the_scheduled_settings_which_are_logged(make_rollout: Make) 
     clips, costs = [0.3, 0.25, 0.2, 0.15], [0.1 * (1 + math.cos(i * math.pi / 4)) for i in range(4)]
     assert [row["clip_param"] for row in rows] == pytest.approx(clips)
     assert [row["entropy_cost"] for row in rows] == pytest.approx(costs)
+    assert isinstance(step.algo, Terms)
     assert [clip for clip, _ in step.algo.noted] == pytest.approx(clips)
     assert [float(cost) for _, cost in step.algo.noted] == pytest.approx(costs)
     assert len({row["learning_rate"] for row in rows}) == 1

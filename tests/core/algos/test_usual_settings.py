@@ -31,7 +31,7 @@ VECTOR, BOX = ArraySpec((5,), "float32"), Box((-1.0, -2.0), (1.0, 2.0), (2,))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MyConfig(PPOConfig):
-    usual: ClassVar[Mapping[str, Any]] = {**PPOConfig.usual, "num_actors": 6, "max_lag": 3}
+    usual: ClassVar[Mapping[str, Any]] = {**PPOConfig.usual, "num_envs": 6, "max_lag": 3}
 
 
 class MyPPO(PPO):
@@ -47,7 +47,7 @@ def test_the_flag_and_the_architecture_ppo_have_equal_settings() -> None:
     envs, _, _ = VecEnv.create_factory(
         env_fn=make_env,
         env_kwargs={"env": "CartPole-v1"},
-        vec_env_size=PPOConfig.usual["num_actors"],
+        vec_env_size=PPOConfig.usual["num_envs"],
     )
     scheme = Scheme.preset("ppo", envs)
     assert recorded(scheme.algo.config) == recorded(flags.algorithm)
@@ -60,13 +60,13 @@ def test_the_flag_and_the_architecture_ppo_have_equal_settings() -> None:
 def test_a_users_algorithm_sets_defaults_of_other_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     found = flatten(parsed("--algo", "test_usual_settings:MyPPO"))
-    assert (found["num_actors"], found["batch_size"], found["max_lag"]) == (6, 6, 3)
+    assert (found["num_envs"], found["batch_size"], found["max_lag"]) == (6, 6, 3)
     assert MyPPO.create_factory().step.max_lag == 3
 
 
 @pytest.mark.parametrize(
     ("words", "batch_size"),
-    [((), 8), (("--num_actors", "32"), 32), (("--num_actors", "32", "--batch_size", "16"), 16)],
+    [((), 8), (("--num_envs", "32"), 32), (("--num_envs", "32", "--batch_size", "16"), 16)],
 )
 def test_the_batch_of_ppo_has_a_rollout_of_every_environment(
     words: tuple[str, ...], batch_size: int

@@ -331,6 +331,7 @@ class Positions(MLPNet):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.table: torch.Tensor
         self.register_buffer("table", torch.zeros(0), persistent=False)
 
     def forward(self, inputs: Any, state: Any) -> Any:
