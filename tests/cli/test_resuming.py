@@ -62,7 +62,8 @@ def test_naming_a_run_restores_its_recorded_settings(program: str, savedir: Path
     expected = {name: value for name, value in RECORDED.items() if name in new}
     if program == "polybeast_learner":
         expected |= SERVERS_DECIDE
-    assert old == new | expected | {"xpid": "a"}
+    before = {"normalise_returns": False}  # what the setting was before runs recorded it
+    assert old == new | before | expected | {"xpid": "a"}
     assert new["env"] is None and new["learning_rate"] != 0.0006
     assert len(expected) > 10
 
