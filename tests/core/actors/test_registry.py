@@ -152,13 +152,16 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
         assert model.core.hidden_size == (24 + 1 + 3 if follows_its_input else 24)
 
 
+OPTIONS = "hidden, core, norm, shared_body, orthogonal, state_deviation"
+
+
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
-        ({"size": 8}, "^model mlp takes the keyword arguments hidden, core, norm, got size=8$"),
+        ({"size": 8}, f"^model mlp takes the keyword arguments {OPTIONS}, got size=8$"),
         (
             {"use_lstm": True},
-            "^model mlp takes the keyword arguments hidden, core, norm, got use_lstm=true$",
+            f"^model mlp takes the keyword arguments {OPTIONS}, got use_lstm=true$",
         ),
     ],
 )
