@@ -155,7 +155,8 @@ def test_it_is_restored_with_its_settings(
     new |= {"selfplay": None, "pause_at": None, "log_interval": 0.0, "disable_tensorboard": False}
     new |= {"learning_rate_schedule": "linear", "final_learning_rate": 0.0}
     new |= {"entropy_cost_schedule": "constant", "final_entropy_cost": 0.0}
-    new |= {"restart_schedules": True}
+    new |= {"restart_schedules": True, "shared_body": None}
+    new |= {"eval_every": None, "eval_episodes": 10, "callback": ()}
     new |= {"optimiser": "rmsprop", "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
     assert now["flags"] == by_present_name(FLAGS | changed) | new
 

@@ -76,7 +76,7 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
 def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_learnt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    supervisor, saving, times = Supervisor(), Mock(), iter([59.0, 61.0, 62.0, 660.0, 663.0])
+    supervisor, saving, times = Supervisor(), Mock(), iter([0.0, 59.0, 61.0, 62.0, 660.0, 663.0])
     clock, saved = [0.0], []
 
     def status() -> dict[str, int]:
