@@ -129,7 +129,7 @@ def programs() -> dict[str, type]:
     sources = (ROOT / "torchbeast").glob("*.py")
     names = [path.stem for path in sources if '__name__ == "__main__"' in path.read_text("utf-8")]
     found: dict[str, type] = {"bench": BenchFlags}  # which its program imports late
-    for name in {*names, "sweep"} - {*found}:
+    for name in {*names, "sweep"} - {"__main__", *found}:
         module = importlib.import_module(f"torchbeast.{name}{'.__main__' * (name == 'sweep')}")
         flags = name.replace("_", "") + "flags"  # of polybeast_env PolyBeastEnvFlags
         (found[name],) = (kind for each, kind in vars(module).items() if each.lower() == flags)
@@ -140,6 +140,7 @@ def command_line() -> str:
     """Returns the page of all programs' flags."""
     from torchbeast.cli.learner_flags import LearnerFlags
     from torchbeast.core.algos import registry
+    from torchbeast.core.algos.config import usual_of
 
     every = {name: group for name, group in groups(LearnerFlags) if name != "algorithm"}
     lines = [
@@ -171,10 +172,8 @@ def command_line() -> str:
         lines += ["", f"### {_title(name)} {{ #{name} }}", *_purpose(group), *_table(group)]
     lines += ["", "## Settings of the algorithms", "", _OF_ALGORITHMS]
     for algo in registry.ALGOS:
-        usual = " ".join(
-            f"`--{name} {value}`" for name, value in registry.defaults_of(algo).items()
-        )
         config = registry.config_of(algo)
+        usual = " ".join(f"`--{name} {value}`" for name, value in usual_of(config).items())
         lines += ["", f"### --algo {algo}", *_purpose(config), *_table(config)]
         lines += ["", f"It changes these defaults: {usual}."] if usual else []
     return "\n".join(lines) + "\n"

@@ -281,7 +281,7 @@ def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[
         many = PPO.create_factory(num_epochs=1, num_mini_batch=400)
         Learner(scheme_of(algo=many), 10 * STEPS, tmp_path / "other").step()
     said = capsys.readouterr()
-    assert "(reward_clipping none)" in said.out and "--" not in said.out + said.err
+    assert "Rewards: unclipped" in said.out and "--" not in said.out + said.err
 
 
 @pytest.mark.parametrize(

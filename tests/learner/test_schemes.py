@@ -273,10 +273,9 @@ def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> N
 
 def test_a_hyperparameter_of_a_preset_leaves_the_others_as_they_are() -> None:
     scheme = Scheme.preset("ppo", ENVS, lr=5e-4, gamma=0.98)
-    expected = PPO.create_factory(
-        num_epochs=10, learning_rate=5e-4, grad_norm_clipping=0.5, discounting=0.98
-    )
-    assert scheme.algo_factory == expected
+    assert scheme.algo_factory == PPO.create_factory(learning_rate=5e-4, discounting=0.98)
+    a2c, plain = Scheme.preset("a2c", ENVS, gamma=0.98), Scheme.preset("a2c", ENVS)
+    assert a2c.algo_factory == plain.algo_factory.replaced(discounting=0.98)
 
 
 @pytest.mark.parametrize(
