@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from torchbeast.envs import EnvSpec
 from torchbeast.errors import exit_code_of
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import launched
+from torchbeast.learner import Callback, RunningLearner
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.run_folder import session
 from torchbeast.run import replicas
@@ -59,6 +61,14 @@ def rollout(seed: int, columns: int) -> Rollout:
     )
 
 
+class Slow(Callback):
+    """Takes longer than the time limit of the case "slow"."""
+
+    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+        if learner.updates == 2:
+            time.sleep(5.0)
+
+
 def say(**event: Any) -> None:
     print(json.dumps(event), file=SAID, flush=True)
 
@@ -66,8 +76,8 @@ def say(**event: Any) -> None:
 class GivenSource:
     """Yields a rank's columns of batches that each rank, and a learner alone, makes by itself.
 
-    In the case "ends" they end the run; in others the rank that is not leading then waits, fails,
-    or gets a NaN.
+    In the cases "ends" and "slow" they end the run; in others the rank that is not leading then
+    waits, fails, or gets a NaN.
     """
 
     yields, num_bytes = Rollout, 0
@@ -85,7 +95,7 @@ class GivenSource:
             whole = rollout(seed, COLUMNS)
             columns = COLUMNS // RANKS
             yield whole if self._rank is None else whole.split(columns)[self._rank]
-        if self._case == "ends":
+        if self._case in ("ends", "slow"):
             self._supervisor.stop("there are no more batches")
         elif self._rank == 1 and self._case == "fails":
             raise RuntimeError("its environment broke")
@@ -155,7 +165,7 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
 
 
 def main(case: str, words: list[str]) -> int:
-    if case == "silent":
+    if case in ("silent", "slow"):
         replicas.SILENT_S = 3.0
     launch, flags_of = launched(), functools.partial(parse, MonoBeastFlags, "monobeast")
     if launch is None:

@@ -196,6 +196,16 @@ def test_a_silent_rank_is_lost_after_the_time_limit(learners: Learners) -> None:
     assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
 
 
+@pytest.mark.long
+def test_callbacks_may_take_longer_than_the_time_limit_of_a_silent_rank(
+    learners: Learners,
+) -> None:
+    learners.start("slow", 2, ["a", "a"], "--callback", "one_replica:Slow")
+    learners.event(0, "weights")
+    assert [code for code, _ in learners.ends()] == [0, 0]
+    assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
+
+
 def test_ranks_that_do_not_meet_end_after_the_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,6 +74,7 @@ PATIENCE_S = 1.0
 
 _RUN = "run"  # the run of rank 0, announced once it has read the checkpoint
 _LOOK_S = 0.1  # between two polls for that announcement
+_MOMENT_S = 0.001  # between two polls for the end of callbacks, which usually take no time
 # Files from which rank 0 resumes. Of logs.csv it only matters whether it is empty.
 _FILES = (CHECKPOINT, "meta.json", "logs.csv")
 _LONGEST = 2**20  # bytes that are sent of a file other than the checkpoint
@@ -160,6 +161,7 @@ class Replica:
     def share_of(self, settings: RunSettings) -> RunSettings:
         """Returns the settings of this rank, with its part of the batch and the files it writes."""
         config = settings.learner
+        self._has_callbacks = bool(settings.callbacks)
         batch_size = config.rollouts.batch_size // self.size
         learner = dataclasses.replace(
             config,
@@ -218,7 +220,22 @@ class Replica:
         """Returns a source that yields this rank's batches when all ranks have one, and that also
         updates.
         """
-        return RankedLearner(source, self.ranks.gather, self.rank, step)
+        meet = self._after_callbacks if self._has_callbacks else _at_once
+        return RankedLearner(source, self.ranks.gather, self.rank, step, meet)
+
+    def _after_callbacks(self, number: int, has_ended: Callable[[], bool]) -> None:
+        """Waits until rank 0 has called the callbacks that come before this batch. They may take
+        longer than SILENT_S, for example an evaluation.
+        """
+        name = f"callbacks before batch {number}"
+        if self.leads:
+            self.ranks.tell(name, DONE)
+        else:
+            self.ranks.told(name, lambda: time.sleep(_MOMENT_S) or has_ended())
+
+
+def _at_once(number: int, has_ended: Callable[[], bool]) -> None:
+    """Waits for nothing."""
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -288,12 +305,20 @@ class RankedLearner(JointLearner):
     supervisor.
     """
 
-    def __init__(self, source: Source, gather: Gather, rank: int, step: OptimiserStep[Any]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        gather: Gather,
+        rank: int,
+        step: OptimiserStep[Any],
+        meet: Callable[[int, Callable[[], bool]], None] = _at_once,
+    ) -> None:
         """gather: returns the messages of all ranks; raises RankGone. step: joins its gradients
-        with the other ranks.
+        with the other ranks. meet: called before the roll calls for each batch, with its number
+        and whether to give up; may wait for another rank.
         """
         super().__init__(step)
-        self._source, self._gather, self._rank = source, gather, rank
+        self._source, self._gather, self._rank, self._meet = source, gather, rank, meet
         self.num_bytes = source.num_bytes
         self._taking, self._number = BatchTaker(source.batches), 0  # number of the last batch
         self._ready_since: float | None = None  # since when this rank has its batch
@@ -363,6 +388,7 @@ class RankedLearner(JointLearner):
         self._taking.ask(self._number)
         own: Batch | None = None
         self._ready_since = None
+        self._meet(self._number, lambda: self._supervisor.ended)
         while self._supervisor.failure is None:  # else it leaves, and the others notice
             if own is None:
                 own = self._taking.wait(self._number, PATIENCE_S)
