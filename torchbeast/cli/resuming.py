@@ -138,8 +138,6 @@ def usable(
     left_out = {*of_one_command, *flags_type.decided_by_servers}
     if given(args, "--env_servers") or given(args, "--listen"):
         left_out.add("pipes_basename")
-    if recorded.keys() - {"xpid"}:  # the first runs did not know of it
-        recorded = {"normalise_returns": False, **recorded}
     values = {}
     for name, kind in kinds(flags_type):
         if name in recorded and name not in left_out:

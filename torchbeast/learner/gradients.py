@@ -9,6 +9,7 @@ started for the run. In a gradient worker on Ray it is the cluster of that worke
 from __future__ import annotations
 
 import dataclasses
+import functools
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -47,7 +48,8 @@ def make_worker(
 ) -> Made:
     """Makes the parts of a gradient worker, in its process.
 
-    config: of the run's learner. seed: of the environments and actions of all workers.
+    config: of the run's learner, with the network that it has made. seed: of the environments and
+    actions of all workers.
     """
     gradients = scheme.gradients
     assert gradients is not None  # else there are no such workers
@@ -57,7 +59,8 @@ def make_worker(
     own, ending = seed_of(seed, "gradient worker", index), ExitStack()
     torch.manual_seed(seed_of(own, "actions"))
     own_config = dataclasses.replace(config, hardware=hardware)
-    made = assemble(own_config, making_agent(scheme), making_weights(scheme), ranks=ranks)
+    agent = functools.partial(making_agent(scheme), config.actor)
+    made = assemble(own_config, lambda _: agent(), making_weights(scheme), ranks=ranks)
     keep_freed_memory(made.compute.device.type)
     learner = made.learner(config.rollouts, own, spare_columns=0, batches_at_once=1)
     return Made(

@@ -14,6 +14,7 @@ Learner is made with the same log_dir, and which the programs can plot, evaluate
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -288,14 +289,15 @@ class Learner(RunningLearner):
         run = LearnerRun(settings, described, self._session, resumed)
         run.assemble(making_agent(scheme), making_weights(scheme))
         if scheme.gradients is None:
-            config = settings.learner
+            config = run.settings.learner
             source = functools.partial(make_source, scheme, config=config, ending=ending)
             self._source = ending.enter_context(run.source(source))
         else:
             from torchbeast.gradients.workers import gradient_workers
             from torchbeast.learner.gradients import gradient_fleet, make_worker
 
-            make = functools.partial(make_worker, scheme, settings.learner, run.environment_seed)
+            config = dataclasses.replace(run.settings.learner, actor=run.made.agent.spec)
+            make = functools.partial(make_worker, scheme, config, run.environment_seed)
             fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
             step = run.made.optimiser_step
             joint = gradient_workers(make, scheme.gradients, step, fleet)

@@ -7,7 +7,7 @@ All programs, bench and benchmarks/ use it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchbeast.collect.contract import LearnerInfo, Publisher
 from torchbeast.core.actors.contract import Actor, specs_of_extras
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm, checked
-from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
@@ -161,16 +161,28 @@ class LearnerConfig:
         return self.rollouts
 
     def in_environment(self, name: str) -> LearnerConfig:
-        """Returns the settings with the environment's treatment of rewards in place of "auto"."""
+        """Returns the settings with the environment's reward clipping in place of "auto"."""
         algorithm = self.algorithm
         clipping = resolved(getattr(algorithm, "reward_clipping", "auto"), name)
         if hasattr(algorithm, "reward_clipping"):
             algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
-        if getattr(algorithm, "normalise_returns", False) is None:
-            is_usual = clipping == "none" and algorithm.reward_scale == 1.0
-            algorithm = dataclasses.replace(algorithm, normalise_returns=is_usual)
         actor = dataclasses.replace(self.actor, reward_input=clipping)
         return dataclasses.replace(self, actor=actor, algorithm=algorithm)
+
+    def after(self, recorded: Mapping[str, Any]) -> LearnerConfig:
+        """Returns the settings with a decision where normalise_returns has none: that of the
+        earlier run, because its checkpoint has the statistics of returns or lacks them.
+
+        recorded: the earlier run's settings, by the names of flags; {} without one.
+        """
+        algorithm = self.algorithm
+        if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
+            return self
+        found = recorded.get("normalise_returns")
+        if found is None:
+            found = algorithm.reward_clipping == "none" and algorithm.reward_scale == 1.0
+        algorithm = dataclasses.replace(algorithm, normalise_returns=found)
+        return dataclasses.replace(self, algorithm=algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)

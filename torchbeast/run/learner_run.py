@@ -21,7 +21,7 @@ from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import IMPALAConfig
+from torchbeast.core.algos.config import IMPALAConfig, recorded
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.vec_env import VecEnv
@@ -133,7 +133,6 @@ class LearnerRun:
         resumed: the checkpoint to resume, by default the newest one in the run's folder. replica:
         this process among several learners, which divide the batch; None: it is the only learner.
         """
-        self.settings = settings if replica is None else replica.share_of(settings)
         self._replica = replica
         self._saved_replay: RolloutStore | None = None
         self.rollouts_at_once = settings.learner.online_rollouts.batch_size  # of all learners
@@ -150,8 +149,12 @@ class LearnerRun:
             self.earlier = EarlierRun(
                 checkpoints.FoundCheckpoint(checkpoints.load(resumed), resumed)
             )
-        seed = self.earlier.seed(settings.run.seed)
-        self._recorded = {**settings.recorded, **described.recorded(), "seed": seed}
+        learner = settings.learner.after(self.earlier.recorded or {})
+        settings = replace(settings, learner=learner)
+        self.settings = settings if replica is None else replica.share_of(settings)
+        decided = {**recorded(learner.algorithm), **described.recorded()}
+        decided["seed"] = seed = self.earlier.seed(settings.run.seed)
+        self._recorded = {**settings.recorded, **decided}
         self._changed = changes(self.earlier.recorded or {}, self._recorded)
         torch.manual_seed(seed)
 

@@ -91,7 +91,7 @@ def test_the_batch_of_ppo_has_a_rollout_of_every_environment(
 def test_returns_are_normalised_unless_rewards_are_clipped_or_scaled(
     algo: str, words: tuple[str, ...], env: str, expected: bool
 ) -> None:
-    config = parsed("--algo", algo, *words).learner_config(env)
+    config = parsed("--algo", algo, *words).learner_config(env).after({})
     assert config.algorithm.normalise_returns is expected
 
 
