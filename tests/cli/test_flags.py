@@ -350,8 +350,11 @@ FIXED_LAG_WRONG = [
     (["--max_lag", "0"], "--fixed_lag 1 is above --max_lag 0, so hardly any"),
     (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),
     (["--num_envs", "5", "--num_workers", "2"], "with --fixed_lag, --num_envs 5 must be a m"),
-    (["--batch_size", "3"], "--batch_size 3 a multiple of the environments of a process."),
-    (["--num_learner_threads", "2"], "--fixed_lag needs a single learner thread"),
+    (
+        ["--batch_size", "3"],
+        "--batch_size 3 a multiple of the environments of a process: give such numbers, or --fixed",
+    ),
+    (["--num_learner_threads", "2"], "--num_learner_threads 2, or give --fixed_lag None."),
 ]
 
 

@@ -28,6 +28,7 @@ from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
 from torchbeast.fleets import child_process
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.run import running
 from torchbeast.schemes import Scheme
 
 TWO_PROCESSES = {"col_remote_workers": 2}
@@ -107,6 +108,19 @@ def test_an_evaluation_plays_whole_episodes_and_leaves_training_as_it_was(tmp_pa
         assert learner.evaluate(5, seed=3).returns == played.returns
         assert_same(before, weights_of(learner))
         assert torch.equal(random, torch.get_rng_state())
+
+
+def test_an_evaluation_computes_as_workers_on_the_cpu_do_whatever_the_learner_computes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[torch.dtype] = []
+    monkeypatch.setattr(
+        running, "play", lambda env, agent, *_, **__: found.append(agent.model.compute_dtype)
+    )
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
+        learner.actor.compute_dtype = torch.bfloat16  # as on a GPU
+        learner.evaluate(1)
+    assert found == [torch.float32]
 
 
 # --- saved, restored, resumed

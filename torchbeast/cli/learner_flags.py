@@ -230,7 +230,8 @@ class MonoBeastFlags(LearnerFlags):
         threads = self.hardware.num_learner_threads
         require(
             not self.is_reproducible or threads in (None, 1),
-            f"--fixed_lag needs a single learner thread: remove --num_learner_threads {threads}",
+            f"--fixed_lag needs a single learner thread: remove --num_learner_threads {threads}, "
+            "or give --fixed_lag None",
         )
 
     def _check_fixed_lag(self) -> None:

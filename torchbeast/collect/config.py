@@ -339,5 +339,5 @@ class ProcessesConfig(BufferedActorsConfig):
             not rest and batch_size % each == 0,
             f"with fixed_lag, num_envs {self.environments()} must be a multiple of "
             f"num_workers {self.processes()}, and batch_size {batch_size} a multiple of the "
-            "environments of a process",
+            "environments of a process: give such numbers, or fixed_lag None to collect freely",
         )

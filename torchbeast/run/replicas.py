@@ -227,11 +227,16 @@ class Replica:
         """Waits until rank 0 has called the callbacks that come before this batch. They may take
         longer than SILENT_S, for example an evaluation.
         """
+
+        def pause() -> bool:
+            time.sleep(_MOMENT_S)
+            return has_ended()
+
         name = f"callbacks before batch {number}"
         if self.leads:
             self.ranks.tell(name, DONE)
         else:
-            self.ranks.told(name, lambda: time.sleep(_MOMENT_S) or has_ended())
+            self.ranks.told(name, pause)
 
 
 def _at_once(number: int, has_ended: Callable[[], bool]) -> None:

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least
 from torchbeast.core.envs.vec_env import VecEnv
@@ -205,6 +207,7 @@ class RunningLearner:
         at_least(1, num_episodes=num_episodes)
         seed = secrets.randbits(31) if seed is None else seed
         model = copy.deepcopy(self.actor).to("cpu").eval()
+        model.set_precision(self._run.made.compute.precision, torch.device("cpu"))
         with self._own, self._test_envs(num_episodes) as env:
             agent = self._run.made.agent._replace(model=model)
             return play(env, agent, num_episodes, seed, greedy=not sampled)
