@@ -129,7 +129,7 @@ def programs() -> dict[str, type]:
     sources = (ROOT / "torchbeast").glob("*.py")
     names = [path.stem for path in sources if '__name__ == "__main__"' in path.read_text("utf-8")]
     found: dict[str, type] = {"bench": BenchFlags}  # which its program imports late
-    for name in {*names, "sweep"} - {"__main__", *found}:
+    for name in {*names, "sweep"} - {*found, "__main__"}:  # which only calls the others
         module = importlib.import_module(f"torchbeast.{name}{'.__main__' * (name == 'sweep')}")
         flags = name.replace("_", "") + "flags"  # of polybeast_env PolyBeastEnvFlags
         (found[name],) = (kind for each, kind in vars(module).items() if each.lower() == flags)
@@ -180,7 +180,7 @@ def command_line() -> str:
 
 
 _INTRODUCTION = """Each program is a module, and `--help` prints its flags with their defaults.
-You can write a flag with underscores or with dashes (`--num_envs`, `--num-actors`). A flag whose
+You can write a flag with underscores or with dashes (`--num_envs`, `--num-envs`). A flag whose
 value is *switch* takes no value: `--NAME` turns it on, and `--no_NAME` turns it off, for example
 when you resume a run that had it on."""
 LINK_TO_SHARED = "(#flags-of-every-learner-program)"
