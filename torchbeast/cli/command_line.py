@@ -89,9 +89,11 @@ _ALIASES = {
     "use_resnet": "model=deep",
     "num_workers": "num_servers",
     "num_servers": "num_workers",
+    "env_id": "env",
     "n_envs": "num_envs",
     "num_steps": "unroll_length",
     "buffer_size": "replay_size",
+    "learning_starts": "learn_start",
     "total_timesteps": "total_steps",
     "lambda": "gae_lambda",
 }

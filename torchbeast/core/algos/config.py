@@ -31,14 +31,18 @@ OTHER_NAMES = {
     "value_loss_coef": "baseline_cost",
     "clip_range": "clip_param",
     "clip_coef": "clip_param",
+    "clip_vloss": "use_clipped_value_loss",
     "n_epochs": "num_epochs",
     "update_epochs": "num_epochs",
+    "num_minibatches": "num_mini_batch",
     "max_grad_norm": "grad_norm_clipping",
     "tau": "target_rate",
+    "end_e": "epsilon_end",
     "initial_alpha": "temperature",
     "optimizer": "optimiser",
     "normalize_returns": "normalise_returns",
     "normalize_advantages": "normalise_advantages",
+    "norm_adv": "normalise_advantages",
 }
 """Flags by the names that their hyperparameters have in other libraries."""
 
