@@ -74,6 +74,8 @@ def test_names_are_folders_and_differ_where_the_settings_do() -> None:
         (["batch_size=4"], ["--batch-size=8"], "batch_size is in --set and a flag too"),
         (["use_lstm=true"], ["--no_use_lstm"], "use_lstm is in --set and a flag too"),
         (["num_learner_threads=1"], ["--num_threads", "2"], "num_learner_threads is in --set"),
+        (["clip_range=0.1"], ["--algo=ppo", "--clip_param=0.2"], "clip_range is in --set and a"),
+        (["lr=0.1,0.2", "learning_rate=1"], [], "learning_rate is in --set and there as lr too"),
         (["xpid=a,b"], [], "names its agents by their settings"),
         (["seed=1"], ["--mode", "test"], "a sweep trains"),
         (["seed=1"], ["--suppress_logs"], "in one table"),
@@ -105,6 +107,7 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
         (["seed=1,2"], ["--algo", "dqn"], "shares rollouts among agents of laser"),
         (["replay_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
         (["env=Catch,Memory"], SHARED[:2], "have the same env, so --set cannot vary it"),
+        (["buffer_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
         (["seed=1"], [*SHARED, "--replay_service", "x"], "give --shared_replay instead"),
     ],
 )

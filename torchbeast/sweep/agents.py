@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,13 @@ def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
-    _check_keys(what.set, what.words, names(FLAGS[what.program]))
+    known = names(FLAGS[what.program])
+    keys = [flag_of(f"--{key}", known) for key in what.set]
+    for key, sentence in _OF_SWEEP.items():
+        if key in [*keys, *(flag_of(word, known) for word in what.words)]:
+            raise UsageError(sentence)
     for key in _OF_SHARED_REPLAY if what.shared_replay else ():
-        if key in what.set:
+        if key in keys:
             raise UsageError(
                 f"agents that share a replay have the same {key}, so --set cannot vary it: give "
                 f"--{key} once, or leave out --shared_replay"
@@ -124,18 +128,21 @@ def typed(settings: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _check_keys(values: Values, words: Sequence[str], known: Sequence[str]) -> None:
-    given = {flag for word in words if (flag := _flag_of(word, known))}
-    for key, sentence in _OF_SWEEP.items():
-        if key in given or key in values:
-            raise UsageError(sentence)
+def _check_keys(values: Iterable[str], words: Sequence[str], known: Sequence[str]) -> None:
+    """Raises UsageError if a flag has several values at once, perhaps by several of its names."""
+    given = {flag_of(word, known): "a flag" for word in words if word.startswith("--")}
     for key in values:
-        if _flag_of(f"--{key}", known) in given:
-            raise UsageError(f"{key} is in --set and a flag too: leave out one of them")
+        flag = flag_of(f"--{key}", known)
+        if flag in given:
+            raise UsageError(f"{key} is in --set and {given[flag]} too: leave out one of them")
+        given[flag] = f"there as {key}"
 
 
-def _flag_of(word: str, known: Sequence[str]) -> str:
-    """Returns the name of the flag in a word of a command line, or ""."""
+def flag_of(word: str, known: Sequence[str]) -> str:
+    """Returns the name of the flag in a word of a command line, or "" in another word.
+
+    known: the names of the program's flags.
+    """
     if not word.startswith("--"):
         return ""
     flag = by_its_name(word, known)
@@ -148,6 +155,7 @@ def _agent(what: Compared, settings: Mapping[str, str], folder: Path) -> AgentRu
     words = [*what.words, *typed(settings)]
     later = ["--replay_service=later"] if what.shared_replay else []  # the address comes later
     flags = parse(FLAGS[what.program], what.program, [*words, *later], names(SweepConfig))
+    _check_keys(settings, what.words, names(type(flags)))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return AgentRun(
         name=name,

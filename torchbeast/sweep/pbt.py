@@ -28,12 +28,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchbeast import plot
+from torchbeast.cli.command_line import names
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.log_files import csv_line, read_logs
 from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
 from torchbeast.seeds import seed_of
-from torchbeast.sweep.agents import AgentRun, typed
+from torchbeast.sweep.agents import FLAGS, AgentRun, flag_of, typed
 from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
 from torchbeast.sweep.table import Row, has_ended_well
 
@@ -42,8 +43,8 @@ _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change.
 _FIXED = (
-    *(SEED, "env", "env_kwargs", "algo", "model", "model_kwargs", "use_lstm", "total_steps"),
-    *("optimiser", "optimizer", "replay_size"),
+    *(SEED, "env", "env_kwargs", "algo", "model", "model_kwargs", "use_lstm", "shared_body"),
+    *("total_steps", "optimiser", "replay_size"),
 )
 
 
@@ -79,7 +80,8 @@ class Population:
                 f"pbt needs at least 4 agents, and --set gives {len(agents)}: give ranges, such as "
                 "learning_rate=0.0001:0.01, and --trials 8"
             )
-        if fixed := [key for key in values if key in _FIXED]:
+        known = names(FLAGS[agents[0].program])
+        if fixed := [key for key in values if flag_of(f"--{key}", known) in _FIXED]:
             raise UsageError(
                 f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "
                 f"give --{fixed[0]} once"
