@@ -34,6 +34,11 @@ def test_an_algorithm_without_v_trace_has_few_environments_unless_servers_decide
     assert learner.fleet.num_envs is None
 
 
+def test_a_batch_of_ppo_follows_the_number_of_environments_however_it_is_typed() -> None:
+    for typed in ("1e2", "100", "1_00"):
+        assert flatten(parsed("--algo", "ppo", "--num_envs", typed))["batch_size"] == 100
+
+
 def test_the_source_collects_one_rollout_at_a_time() -> None:
     config = parsed("--algo", "sac", "--unroll_length", "7").learner_config("Pendulum-v1")
     assert config.learns_from_transitions and config.spare_columns == 0

@@ -179,7 +179,7 @@ def test_metrics_are_in_the_group_where_people_look_for_them() -> None:
         **{"info_won": 5.0, "total_loss": 6.0, "learning_rate": 7.0, "approx_kl": math.nan},
         **{"time_learning": 8.0, "steps_per_second": 9.0, "mean_lag": 10.0, "live_workers": 2},
         **{"learner_queue_size": 11, "learnt_steps": 12, "mine": 13.0, "critics_grad_norm": 14.0},
-        **{"evaluation_mean_return": 15.0, "hard_mean_length": 16.0},
+        **{"evaluation_mean_return": 15.0, "hard_mean_length": 16.0, "rollout/my_steps": 17.0},
     }
     assert grouped(row) == {
         **{"rollout/mean_return": 1.0, "rollout/mean_length": 2.0, "rollout/episodes": 4},
@@ -187,7 +187,7 @@ def test_metrics_are_in_the_group_where_people_look_for_them() -> None:
         **{"time/learning": 8.0, "time/steps_per_second": 9.0, "time/mean_lag": 10.0},
         **{"time/live_workers": 2, "time/learner_queue_size": 11, "time/learnt_steps": 12},
         **{"train/mine": 13.0, "train/critics_grad_norm": 14.0},
-        **{"eval/mean_return": 15.0, "eval/hard_mean_length": 16.0},
+        **{"eval/mean_return": 15.0, "eval/hard_mean_length": 16.0, "rollout/my_steps": 17.0},
     }
 
 

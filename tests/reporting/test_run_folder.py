@@ -124,6 +124,7 @@ def test_latest_points_at_the_run_that_was_the_last_to_learn(tmp_path: Path) -> 
     for run in (runs[0], runs[2]):
         run.become_latest()
         assert run_path(tmp_path / "latest") == run.path
+        assert run_path(tmp_path / "latest" / "model.tar") == run.path / "model.tar"
     for run in runs:
         run.finish(successful=True)
 

@@ -291,8 +291,8 @@ def _with_followers(
         if isinstance(other, str) and found.get(name) == other:
             followed = resuming.given(words, f"--{other}") or str(found.get(other))
             del found[name]
-            if followed.isdecimal():
-                found[name] = int(followed)
+            with suppress(ValueError):  # None, or a mistake that is reported later
+                found[name] = _read_integer([followed])
     return found
 
 
@@ -471,6 +471,8 @@ def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFi
     def hint(label: str) -> str:
         if "Default: " in helptext():
             return "" if is_made or value == usual else f"(here: {label})"
+        if label == "True":
+            return "(default: on; this flag turns it off)"
         return "" if label in ("None", "", "''") else f"(default: {label})"
 
     kind: Any = typing.get_type_hints(owner, include_extras=True)[field.name]

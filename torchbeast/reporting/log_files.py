@@ -385,6 +385,7 @@ _ONLY_FILES = ("mean_episode_return", "mean_episode_length")  # of a batch, and 
 _GROUPS = (
     ("eval/", re.compile(r"(?:evaluation_(mean_(?:return|length))|(.+_mean_(?:return|length)))")),
     ("rollout/", re.compile(r"(mean_return|mean_length|episodes|info_.+)")),
+    ("", re.compile("(.+/.+)")),
     (
         "time/",
         re.compile(
@@ -403,7 +404,8 @@ def grouped(figures: Mapping[str, float]) -> dict[str, float]:
         rollout/  mean return and length of the last episodes, numbers from info
         eval/     evaluations
         time/     speed, lag, queues and counters
-        train/    losses, learning rates, and what callbacks and algorithms of your own add
+        train/    losses, learning rates, and what callbacks and algorithms of your own add, unless
+                  its name has a group
 
     Means over the episodes of one batch are only in logs.csv, because most batches of long episodes
     have none.

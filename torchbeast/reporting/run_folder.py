@@ -237,11 +237,14 @@ class RunFolder:
 
 
 def run_path(path: str | Path) -> Path:
-    """Returns the path of a run or a file with ~ expanded; for the link `latest`, the run's folder.
+    """Returns the path of a run or a file with ~ expanded; for the link `latest`, the run's folder,
+    and for latest/FILE its file.
 
     Raises OSError if the home directory is unknown.
     """
     found = expanded(path)
+    if found.parent.name == "latest":
+        return run_path(found.parent) / found.name
     return found.resolve().parent if found.name == "latest" and found.is_file() else found
 
 
