@@ -54,7 +54,7 @@ def run(flags: MonoBeastFlags) -> int:
 
 
 def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
-    """Trains until the run ends; `ending` then ends the actor processes."""
+    """Trains until the run ends; `ending` then ends the worker processes."""
     spec = flags.environment.spec
     with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack

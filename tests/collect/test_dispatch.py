@@ -91,7 +91,7 @@ class OneThread(Supervisor):
     """Runs in this thread what deals with lost workers; dispatcher and collector are the test."""
 
     def start_thread(self, name: str, body: Callable[[], None]) -> Any:
-        if name.startswith("actor"):
+        if name.startswith("worker"):
             body()
 
 
@@ -244,7 +244,7 @@ def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
     run.run()
     worker.die(WorkerLost("the process was killed"))
     run.run()
-    assert [worker.name for worker in run.fleet.workers] == ["actor 0", "actor 1", "actor 0.1"]
+    assert [worker.name for worker in run.fleet.workers] == ["worker 0", "worker 1", "worker 0.1"]
     assert [worker.is_killed for worker in run.fleet.workers] == [True, False, False], (
         "it may be out of reach only, and would keep its cores"
     )
@@ -307,7 +307,7 @@ def test_what_an_environment_raises_and_what_the_fleet_cannot_do_fails_the_run(
     run.start(0).answer("play", error)
     run.run()
     failure = run.supervisor.failure
-    assert failure is not None and failure.origin == "actor 0"
+    assert failure is not None and failure.origin == "worker 0"
     assert str(failure.error) in ("KeyError: the joystick", "store full")
 
 
@@ -333,11 +333,11 @@ def test_a_worker_that_hangs_is_named_and_then_given_up(monkeypatch: pytest.Monk
     assert run.source.hanging() == ""
     clock.time += 56.0
     assert run.source.hanging() == (
-        "actor 0 has been in one step of its environments for 65 s; "
-        "Ray has not scheduled actor 1 yet (60 s)"
+        "worker 0 has been in one step of its environments for 65 s; "
+        "Ray has not scheduled worker 1 yet (60 s)"
     )
     run.fleet.workers[1].is_scheduled = True
-    assert "; actor 1 has been starting for 60 s" in run.source.hanging()
+    assert "; worker 1 has been starting for 60 s" in run.source.hanging()
     assert worker.waiting("activity") == [()], "it is not asked again and again"
     clock.time += 535.0
     run.source._poll()
@@ -411,7 +411,7 @@ def test_a_worker_that_never_says_that_it_plays_is_given_up(
     worker = run.start(0)
     run.source._places._any_works = True
     clock.time += 599.0
-    assert run.source.hanging().startswith("actor 0 has been without an answer for 599 s")
+    assert run.source.hanging().startswith("worker 0 has been without an answer for 599 s")
     assert run.source.status()["waiting_workers"] == 0
     run.source._poll()
     assert not worker.is_killed
@@ -433,7 +433,7 @@ def test_a_worker_that_waits_for_room_for_a_rollout_never_hangs(
     clock.time += 3600.0
     run.source._poll()
     assert not worker.is_killed and run.source.status()["waiting_workers"] == 1
-    assert "actor 0" not in run.source.hanging()
+    assert "worker 0" not in run.source.hanging()
 
 
 def test_a_successor_that_cannot_start_is_followed_by_another(run: ByHand) -> None:
@@ -448,7 +448,7 @@ def test_a_successor_that_cannot_start_is_followed_by_another(run: ByHand) -> No
     run.fleet.workers[-1].answer("start", Failed("UsageError: the file is away", usage=True))
     run.run()
     assert run.supervisor.failure is None and pauses == [10.0]
-    assert [worker.name for worker in run.fleet.workers[2:]] == ["actor 0.1", "actor 0.2"]
+    assert [worker.name for worker in run.fleet.workers[2:]] == ["worker 0.1", "worker 0.2"]
 
 
 # --- a fixed lag

@@ -157,7 +157,7 @@ class Line:
         return {"environment": 1.0}
 
     def hanging(self) -> str:
-        return "actor 5 hangs"
+        return "worker 5 hangs"
 
     def away(self) -> list[Any]:
         return []
@@ -562,7 +562,7 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
         read = 32 - 4  # prepared batches, less those that were new alone
         assert status["samples_per_insert"] == pytest.approx(read * 2 / (29 * B), abs=1e-4)
         assert run.source.seconds() == {"environment": 1.0}
-        assert run.source.hanging() == "actor 5 hangs" and run.source.away() == []
+        assert run.source.hanging() == "worker 5 hangs" and run.source.away() == []
         assert run.source.yields is Rollout
 
 

@@ -171,7 +171,7 @@ def test_an_actor_that_dies_before_any_rollout_fails_the_run() -> None:
     assert running.source.status()["replaced_workers"] == 0
     failure = running.supervisor.failure
     assert failure is not None and isinstance(failure.error, ProcessDied)
-    assert failure.origin == "actor 0"
+    assert failure.origin == "worker 0"
     assert "exited with code 3" in str(failure) and "out of memory in the emulator" in str(failure)
 
 

@@ -190,7 +190,7 @@ def play(worker: RolloutWorker, rollout: int = 0) -> Any:
 
 
 def test_an_end_in_the_middle_of_a_rollout_ends_it_and_all_later_ones(threads: None) -> None:
-    worker = RolloutWorker("actor 0")
+    worker = RolloutWorker("worker 0")
     start(worker, f"{__name__}:Held")
     playing = Background(play, worker)
     assert Held.began.wait(30)
@@ -204,7 +204,7 @@ def test_an_end_in_the_middle_of_a_rollout_ends_it_and_all_later_ones(threads: N
 
 
 def test_what_an_environment_raises_is_a_result(threads: None) -> None:
-    worker = RolloutWorker("actor 0")
+    worker = RolloutWorker("worker 0")
     assert not isinstance(start(worker, "source_envs:Raises"), Failed)
     failed = play(worker)
     assert isinstance(failed, Failed) and "the joystick is gone" in failed.error
@@ -212,12 +212,12 @@ def test_what_an_environment_raises_is_a_result(threads: None) -> None:
 
 
 def test_environments_are_closed_if_their_first_reset_fails(threads: None) -> None:
-    assert isinstance(start(RolloutWorker("actor 0"), f"{__name__}:Unready"), Failed)
+    assert isinstance(start(RolloutWorker("worker 0"), f"{__name__}:Unready"), Failed)
     assert Unready.closed.is_set()
 
 
 def test_one_that_cannot_be_made_is_a_mistake_of_the_user(threads: None) -> None:
-    failed = start(RolloutWorker("actor 0"), "source_envs:NoSuchClass")
+    failed = start(RolloutWorker("worker 0"), "source_envs:NoSuchClass")
     assert isinstance(failed, Failed) and failed.usage and "NoSuchClass" in failed.error
 
 
@@ -232,7 +232,7 @@ def test_a_worker_that_reaches_the_learners_weights_acts_with_them(threads: None
     """And with what it is sent where it does not."""
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
     ring = SharedWeights(agent.model, version=7)
-    worker = RolloutWorker("actor 0")
+    worker = RolloutWorker("worker 0")
     for node, reads, version in [("", True, 9), ("another node", False, 5)]:
         started = worker.start(near(ring, node), (5, packed(agent.model)))
         assert isinstance(started, Started) and started.reads_weights == reads
@@ -245,7 +245,7 @@ def test_a_worker_that_reaches_the_learners_weights_acts_with_them(threads: None
 
 def test_weights_that_are_sent_with_a_rollout_act_in_it(threads: None) -> None:
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
-    worker, sent = RolloutWorker("actor 0"), packed(agent.model)
+    worker, sent = RolloutWorker("worker 0"), packed(agent.model)
     worker.start({**arguments("source_envs:Numbered"), "unroll_length": 3}, (5, sent))
     played = worker.play(0, 0, 6, (6, sent))
     assert isinstance(played, PlayedRollout) and (played.arrays["policy_version"][1:] == 6).all()
@@ -256,7 +256,7 @@ def test_weights_that_are_sent_with_a_rollout_act_in_it(threads: None) -> None:
 def test_weights_that_are_not_needed_are_not_even_fetched(threads: None) -> None:
     """They are in the object store, which would keep a version for every worker."""
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
-    worker = RolloutWorker("actor 0")
+    worker = RolloutWorker("worker 0")
     ring = SharedWeights(agent.model, version=7)
     worker.start(near(ring), (7, "a reference"))
     assert worker._sent.version == 0
@@ -266,7 +266,7 @@ def test_weights_that_are_not_needed_are_not_even_fetched(threads: None) -> None
 def test_a_rollout_is_written_into_a_slot_that_is_shared(threads: None) -> None:
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
     ours = SharedRollouts(RolloutSpec(agent, (), 3), num_envs=2, num_slots=2)
-    worker = RolloutWorker("actor 0")
+    worker = RolloutWorker("worker 0")
     ring = SharedWeights(agent.model, version=7)
     worker.start({**near(ring), "slots": ours.descriptor}, None)
     for slot in (1, 0):
@@ -277,7 +277,7 @@ def test_a_rollout_is_written_into_a_slot_that_is_shared(threads: None) -> None:
 
 
 def test_a_worker_may_be_started_again(threads: None) -> None:
-    worker = RolloutWorker("actor 0")
+    worker = RolloutWorker("worker 0")
     start(worker, "source_envs:Raises")
     worker.end()
     worker.close()

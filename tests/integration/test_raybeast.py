@@ -96,7 +96,7 @@ def test_a_killed_actor_is_replaced_and_the_run_leaves_nothing(
     run.wait_for(LEARNING)
     actors(workshop)[-1].kill()
     # Which process and where is known once it plays; it may still be starting while the other does.
-    run.wait_for(r"actor \d: .* died.*\. Starting a replacement")
+    run.wait_for(r"worker \d: .* died.*\. Starting a replacement")
     run.wait_for(LEARNING)
     run.send(signal.SIGINT)
     assert run.end() == 0, run.said
@@ -165,7 +165,7 @@ def test_ctrl_c_saves_and_leaves_the_users_cluster_as_it_was(
         (["--num_workers", "3"], "Catch", 2, ["3 Ray actors", "1 node with 2 CPUs"]),
         (["--learner_gpus", "1"], "Catch", 2, ["--learner_gpus 1 are more", "0 GPUs"]),
         (["--unroll_length", "90000"], "Catch", 2, ["rollouts of", "Ray's object store", "holds"]),
-        ([], "environments:Raises", 1, ["actor ", "KeyError: 'the joystick is gone'"]),
+        ([], "environments:Raises", 1, ["worker ", "KeyError: 'the joystick is gone'"]),
     ],
     ids=["cpus", "gpus", "store", "raises"],
 )

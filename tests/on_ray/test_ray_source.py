@@ -122,7 +122,7 @@ class TestRaySource(SourceCompliance):
             wait_for(lambda: running.supervisor.ended, LATE)
         failure = running.supervisor.failure
         assert failure is not None and isinstance(failure.error, WorkerLost)
-        assert failure.origin == "actor 0" and running.source.status()["replaced_workers"] == 0
+        assert failure.origin == "worker 0" and running.source.status()["replaced_workers"] == 0
         assert "died; it last said:" in str(failure)
         assert "out of memory in the emulator" in str(failure), failure
 

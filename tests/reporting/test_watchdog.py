@@ -95,7 +95,7 @@ def test_streams_lost_since_the_last_update_are_reported(
 
 
 def test_hanging_workers_are_named_in_a_stall_unless_the_learner_causes_it() -> None:
-    hangs = "actor 1 has been in one step of its environments for 75 s"
+    hangs = "worker 1 has been in one step of its environments for 75 s"
     for size, named in ((0, True), (8, False)):
         watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
         watchdog.check(0, MONO, 0.0)
@@ -112,7 +112,7 @@ def test_lost_streams_are_named_instead_of_queues() -> None:
 
 
 def test_hanging_workers_are_reported_once_a_minute_during_updates() -> None:
-    watchdog, hangs = Watchdog(now=0.0, batch_size=BATCH_SIZE), "actor 1 hangs"
+    watchdog, hangs = Watchdog(now=0.0, batch_size=BATCH_SIZE), "worker 1 hangs"
     said = [watchdog.check(now, MONO, float(now), hangs * (now > 30)) for now in range(150)]
     assert [now for now, sentence in enumerate(said) if sentence] == [80, 140]
     assert set(said) == {None, hangs}

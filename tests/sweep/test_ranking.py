@@ -113,7 +113,7 @@ ERROR = "ValueError: no"
     [
         (KILLED, KILLED),
         (f"{KILLED}; it last said:\n  all is well", KILLED),
-        (f"actor 0: {KILLED}; it last said:\n  all is well", f"actor 0: {KILLED}"),
+        (f"worker 0: {KILLED}; it last said:\n  all is well", f"worker 0: {KILLED}"),
         (f"process 7 exited with code 1; it last said:\n  Traceback\n  {ERROR}", ERROR),
         (f"Traceback:\n  line\n{ERROR}\nMore is in out.log", ERROR),
         ("", ""),

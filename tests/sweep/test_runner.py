@@ -71,14 +71,14 @@ def test_so_many_agents_run_at_a_time_and_the_next_when_one_has_ended(tmp_path: 
 
 def test_an_agent_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, 3)
-    failed = {"ended": True, "why": "actor 0: ValueError: no\nMore is in /x/out.log"}
+    failed = {"ended": True, "why": "worker 0: ValueError: no\nMore is in /x/out.log"}
     run(
         rows,
         1,
         [lambda: end(0, failed), lambda: None, lambda: end(1), lambda: None, lambda: end(2, DONE)],
     )
     assert states(rows) == ["failed", "failed", "stopped"]
-    assert rows[0].reason == "actor 0: ValueError: no"
+    assert rows[0].reason == "worker 0: ValueError: no"
     assert rows[1].reason == "process 1 was killed by SIGKILL"
 
 

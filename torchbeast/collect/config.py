@@ -36,8 +36,8 @@ class ActorsConfig:
 
     num_envs: int | None = None
     """Total number of environments. More make larger inference batches, but each takes memory.
-    Default: 16 per process, that is per core; with more than four processes 8, 4, 2 or 1 each, so
-    that there are at most 64 in total, but at least one per process. A resumed run keeps its
+    Default: 16 per worker, that is per core; with more than four workers 8, 4, 2 or 1 each, so
+    that there are at most 64 in total, but at least one per worker. A resumed run keeps its
     number."""
 
     of_processes: ClassVar[str] = ""
@@ -298,7 +298,7 @@ class ProcessesConfig(BufferedActorsConfig):
     """Worker processes, which step the environments and run the policy."""
 
     num_workers: int | None = None
-    """Actor processes, each with a copy of the network. Default: one per core, at most one per
+    """Worker processes, each with a copy of the network. Default: one per core, at most one per
     environment. With --fixed_lag: 2, or 1 if --num_envs is odd, on every machine."""
     fixed_lag: int | None = None
     """Policy lag for a reproducible run: train on rollouts in a fixed order, collected with weights
@@ -321,7 +321,7 @@ class ProcessesConfig(BufferedActorsConfig):
         return super().usual_environments(processes)
 
     def processes(self) -> int:
-        """Returns the number of actor processes."""
+        """Returns the number of worker processes."""
         if self.num_workers is not None:
             return self.num_workers
         if self.fixed_lag is not None:

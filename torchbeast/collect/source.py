@@ -508,7 +508,7 @@ class _Actor:
         self.index = index
         self.num_envs, self.first_env = num_envs, first_env
         self.slots, self._source = slots, source
-        self.name = f"actor {index}"
+        self.name = f"worker {index}"
         self.deaths = Deaths()
         self.incarnation = 0
         self.free = collections.deque(range(source.num_slots))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces workers that die: actor processes, environment servers and Ray actors alike.
+"""Replaces workers that die: worker processes, environment servers and Ray actors alike.
 
 start --> works --> dies --> pause --> a replacement starts in its place
                      |

@@ -282,7 +282,7 @@ class Scheme:
 
     @property
     def processes(self) -> ProcessesConfig:
-        """The actor processes."""
+        """The worker processes."""
         return ProcessesConfig(
             num_envs=self.num_envs,
             num_workers=max(1, self.col_remote_workers),
