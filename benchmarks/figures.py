@@ -56,7 +56,7 @@ def write_json(path: Path | None, arguments: argparse.Namespace, **figures: obje
 def check_json(path: Path) -> None:
     """Raises UsageError when the file cannot be written; called before measuring."""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"--json {path} cannot be written: give a file in a folder that exists")
+        raise UsageError(f"--json {path} cannot be written: use a file in a folder that exists")
 
 
 def write_record(path: Path, settings: Mapping[str, object], **figures: object) -> None:

@@ -104,7 +104,7 @@ def train(run: Run, runs: Path) -> None:
     place = ["--savedir", str(runs), "--xpid", run.name, "--seed", str(run.seed)]
     command = [sys.executable, "-m", "torchbeast.monobeast", *flags, *VARIANTS[run.variant], *place]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    said = [line for line in done.stdout.splitlines() if line.startswith("Learnt")]
+    said = [line for line in done.stdout.splitlines() if line.startswith("Trained for")]
     print(run.name, *said, flush=True)
 
 

@@ -83,7 +83,7 @@ def test_sets_with_the_same_name_are_told_apart(
         "a/mine": [1.0, 2.0],
         "b/mine": [3.0, 4.0],
     }
-    with pytest.raises(UsageError, match="both sets are .*mine: give two different ones"):
+    with pytest.raises(UsageError, match="both sets are .*mine: use two different sets"):
         compare.run(compare.CompareFlags(runs=(one, f"{one}/")))
 
 
@@ -163,7 +163,7 @@ def test_sets_without_a_common_environment_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sets", "message"),
-    [((), "expected one or two sets of runs, got 0"), (("nowhere",), "no run is in nowhere")],
+    [((), "expected one or two sets of runs, got 0"), (("nowhere",), "no run found in nowhere")],
 )
 def test_no_runs_are_refused(sets: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -204,7 +204,7 @@ def test_a_suite_of_a_file_is_read(tmp_path: Path) -> None:
 def test_what_a_suite_does_not_have_is_named() -> None:
     with pytest.raises(UsageError, match=r"no suite 'mintar'.*did you mean minatar"):
         suite("mintar")
-    with pytest.raises(UsageError, match=r"lacks settings for sac and has some for impala, ppo"):
+    with pytest.raises(UsageError, match=r"has no settings for sac, only for impala, ppo"):
         suite("minatar").words("sac", None)
 
 

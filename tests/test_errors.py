@@ -86,15 +86,15 @@ def test_ctrl_c_during_the_imports_of_a_program_is_no_traceback(
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "make room there, or give another --savedir"),
-        (errno.EDQUOT, "make room there, or give another --savedir"),
-        (errno.ENOENT, "give another --savedir"),
+        (errno.ENOSPC, "free some space there, or use another --savedir"),
+        (errno.EDQUOT, "free some space there, or use another --savedir"),
+        (errno.ENOENT, "use another --savedir"),
     ],
 )
 def test_only_for_a_full_disk_the_remedy_is_room(number: int, remedy: str) -> None:
     said = f"/runs cannot be used ({os.strerror(number)}): {remedy}"
     with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
-        with refusing_paths("give another --savedir", "/runs"):
+        with refusing_paths("use another --savedir", "/runs"):
             raise OSError(number, os.strerror(number))
 
 

@@ -112,8 +112,8 @@ def test_a_certificate_serves_its_own_side_only(tmp_path: Path, side: str) -> No
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        ([], "give --hosts"),
-        (["--hosts", " , "], "give --hosts"),
+        ([], "--hosts is required"),
+        (["--hosts", " , "], "--hosts is required"),
         (["--hosts", "a:50051"], "'a:50051', which is not the name or address .* without ports"),
         (["--hosts", "a b"], "'a b', which is not the name"),
         (["--hosts", "a..-"], "which is not the name"),
@@ -138,7 +138,10 @@ def test_an_authority_that_has_expired_signs_nothing_more(
     (tmp_path / "ca.pem").write_bytes(expired.certificate_pem())
     (tmp_path / "ca-key.pem").write_bytes(expired.key_pem())
     assert main(["--hosts", "a", "--folder", str(tmp_path)]) == 2
-    assert "ca.pem has expired, and with it all that it has signed: give" in capsys.readouterr().err
+    assert (
+        "ca.pem has expired, and so have all certificates that it signed: use"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "server.pem").exists()
 
 
@@ -147,7 +150,7 @@ def test_a_broken_authority_is_not_replaced(
 ) -> None:
     (tmp_path / "ca.pem").write_text("broken")
     assert main(["--hosts", "a", "--folder", str(tmp_path)]) == 2
-    assert "cannot be used as an authority again" in capsys.readouterr().err
+    assert "cannot be reused as an authority" in capsys.readouterr().err
     assert (tmp_path / "ca.pem").read_text() == "broken"
 
 

@@ -278,7 +278,7 @@ def test_other_files_of_a_sweeps_folder_are_not_taken_for_runs_without_episodes(
     other.write_text("rank,agent,step\n1,seed=1,5120\n")
     (group,) = plot.group_runs([run, other])
     assert [*group.curves] == [run]
-    expected = f"{other} is neither the folder of a run nor a kept curve: skipping it.\n"
+    expected = f"{other} is neither the folder of a run nor a saved curve: skipping it.\n"
     assert capsys.readouterr().err == expected
 
 

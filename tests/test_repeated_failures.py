@@ -37,7 +37,7 @@ def test_the_first_report_is_whole_and_later_ones_are_a_line() -> None:
     for times in (2, 3):
         assert failures.shortened(report(times, partial(broken, 1.5))) == (
             f"stream {times} gets new environments: environment server at a:1: ValueError: the "
-            f"joystick is at 1.5 (an earlier report has its traceback)"
+            f"joystick is at 1.5 (an earlier report has the traceback)"
         )
 
 
@@ -62,7 +62,7 @@ def test_what_is_remembered_is_bounded() -> None:
         assert failures.shortened(text) == text
     assert failures.shortened(text) == text
     first = text.replace('"999.py"', '"0.py"')
-    assert failures.shortened(first) == ("a:1: Error: x (an earlier report has its traceback)")
+    assert failures.shortened(first) == ("a:1: Error: x (an earlier report has the traceback)")
 
 
 def test_a_report_in_one_line_is_what_was_raised_or_all_of_it() -> None:

@@ -21,9 +21,9 @@ PROGRAMS = {
     "suite": "Train an algorithm on every task of a suite.",
     "compare": "Compare the scores of two settings.",
     "export": "Export an agent to a file that runs without TorchBeast.",
-    "status": "Show what environment servers are doing.",
+    "status": "Show the load of environment servers.",
     "bench": "Measure how fast TorchBeast runs on this machine.",
-    "keys": "Make certificates and a token for several machines.",
+    "keys": "Create certificates and a token for several machines.",
     "monobeast": "Train on this machine, without a compiler.",
     "polybeast": "Train with environment servers on this machine.",
     "polybeast_learner": "Train with environment servers that are already running.",
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help", "help"):
         print("usage: torchbeast PROGRAM [FLAGS]\n")
         print("\n".join(f"  {program:18} {text}" for program, text in PROGRAMS.items()))
-        print("\ntorchbeast PROGRAM --help lists the flags of a program.")
+        print("\nRun torchbeast PROGRAM --help for the flags of a program.")
         return EXIT_DONE
     program = name.lower().replace("-", "_")
     if program not in PROGRAMS:

@@ -29,7 +29,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if not (_FOLDER / "bench").is_dir():
         raise UsageError(
             "the benchmarks are not part of the installed package: run this in a clone of the "
-            "repository, which has them in its folder benchmarks"
+            "repository"
         )
     sys.path.insert(0, str(_FOLDER))
     from bench.flags import BenchFlags

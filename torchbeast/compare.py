@@ -40,7 +40,7 @@ _SAME_LENGTH = 1.05  # of the shortest run
 _WIDE = 160
 _OF_TASKS = ("env", "env_kwargs", "preset", "folder")  # settings in which tasks may differ
 _RESAMPLES = 500  # for each point of a line
-NOTE = "Lines: interquartile mean of n runs. Bands: its 95 % interval."
+NOTE = "Lines: interquartile mean of n runs. Bands: 95 % intervals."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def run(flags: CompareFlags) -> int:
     """Prints the comparison and writes the files; raises UsageError."""
     if len(flags.runs) not in (1, 2):
         raise UsageError(f"expected one or two sets of runs, got {len(flags.runs)}")
-    with refusing_paths("give folders that can be read"):
+    with refusing_paths("use folders that can be read"):
         sets = [read(*each) for each in zip(flags.runs, _names(flags.runs), strict=True)]
     tasks = [task for task in sets[0].tasks if all(task in each.tasks for each in sets)]
     if not tasks:
@@ -123,7 +123,7 @@ def _names(patterns: Sequence[str]) -> list[str]:
         names = plot.distinct([expanded(each.rstrip(ending) or each) for each in patterns])
         if len(set(names)) == len(names):
             return names
-    raise UsageError(f"both sets are {patterns[0]}: give two different ones")
+    raise UsageError(f"both sets are {patterns[0]}: use two different sets")
 
 
 def read(pattern: str, name: str = "") -> Runs:
@@ -134,13 +134,13 @@ def read(pattern: str, name: str = "") -> Runs:
     """
     folders = _folders(pattern)
     if not folders:
-        raise UsageError(f"no run is in {pattern}: give a folder that has runs, or is one")
+        raise UsageError(f"no run found in {pattern}: use the folder of a run or of several runs")
     found: dict[str, list[Run]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for folder in folders:
         progress = LogFollower(folder, EPISODES).read()
         if math.isnan(progress.mean_return):
-            print(f"No episode has ended in {folder} yet: skipping it.", file=sys.stderr)
+            print(f"Skipping {folder}: no episode has ended yet.", file=sys.stderr)
             continue
         of_run = plot.settings_of(folder)
         task = _task(of_run)
@@ -148,7 +148,7 @@ def read(pattern: str, name: str = "") -> Runs:
         _check_same(settings.setdefault(task, of_run), of_run, folder)
         found.setdefault(task, []).append(Run(folder, progress.mean_return, progress.step))
     if not found:
-        raise UsageError(f"no episode has ended in {pattern} yet: wait until one has")
+        raise UsageError(f"no episode has ended in {pattern} yet")
     return Runs(name, found)
 
 
@@ -284,7 +284,7 @@ def _write(
         "tasks": {task: _as_json(of_task) for task, of_task in found.items()},
         "together": None if together is None else _as_json(together),
     }
-    with refusing_paths("give another --output"):
+    with refusing_paths("use another --output"):
         write_atomically(path, json.dumps(contents, indent=1).encode())
 
 

@@ -78,7 +78,7 @@ def refusing_paths(remedy: str, path: Path | str | None = None) -> Iterator[None
         yield
     except OSError as error:
         what = path or error.filename or "the current folder"  # os.getcwd does not set it
-        room = "make room there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        room = "free some space there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise UsageError(f"{what} cannot be used ({error.strerror}): {room}{remedy}") from None
 
 
@@ -238,7 +238,7 @@ class RepeatedFailures:
         head, found, traceback = report.partition(_TRACEBACK)
         place = "".join(line for line in traceback.splitlines() if line.startswith(_FRAME))
         if place in self._seen:
-            return f"{head}{in_one_line(report)} (an earlier report has its traceback)"
+            return f"{head}{in_one_line(report)} (an earlier report has the traceback)"
         if found and len(self._seen) < _REMEMBERED:
             self._seen.add(place)
         return report

@@ -28,15 +28,15 @@ class ExportFlags:
     """Exports the agent of a run to a file that runs without TorchBeast."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder, for its newest checkpoint, or a checkpoint in it."""
+    """Folder of the run (its newest checkpoint), or a checkpoint in it."""
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """The file to write: policy.pt2 for torch.export, policy.onnx for ONNX."""
     precision: Precision = "float32"
     """Precision of the network's features in a .pt2 file; auto: bfloat16 if this machine supports
     it. An .onnx file has float32."""
     env: str = ""
-    """The environment of the run. You only need to name it if it is your own
-    package.module:factory and has keyword arguments."""
+    """Environment of the run. Only needed for your own package.module:factory with keyword
+    arguments."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of its constructor as JSON. Default: the run's."""
 

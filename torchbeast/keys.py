@@ -44,17 +44,18 @@ _EARLIER = datetime.timedelta(hours=1)  # other machines' clocks may be slow
 
 @dataclass(frozen=True, kw_only=True)
 class KeysFlags:
-    """Makes an authority, certificates and a token for machines that work together."""
+    """Creates a certificate authority, certificates and a token for training on several
+    machines."""
 
     hosts: str = ""
     """Names or addresses of the machines that listen, without ports, separated by commas: the
     environment servers, spelt as in the learner's --env_servers; or the learner, spelt as in
     --learner of the hosts that dial in."""
     folder: str = "torchbeast-keys"
-    """Folder for the files. If it has an authority and a token, they are used again; certificates
-    are replaced."""
+    """Folder for the files. An authority and a token in it are reused; certificates are
+    replaced."""
     days: int = 365
-    """Days that the certificates are valid."""
+    """Validity of the certificates in days."""
 
     def __post_init__(self) -> None:
         between(1, DAYS_OF_AUTHORITY, days=self.days)
@@ -70,9 +71,11 @@ def run(flags: KeysFlags) -> int:
     _check_installed()
     hosts = [host.strip() for host in flags.hosts.split(",") if host.strip()]
     if not hosts:
-        raise UsageError("give --hosts: the names of machines that listen, such as actors1.lab")
+        raise UsageError(
+            "--hosts is required: the names of the machines that listen, such as actors1.lab"
+        )
     names = [_name_of(host) for host in hosts]
-    with refusing_paths("give another --folder"):
+    with refusing_paths("use another --folder"):
         folder = expanded(flags.folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(folder)
@@ -107,13 +110,13 @@ def _authority(folder: Path) -> Pair:
         found = Pair(x509.load_pem_x509_certificate(certificate), private)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{paths[0]} and {paths[1]} cannot be used as an authority again ({error}): give "
-            "another --folder"
+            f"{paths[0]} and {paths[1]} cannot be reused as an authority ({error}): use another "
+            "--folder"
         ) from None
     if found.certificate.not_valid_after_utc <= _now():
         raise UsageError(
-            f"the authority {paths[0]} has expired, and with it all that it has signed: give "
-            "another --folder, and copy the new ca.pem to every machine"
+            f"the authority {paths[0]} has expired, and so have all certificates that it signed: "
+            "use another --folder, and copy the new ca.pem to every machine"
         )
     return found
 
@@ -130,14 +133,14 @@ def _write(path: Path, content: bytes) -> None:
 
 def _what_goes_where(folder: Path, days: int) -> str:
     return f"""\
-The files are in {folder}, for its owner only. Copy, over a connection that you trust (scp):
+Saved to {folder}, readable only by its owner. Copy over a secure connection (scp):
   to machines that listen     server.pem server-key.pem ca.pem token
   to machines that connect    client.pem client-key.pem ca.pem token
-  nowhere                     ca-key.pem: whoever has it can make certificates
-The program that listens, polybeast_learner or polybeast_env, prints the other's command:
+  nowhere                     ca-key.pem: anyone who has it can create certificates
+The program that listens, polybeast_learner or polybeast_env, prints the command of the other side:
   --listen 0.0.0.0:50051 --tls_cert server.pem --tls_key server-key.pem --tls_client_ca ca.pem \\
     --token_file token
-The certificates are valid for {days} days; this command makes new ones of the same authority."""
+The certificates are valid for {days} days. Run this command again to renew them."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def _name_of(host: str) -> x509.GeneralName:
     except ValueError:
         if not _NAME.fullmatch(host):
             raise UsageError(
-                f"--hosts has {host!r}, which is not the name or address of a machine: give names "
+                f"--hosts has {host!r}, which is not the name or address of a machine: use names "
                 "such as actors1.lab or 10.0.0.7, without ports"
             ) from None
         return x509.DNSName(host)

@@ -44,7 +44,7 @@ _GRID = 500  # points in a line
 _LABEL_PARTS = 3
 # Colours that colour-blind readers can tell apart (Okabe and Ito 2008), the pale yellow last.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000", "#F0E442"]
-NOTE = "Thick: mean of n runs, until the first one ends. Thin: every run, a moving average."
+NOTE = "Thick: mean of n runs, until the first one ends. Thin: moving averages of single runs."
 
 # Flags that do not affect learning.
 _INCIDENTAL = (
@@ -63,15 +63,15 @@ class PlotFlags:
     """Plots the mean episode return of runs: a thin line for each run, a thick one for the mean."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or kept curves named PROGRAM-SEED.csv. Runs that differ only in their seed
-    form one line."""
+    """Folders of runs, or saved curves named PROGRAM-SEED.csv. Runs that differ only in their seed
+    are averaged into one line."""
     output: tuple[Path, ...] = ()
-    """The images to write; the suffix of each decides its format: .png, .svg, .pdf. Default:
-    curve.png in the run's folder, or in the folder that has all of the runs."""
+    """Image files to write: .png, .svg or .pdf. Default: curve.png in the run's folder, or in the
+    folder that contains all runs."""
     clock: bool = False
-    """Draw against minutes since the first update instead of env steps."""
+    """Plot against minutes since the first update instead of env steps."""
     column: str = RETURN
-    """The column of the log to draw, such as entropy or grad_norm; fields.csv lists them."""
+    """Column of the log to plot, such as entropy or grad_norm; fields.csv lists them."""
 
 
 @dataclass
@@ -93,8 +93,8 @@ def run(flags: PlotFlags) -> int:
     Raises UsageError if no run has a curve, or if matplotlib is not installed.
     """
     if not flags.runs:
-        raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
-    with refusing_paths("give the folder of a run that can be read"):
+        raise UsageError("use the folder of a run, such as ~/logs/torchbeast/latest")
+    with refusing_paths("use the folder of a run that can be read"):
         groups = group_runs(
             [Path(os.path.realpath(run_path(run))) for run in flags.runs],
             flags.clock,
@@ -142,7 +142,7 @@ def _lack(folder: Path, column: str) -> str:
     """Returns why a run has no point to plot."""
     known = {name for row in read_logs(folder) for name in row}
     if folder.is_file() and not known:
-        return f"{folder} is neither the folder of a run nor a kept curve"
+        return f"{folder} is neither the folder of a run nor a saved curve"
     if column == RETURN or column in known:
         return f"no episode has ended in {folder} yet"
     similar = [name for name in sorted(known) if column in name]  # such as mean_episode_length

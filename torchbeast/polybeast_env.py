@@ -101,8 +101,8 @@ def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) 
     streams = sum(plan.num_streams for plan in plans)
     if streams < len(learners):
         raise UsageError(
-            f"{len(learners)} learners need a stream of environments each, but these servers have "
-            f"{counted(streams, 'stream')}: give more --num_servers or --num_envs"
+            f"{len(learners)} learners need one stream of environments each, but these servers "
+            f"have {counted(streams, 'stream')}: increase --num_servers or --num_envs"
         )
 
 
@@ -128,7 +128,7 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
         Metric("served_streams", "Streams that a learner opens to a server.", streams, "server"),
         Metric(
             "replaced_servers",
-            "Processes that took the place of one that died, since the program started.",
+            "Replacements of processes that died, since the program started.",
             float(servers.replaced),
             kind="counter",
         ),
@@ -139,11 +139,11 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
     """Describes the served environments, with the command for the learner."""
     what = f"Serving {counted(num_envs, 'environment')} of {flags.environment.env_id}"
     if flags.servers.learner is not None:
-        return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
+        return f"{what} to the learner at {flags.servers.learner}. Press Ctrl-C to stop."
     first, last = addresses[0], addresses[-1]
     where = first if first == last else f"{first} to {last}"
     learn = f"{command('polybeast_learner')}{_flags_of_learner(flags)}"
-    return f"{what} at {where}; Ctrl-C ends it.\nStart a learner with: {learn}"
+    return f"{what} at {where}. Press Ctrl-C to stop.\nStart a learner with: {learn}"
 
 
 def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:

@@ -95,14 +95,14 @@ def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
     """Raises UsageError for flags with which several learners cannot run."""
     if flags.command.mode != "train":
         raise UsageError(
-            f"--mode {flags.command.mode} plays in one process, but torchrun started "
+            f"--mode {flags.command.mode} runs in one process, but torchrun started "
             f"{replica.size}: start it without torchrun"
         )
     served = flags.fleet
     if served.env_servers is None and served.listen is None and not replica.on_one_machine:
         raise UsageError(
-            "learners on several machines cannot share servers that only one of them reaches: give "
-            "--env_servers or --listen, or start all learners on one machine"
+            "learners on several machines cannot share servers that only one of them can reach: "
+            "use --env_servers or --listen, or start all learners on one machine"
         )
     replica.check_can_share(flags.rollouts, flags.replay, flags.hardware)
     replica.check_same(flatten(flags))
@@ -170,13 +170,13 @@ def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:
     served, action_space = fleet.env, fleet.action_space
     if asked.env is not None and served.name and asked.env != served.name:
         raise UsageError(
-            f"the servers serve {served.name}, but --env (or the preset's) is {asked.env}: give "
+            f"the servers serve {served.name}, but --env (or the preset's) is {asked.env}: use "
             f"--env {served.name}, or start servers of {asked.env}"
         )
     if action_space is None and asked.num_actions is None:
         raise UsageError(
             "these are servers of the original TorchBeast, which do not send their action space: "
-            "give num_actions"
+            "set num_actions"
         )
     return dataclasses.replace(
         fleet,
@@ -268,7 +268,7 @@ def _with_self_play(env: EnvSpec, pool: str | None) -> EnvSpec:
     Raises UsageError if the servers do not play against the versions that are written there.
     """
     if pool and "elo" not in env.options.info_keywords:
-        raise UsageError("the servers do not have selfplay: give --selfplay to polybeast_env too")
+        raise UsageError("the servers do not have selfplay: add --selfplay to polybeast_env too")
     return dataclasses.replace(env, options=dataclasses.replace(env.options, selfplay=pool))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what environment servers serve, and how busy they are.
+"""Shows the environments of environment servers, and their load.
 
 python -m torchbeast.status                                        this user's servers, this machine
 python -m torchbeast.status HOST:PORT ... --tls_ca FILE --token_file FILE  other machines
@@ -39,7 +39,7 @@ _Answer = dict[str, Any] | RunError
 
 @dataclass(frozen=True, kw_only=True)
 class StatusFlags:
-    """Shows what environment servers serve, and how busy they are."""
+    """Shows the environments of environment servers, and their load."""
 
     servers: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """HOST:PORT of the first server of each machine, as for --env_servers of polybeast_learner, or
@@ -55,8 +55,8 @@ class StatusFlags:
         above(0, timeout=self.timeout)
         require(
             self.learner is None or not self.servers,
-            f"learner shows the hosts of a learner, but {' '.join(self.servers)} are servers: "
-            "give one of the two",
+            f"learner is for the hosts of a learner, but {' '.join(self.servers)} are servers: use "
+            "one of the two",
         )
         _ = self.protection  # checked
 

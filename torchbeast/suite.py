@@ -50,8 +50,8 @@ class Suite:
         presets = self.presets.get(algo, ()) if preset is None else (preset,)
         if not presets:
             raise UsageError(
-                f"the suite lacks settings for {algo} and has some for {', '.join(self.presets)}: "
-                "give --preset"
+                f"the suite has no settings for {algo}, only for {', '.join(self.presets)}: use "
+                "--preset"
             )
         values = {"env": self.envs, "preset": presets if len(presets) > 1 else ()}
         varied = [f"{name}={','.join(each)}" for name, each in values.items() if each]
@@ -100,13 +100,13 @@ def suite(name: str) -> Suite:
             f"no suite {name!r}: use {known}, or a .json file{did_you_mean(name, SUITES)}"
         )
     try:
-        with refusing_paths("give a file that can be read"):
+        with refusing_paths("use a file that can be read"):
             read = json.loads(Path(expanded(name)).read_text(encoding="utf-8"))
         presets = {algo: tuple(each) for algo, each in read["presets"].items()}
         return Suite(presets=presets, envs=tuple(read.get("envs", ())))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
-            f'{name} must hold {{"envs": ["A", "B"], "presets": {{"ppo": ["cartpole-ppo"]}}}}'
+            f'{name} must contain {{"envs": ["A", "B"], "presets": {{"ppo": ["cartpole-ppo"]}}}}'
         ) from None
 
 
@@ -128,7 +128,7 @@ class SuiteFlags:
     seeds: int = 10
     """Number of runs of each task."""
     first_seed: int = 1
-    """The seed of the first run; the others follow."""
+    """Seed of the first run; the other seeds are consecutive."""
     name: str | None = None
     """The folder in --savedir. Default: the suite and the algorithm, as in minatar-pqn."""
 

@@ -48,7 +48,7 @@ def check(output: Path) -> None:
     if not output.suffix == ".png":
         raise UsageError(f"--png {output} must end in .png")
     if output.is_dir() or not output.absolute().parent.is_dir():
-        raise UsageError(f"--png {output} cannot be written: give a file in a folder that exists")
+        raise UsageError(f"--png {output} cannot be written: use a file in a folder that exists")
 
 
 def draw(figures: Mapping[str, Figure], cores: int, title: str, output: Path) -> None:

@@ -30,9 +30,9 @@ class MeasuringFlags:
     repeats: int = 3
     """Number of measurements of each stage, interleaved; the median is reported."""
     json: Path | None = None
-    """File to write every figure to, as JSON."""
+    """JSON file for all measurements."""
     png: Path | None = None
-    """File to draw a bar chart to, as PNG."""
+    """PNG file for a bar chart."""
 
     def __post_init__(self) -> None:
         above(0, seconds=self.seconds)
@@ -45,7 +45,7 @@ Unused = tyro.conf.Suppress[tyro.conf.Fixed[_Group]]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags(PolyBeastFlags):
-    """Measures each stage of PolyBeast alone and PolyBeast end to end, and names the bottleneck.
+    """Measures each stage of PolyBeast, and PolyBeast end to end, and reports the bottleneck.
 
     Give it the settings of your run; it takes a minute or two."""
 

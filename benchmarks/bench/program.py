@@ -46,7 +46,7 @@ def run(flags: BenchFlags) -> int:
 
 def check_outputs(flags: BenchFlags) -> None:
     """Raises UsageError when the results could not be written in the end."""
-    with refusing_paths("give a file in a folder that exists"):
+    with refusing_paths("use a file in a folder that exists"):
         if flags.measuring.json is not None:
             check_json(flags.measuring.json)
         if flags.measuring.png is not None:

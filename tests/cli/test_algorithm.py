@@ -195,8 +195,8 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
         ),
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is not an algorithm: it must be a subclass of"),
-        (f"{__name__}:Clashing", "names other settings or flags have too, batch_size: rename"),
-        (f"{__name__}:Deep", "other settings or flags have too, boldness, step_size: rename"),
+        (f"{__name__}:Clashing", "names of other settings or flags, batch_size: rename"),
+        (f"{__name__}:Deep", "other settings or flags, boldness, step_size: rename"),
         (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
         (f"{__name__}:Needy", "cannot be used: NeedyConfig.boldness has no default"),
     ],
@@ -212,7 +212,9 @@ def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
 def test_a_setting_that_a_checkpoint_cannot_hold_is_refused() -> None:
     words = ["--algo", f"{__name__}:OfPath", "--sizes", "1", "2"]
     parse(PolyBeastFlags, "polybeast", words)
-    with pytest.raises(UsageError, match="--data has a value that JSON cannot hold, PosixPath"):
+    with pytest.raises(
+        UsageError, match="--data has a value that JSON cannot represent, PosixPath"
+    ):
         parse(PolyBeastFlags, "polybeast", [*words, "--data", "a"])
 
 
@@ -335,7 +337,7 @@ def test_a_run_is_not_resumed_with_another_algorithm(
     save_complete(tmp_path, **recorded)
     before = recorded.get("algo", "impala")
     expected = (
-        f"^(--)?algo must be {before}, as in the run run, not {now}: give that, or another run"
+        f"^(--)?algo must be {before}, as in the run run, not {now}: use that, or another run"
     )
     with pytest.raises(UsageError, match=expected):
         resume(tmp_path, "--algo", now)

@@ -95,17 +95,17 @@ WRONG = [
     (["--discounting", "1.5"], "--discounting must be between 0 and 1, got 1.5."),
     (["--discounting", "nan"], "--discounting must be between 0 and 1, got nan."),
     (["--learning_rate", "0"], "--learning_rate must be greater than 0, got 0.0."),
-    (["--num_servers", "8", "--num_envs", "4"], "give at most as many as --num_envs 4."),
-    (["--max_learner_queue_size", "1"], "give at least --batch_size 8."),
+    (["--num_servers", "8", "--num_envs", "4"], "use at most as many as --num_envs 4."),
+    (["--max_learner_queue_size", "1"], "use at least --batch_size 8."),
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),
-    (["--mode", "test", "--xpid", "a", "--disable_checkpoint"], "leave out --disable_checkpoint."),
+    (["--mode", "test", "--xpid", "a", "--disable_checkpoint"], "remove --disable_checkpoint."),
     (["--frame_skip", "0"], "--frame_skip must be at least 1, got 0."),
     (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, got 1.0."),
     (["--sampled"], "--sampled is for --mode test"),
-    (["--follow"], "--follow evaluates a run while it trains: give --mode test, not train."),
-    (["--mode", "test_render", "--xpid", "a", "--follow"], "give --mode test, not test_render."),
-    (["--mode", "test", "--xpid", "a", "--follow", "--checkpoint", "b"], "out --checkpoint b."),
+    (["--follow"], "--follow evaluates a run while it trains: use --mode test, not train."),
+    (["--mode", "test_render", "--xpid", "a", "--follow"], "use --mode test, not test_render."),
+    (["--mode", "test", "--xpid", "a", "--follow", "--checkpoint", "b"], "remove --checkpoint b."),
     (["--checkpoint", "b.tar"], "--checkpoint is for --mode test"),
 ]
 
@@ -116,10 +116,10 @@ UNSAFE = {
     "polybeast_env": [
         (["--listen", "a:1"], "--listen needs --tls_cert and --tls_key"),
         (["--listen", "a:1", *TLS], "--listen needs --token_file or --tls_client_ca, else anyone"),
-        (["--listen", "a:1", *TLS, "--insecure"], "--insecure is TCP without TLS: leave it out"),
+        (["--listen", "a:1", *TLS, "--insecure"], "--insecure means TCP without TLS: remove it"),
         (["--listen", "a:1", "--tls_cert", "c"], "--tls_cert and --tls_key belong together"),
         (["--listen", "a:1", "--tls_client_ca", "a", "--token_file", "t"], "needs --tls_cert and"),
-        (["--listen", "a:1", "--pipes_basename", "unix:/a"], "give one of them"),
+        (["--listen", "a:1", "--pipes_basename", "unix:/a"], "use one of them"),
         (["--token_file", "t"], "they need --listen HOST:PORT"),
         (["--insecure"], "they need --listen HOST:PORT"),
         (TLS, "they need --listen HOST:PORT"),
@@ -128,10 +128,10 @@ UNSAFE = {
     "polybeast_learner": [
         (["--env_servers", "a:1"], "--env_servers needs --tls_ca, the authority of the servers'"),
         (["--env_servers", "a:1", "--token_file", "t"], "--env_servers needs --tls_ca"),
-        (["--env_servers", "a:1", *CLIENT, "--insecure"], "--insecure is TCP without TLS"),
-        (["--env_servers", "a:1", *CLIENT, "--tls_cert", "c"], "belong together: give both"),
+        (["--env_servers", "a:1", *CLIENT, "--insecure"], "--insecure means TCP without TLS"),
+        (["--env_servers", "a:1", *CLIENT, "--tls_cert", "c"], "belong together: set both"),
         (["--env_servers", "a:1", *TLS], "--env_servers needs --tls_ca, the authority of the serv"),
-        (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "give one of them"),
+        (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "use one of them"),
         (["--token_file", "t"], "they need --env_servers"),
         (["--insecure"], "they need --env_servers"),
         (["--listen", "a:1", "--env_servers", "b:1"], "--env_servers and --listen are different"),
@@ -351,7 +351,7 @@ def test_flags_in_american_spelling_are_the_flags_in_british_spelling() -> None:
 
 FIXED_LAG_WRONG = [
     (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, got -1."),
-    (["--max_lag", "0"], "--fixed_lag 1 is above --max_lag 0, so hardly any"),
+    (["--max_lag", "0"], "--fixed_lag 1 is above --max_lag 0, so almost no data"),
     (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),
     (["--num_envs", "5", "--num_workers", "2"], "with --fixed_lag, --num_envs 5 must be a m"),
     (
@@ -517,5 +517,5 @@ def test_the_command_of_the_first_raybeast_is_taken_as_it_is() -> None:
 
 def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
     assert MonoBeastFlags().processes.buffers() == 2 * MonoBeastFlags().processes.environments()
-    with pytest.raises(UsageError, match="--num_buffers 44 .*give at least --num_envs 45"):
+    with pytest.raises(UsageError, match="--num_buffers 44 .*use at least --num_envs 45"):
         parse(MonoBeastFlags, "monobeast", ["--num_envs", "45", "--num_buffers", "44"])

@@ -21,45 +21,44 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
     "polybeast_learner": PolyBeastLearnerFlags,
 }
 WRONG = [
-    (["--replay_ratio", "3"], "--replay_ratio needs a replay: give its --replay_size too."),
-    (["--replay_ratio", "1"], "--replay_ratio needs a replay: give its --replay_size too."),
-    (["--algo", "impala", "--replay_ratio=1"], "--replay_ratio needs a replay: give its"),
-    (["--replay_kl_threshold", "1"], "--replay_kl_threshold needs a replay: give its"),
+    (["--replay_ratio", "3"], "--replay_ratio needs a replay: set --replay_size too."),
+    (["--replay_ratio", "1"], "--replay_ratio needs a replay: set --replay_size too."),
+    (["--algo", "impala", "--replay_ratio=1"], "--replay_ratio needs a replay: set"),
+    (["--replay_kl_threshold", "1"], "--replay_kl_threshold needs a replay: set"),
     (["--replay_size", "50000000000"], "--replay_size must be below 2147483648, got 50000000000"),
-    (["--learn_start", "9"], "--learn_start needs a replay: give its --replay_size too."),
+    (["--learn_start", "9"], "--learn_start needs a replay: set --replay_size too."),
     (
         ["--checkpoint_replay", "--replay_size", "9000", "--replay_ratio", "0"],
         "--checkpoint_replay and --replay_service need a replay that is used, but",
     ),
-    (["--checkpoint_replay"], "--checkpoint_replay needs a replay: give its --replay_size too."),
+    (["--checkpoint_replay"], "--checkpoint_replay needs a replay: set --replay_size too."),
     (["--replay_size", "-1"], "--replay_size must be at least 0, got -1."),
     (["--replay_size", "900", "--replay_ratio", "nan"], "--replay_ratio must be at least 0, got"),
     (
         ["--replay_size", "639"],
-        "--replay_size 639 has no room for 8 rollouts of --unroll_length 80: give at least 640.",
+        "--replay_size 639 is too small for 8 rollouts of --unroll_length 80: use at least 640.",
     ),
     (
         ["--replay_size", "100", "--batch_size", "1"],
-        "--replay_size 100 has no room for 2 rollouts of --unroll_length 80: give at least 160.",
+        "--replay_size 100 is too small for 2 rollouts of --unroll_length 80: use at least 160.",
     ),
     (
         ["--replay_size", "9000", "--replay_ratio", "0.3"],
-        "--replay_ratio 0.3 times --batch_size 8 is 2.4 rollouts: choose them so that the product "
+        "--replay_ratio 0.3 times --batch_size 8 is 2.4 rollouts: change them so that the product "
         "is a whole number.",
     ),
     (
         ["--replay_size", "1000", "--learn_start", "961"],
-        "--learn_start 961 is never reached, because --replay_size 1000 holds 960 steps: give at "
+        "--learn_start 961 is never reached, because --replay_size 1000 holds 960 steps: use at "
         "most --learn_start 960.",
     ),
     (
         ["--replay_size", "9000", "--checkpoint_replay", "--disable_checkpoint"],
-        "--checkpoint_replay saves the replay with every checkpoint; leave out "
-        "--disable_checkpoint.",
+        "--checkpoint_replay saves the replay with every checkpoint; remove --disable_checkpoint.",
     ),
     (
         ["--replay_service", "/s"],
-        "--replay_service needs a replay: give its --replay_size too.",
+        "--replay_service needs a replay: set --replay_size too.",
     ),
     (
         ["--replay_size", "9000", "--replay_service", "/s", "--checkpoint_replay"],

@@ -183,7 +183,7 @@ def test_mode_test_without_a_latest_run_is_refused_with_a_message(
         (tmp_path / "latest").symlink_to("a")
     elif what == "a folder":
         (tmp_path / "latest").mkdir()
-    with pytest.raises(UsageError, match=f"there is no latest run in {tmp_path} to test: give"):
+    with pytest.raises(UsageError, match=f"there is no latest run in {tmp_path} to test: use"):
         flags_of("polybeast", tmp_path, "--mode", "test")
 
 

@@ -317,7 +317,7 @@ def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
 
 
 def test_every_environment_needs_a_buffer() -> None:
-    with pytest.raises(ValueError, match="num_buffers 3 leaves .* give at least num_envs 4"):
+    with pytest.raises(ValueError, match="num_buffers 3 leaves .* use at least num_envs 4"):
         ProcessesConfig(num_envs=4, num_buffers=3)
 
 
@@ -332,9 +332,9 @@ def test_every_environment_needs_a_buffer() -> None:
 def test_more_processes_than_environments_are_refused_by_the_setting_that_was_given(
     given: dict[str, int], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"num_workers 4 .*give at most as many as {named}$"):
+    with pytest.raises(ValueError, match=f"num_workers 4 .*use at most as many as {named}$"):
         ProcessesConfig(num_workers=4, **given)
-    with pytest.raises(ValueError, match=f"num_workers 4 .*give at most as many as {named}$"):
+    with pytest.raises(ValueError, match=f"num_workers 4 .*use at most as many as {named}$"):
         RayConfig(num_workers=4, **given)
 
 

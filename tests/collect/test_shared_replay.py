@@ -194,7 +194,7 @@ def test_an_agent_with_another_replay_is_refused(
     with service_at(path), agent_of(path, how("a")) as first:
         with pytest.raises(UsageError, match=sentence) as error:
             SharedReplayClient(str(path), how("b", **settings))
-        assert "agents that share a replay have the same environment" in str(error.value)
+        assert "agents that share a replay need the same environment" in str(error.value)
         insert(first, Envs(0, T, K), 0)
         fill(first)
 
@@ -259,7 +259,7 @@ def test_the_newer_of_two_agents_with_one_name_stays(path: Path) -> None:
         insert(old, Envs(0, T, K), 0)
         with agent_of(path, how("a")) as new:
             for _ in range(2):  # it stays so
-                with pytest.raises(RunError, match="joined the .*: give each its own --xpid"):
+                with pytest.raises(RunError, match="joined the .*: use another --xpid"):
                     old.fill(empty_batch(T, B + S, K), SPARE, None)
             insert(new, Envs(1, T, K), 0)
             fill(new)
@@ -392,7 +392,7 @@ def test_the_end_of_the_service_is_said_with_what_to_do(path: Path) -> None:
     with contextlib.ExitStack() as ending:
         with service_at(path):
             agent = ending.enter_context(agent_of(path, how()))
-        with pytest.raises(RunError, match="has ended; the checkpoint has .*--replay_service"):
+        with pytest.raises(RunError, match="has ended; progress is saved .*--replay_service"):
             insert(agent, Envs(0, T, K), 0)
 
 

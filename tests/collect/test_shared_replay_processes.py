@@ -46,7 +46,7 @@ def test_a_killed_service_ends_its_agents_and_is_told_to_who_started_it(tmp_path
         with agent_of(Path(served.address), how("a")) as agent:
             os.kill(served.pid, signal.SIGKILL)
             wait_for(lambda: served.failure is not None)
-            with pytest.raises(RunError, match="has ended; the checkpoint has what was learnt"):
+            with pytest.raises(RunError, match="has ended; progress is saved in the checkpoint"):
                 agent.fill(empty_batch(T, B + S, K), slice(B, B + S), None)
     assert "was killed by SIGKILL" in str(served.failure)
     assert list(tmp_path.iterdir()) == [], "the socket is removed"

@@ -142,7 +142,7 @@ class Deterministic(DeterministicActorCritic):
 
 @pytest.mark.parametrize("name", sorted(BOXES.keys() - set(SQUASHABLE)))
 def test_a_squashed_policy_refuses_bounds_that_it_cannot_scale_by(name: str) -> None:
-    message = "need low below high in every entry of a Box .* neither beyond .*in entry .: decl"
+    message = "need low below high in every entry of a Box .* both within .*in entry .: decl"
     with pytest.raises(ValueError, match=message):
         SquashedGaussian(BOXES[name])
 

@@ -240,7 +240,7 @@ REFUSED = [
     ("no truncation", {1: does(cuts=None)}, "agent b .* step 1: step returned None, expected True"),
     ("a text as end", {1: does(ends={"b": "no"})}, "agent b .* step 1: step returned 'no', expect"),
     ("an unknown agent", {1: does(agents="abc")}, "game 0 of Game, step 1: expected agents of "
-        "possible_agents in `agents`, got 'c': possible_agents must name every agent"),
+        "possible_agents in `agents`, got 'c': possible_agents must list every agent"),
     ("an unknown reward", {1: does(rewards={"c": 1.0})}, "possible_agents in the rewards of step, "
         "got 'c'"),
     ("an end of all", {1: does(ends={"__all__": True})}, "in the terminations of step, got '__all"),
@@ -279,7 +279,7 @@ class WithoutSeeds(Scripted):
 def test_a_game_needs_nothing_that_one_agent_does_not_need() -> None:
     env: Any = vec_env_of(WithoutSeeds, {}, 2, "Game")
     env.reset(1)
-    with pytest.raises(UsageError, match="game 0 of Game takes no options: give its reset a param"):
+    with pytest.raises(UsageError, match="game 0 of Game takes no options: add a param"):
         env.set_options({"level": 1})
     assert env.render() is None
     env.close()

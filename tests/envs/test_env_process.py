@@ -151,7 +151,7 @@ def test_the_answer_of_a_call_that_was_given_up_is_not_another_calls(tmp_path: P
         with pytest.raises(RunError, match="it is over"):
             env.step(np.zeros(1, np.int64))
         os.write(pipe, b"1")
-        with pytest.raises(RunError, match="Waits: an earlier call was given up"):
+        with pytest.raises(RunError, match="Waits: an earlier call was abandoned"):
             env.reset(0)
     os.close(pipe)
 

@@ -223,8 +223,8 @@ def test_an_episode_ends_with_the_game_and_not_with_a_life(fake: None) -> None:
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "message"),
     [
-        ("envpool:Live-v0", {}, "EnvPool does not know the task Live-v0; did you mean Lives-v0"),
-        ("envpool:Lives", {}, "EnvPool does not know the task Lives; did you mean Lives-v0"),
+        ("envpool:Live-v0", {}, "EnvPool has no task Live-v0; did you mean Lives-v0"),
+        ("envpool:Lives", {}, "EnvPool has no task Lives; did you mean Lives-v0"),
         ("envpool:Lives-v0", {"live": 3}, "has no option live; did you mean lives"),
         ("envpool:Lives-v0", {"batch_size": 2}, "TorchBeast sets batch_size"),
         ("envpool:Lives-v0", {"max_num_players": 2}, "one agent, got one of up to 2 players"),
@@ -235,7 +235,7 @@ def test_an_episode_ends_with_the_game_and_not_with_a_life(fake: None) -> None:
         (f"{__name__}:make_dm_pool", {}, 'DMPool: make it with env_type="gymnasium"'),
         (f"{__name__}:make_wrapped_dm_pool", {}, 'DMPool: make it with env_type="gymnasium"'),
         (f"{__name__}:make_wrapped_pool", {"batch_size": 2}, "got batch_size=2 with num_envs=3"),
-        (f"{__name__}:make_single", {}, "has a pool of EnvPool: let the function that makes"),
+        (f"{__name__}:make_single", {}, "has a pool of EnvPool: add a parameter num_envs"),
     ],
 )
 def test_what_cannot_be_used_is_refused(

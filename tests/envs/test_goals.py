@@ -110,7 +110,7 @@ def test_a_gymnasium_environment_without_ends_never_terminates() -> None:
 
 
 def test_an_environment_without_goals_is_a_sentence() -> None:
-    with pytest.raises(UsageError, match=r"Catch has no compute_reward.*leave out hindsight_sha"):
+    with pytest.raises(UsageError, match=r"Catch has no compute_reward.*remove hindsight_sha"):
         outcome_of("Catch")
 
 

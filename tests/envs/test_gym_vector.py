@@ -436,7 +436,7 @@ def test_a_vec_env_of_stable_baselines_gives_the_steps_of_its_environments(make:
 
 
 def test_a_vector_environment_in_place_of_a_single_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="is a vector environment itself: let the function"):
+    with pytest.raises(ValueError, match="is a vector environment itself: add a parameter"):
         vec_env_of(lambda: SyncVectorEnv([cartpole]), {}, 1, "x")
     with pytest.raises(ValueError, match="called with num_envs=2, the factory must return"):
         vec_env_of(lambda num_envs: SyncVectorEnv([cartpole] * 3), {}, 2, "x")

@@ -62,7 +62,7 @@ def test_a_gymnasium_id_may_name_the_module_to_import() -> None:
         ("", "Malformed environment ID"),
         ("ALE/Pogn-v5", "ALE has no game called Pogn; did you mean Pong"),
         ("PnogNoFrameskip-v4", "ALE has no game called Pnog; did you mean Pong"),
-        ("ALE/Pong-ram-v5", "Atari games are called like ALE/Pong-v5"),
+        ("ALE/Pong-ram-v5", "Atari name such as ALE/Pong-v5"),
         ("Xyzzy-Quux-v0", "another package, use package:Xyzzy-Quux-v0$"),
         ("no_such_module:make", "there is no module no_such_module; install it"),
         ("no_such_module:Thing-v0", "there is no module no_such_module; install it"),

@@ -44,7 +44,7 @@ def test_a_game_plays_as_through_minatars_own_interface(game: str) -> None:
     ("env_id", "sentence"),
     [
         ("MinAtar/Breakuot-v1", "MinAtar has no game called Breakuot; did you mean Breakout"),
-        ("MinAtar/Breakout-v7", "MinAtar's games are called like MinAtar/Breakout-v1"),
+        ("MinAtar/Breakout-v7", "expected a MinAtar name such as MinAtar/Breakout-v1"),
     ],
 )
 def test_a_wrong_name_is_refused_in_one_sentence(env_id: str, sentence: str) -> None:

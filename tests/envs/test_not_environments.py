@@ -70,18 +70,21 @@ def contract(**changes: Any) -> Any:
 
 
 OF_ANY = [
-    (None, "got None: does its function return it"),
+    (None, "got None: return it from the function"),
     (Counting, r"got the class Counting: return an instance of it, Counting\("),
 ]
 OF_ONE = [
     (
         StableBaselines(),
-        "is a vector environment itself: let the function .* have a parameter num_envs",
+        "is a vector environment itself: add a parameter num_envs",
     ),
-    ("CartPole-v1", "expected an environment of Gymnasium's interface, got a str without reset, "),
+    (
+        "CartPole-v1",
+        "expected an environment with Gymnasium's interface, got a str without reset, ",
+    ),
     ((Counting(), {}), "got a tuple without reset, step$"),
     (SimpleNamespace(reset=print, step=print), "has no action_space; give it one"),
-    (contract(), "is a vector environment itself: let the function .* have a parameter num_envs"),
+    (contract(), "is a vector environment itself: add a parameter num_envs"),
 ]
 OF_SEVERAL = [
     (StableBaselines(), "called with num_envs=1, the factory must return a VecEnv"),

@@ -116,12 +116,12 @@ def test_selection_works_for_a_gymnasium_environment() -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (["aa"], r"observations have no 'aa'; did you mean a\? observation_keys may name "),
+        (["aa"], r"observations have no 'aa'; did you mean a\? choose from "),
         (
             ["a", "b/gird"],
-            r"have no 'b/gird'; did you mean b/grid\? observation_keys may name",
+            r"have no 'b/gird'; did you mean b/grid\? choose from",
         ),
-        (["xyz"], r"have no 'xyz'; observation_keys may name (mission )?a b/grid"),
+        (["xyz"], r"have no 'xyz'; choose from (mission )?a b/grid"),
         (["a/b"], r"have no 'a/b'"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_wrong_key_is_refused_with_the_existing_ones(
 
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
 def test_a_selection_from_an_observation_that_is_no_dict_is_refused(env_id: str) -> None:
-    with pytest.raises(ValueError, match=rf"{env_id}: .* not a dict.* leave out observation_keys"):
+    with pytest.raises(ValueError, match=rf"{env_id}: .* not a dict.* remove observation_keys"):
         envs.make(selecting(env_id, "image"), 1)
 
 
@@ -144,7 +144,7 @@ def test_a_string_leaf_is_refused_with_the_flag_that_leaves_it_out() -> None:
         SyncVecEnv([Rich], "rich")
     assert "observation['mission'] has dtype <U2, which cannot be sent" in str(error.value)
     assert str(error.value).endswith(
-        "or leave it out: observation_keys a b/grid b/odd, in Python a wrapper of the environment"
+        "or remove it: observation_keys a b/grid b/odd, or in Python a wrapper of the environment"
     )
 
 

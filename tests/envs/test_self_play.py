@@ -187,7 +187,7 @@ def test_a_version_of_another_agent_is_refused(tmp_path: Path) -> None:
     version = as_version(agent, 0.0)
     version["weights"] = {"weight": torch.zeros(3)}
     torch.save(version, version_path(tmp_path, 100))
-    with pytest.raises(UsageError, match="give every run a selfplay folder of its own"):
+    with pytest.raises(UsageError, match="use a new folder for each run"):
         env.reset(0)
 
 
@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     env, _ = games_of_turns(1, tmp_path)
     agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"/file.*give another --selfplay"):
+    with pytest.raises(UsageError, match=r"/file.*use another --selfplay"):
         PastVersions(tmp_path / "file", agent, every=1, step=0)
     versions = PastVersions(tmp_path / "pool", agent, every=1, step=0)
     (tmp_path / "pool").rmdir()

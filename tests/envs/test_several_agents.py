@@ -131,7 +131,7 @@ def test_too_few_environments_for_a_game_are_refused_when_it_begins() -> None:
     env, _ = visits(2)
     with pytest.raises(
         UsageError,
-        match="has 3 agents, .* got room for 2: .* a multiple of 3, .* num_envs 12 with",
+        match="has 3 agents, .* got 2 environments: .* a multiple of 3, .* num_envs 12 with",
     ):
         env.reset(0)
 
@@ -154,7 +154,7 @@ class TurnsWithoutMask(Turns):
     ("kind", "message"),
     [
         (Different, r"equal spaces, but the action space of a is Discrete\(4\), and c has"),
-        (Nobody, "expected a list possible_agents, got none"),
+        (Nobody, "expected a list possible_agents of all agents that can take part, got none"),
         (TurnsWithoutMask, "a game of turns needs Discrete actions and .* action_mask"),
     ],
 )
@@ -202,7 +202,7 @@ def test_one_policy_learns_from_the_steps_of_agents_that_were_there(tmp_path: Pa
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("pettingzoo:simple_spread_v3", "give the family too, as in pettingzoo:mpe/simple_spread"),
+        ("pettingzoo:simple_spread_v3", "add the family, as in pettingzoo:mpe/simple_spread"),
         ("pettingzoo:clasic/rps_v2", "no clasic; did you mean classic"),
         ("pettingzoo:classic/connect_for_v3", "no connect_for_v3; did you mean connect_four_v3"),
     ],

@@ -93,7 +93,7 @@ def test_an_observation_may_have_entries_that_the_agent_does_not_use(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("lstm", (np.zeros(3),), r"expected float64 of shape \(4,\), as the environment's"),
+        ("lstm", (np.zeros(3),), r"expected float64 of shape \(4,\), as in the environment's"),
         ("lstm", (np.zeros((2, 5)),), r"expected float64 of shape \(2, 4\)"),
         ("lstm", (np.zeros(4),), "the network reads the reward of the last step, got none"),
         ("lstm", (np.zeros((2, 4)), 0.0), "acts for 1 environments, got observations of 2"),
@@ -187,7 +187,8 @@ def test_the_environment_is_asked_for_spaces_that_a_checkpoint_does_not_record(
     without["flags"]["env_kwargs"] = {"command": "true"}
     checkpoints.save(tmp_path / "model.tar", without)
     with pytest.raises(
-        UsageError, match="functions that you name: if you trust this run to call drawn:shallow"
+        UsageError,
+        match="functions named on the command line: if you trust this run to call drawn:shallow",
     ):
         load_agent(tmp_path)
     with pytest.raises(AssertionError, match="an environment was made"):

@@ -131,7 +131,7 @@ def test_an_episode_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(episodes_module, "MAX_EPISODE_STEPS", 20)
     endless = [lambda: Lengths(2), lambda: Lengths(0)]
     agent = agent_of(CatchPlayer())
-    with pytest.raises(RunError, match="Odd: an episode has not ended within 20 steps: give .*tim"):
+    with pytest.raises(RunError, match="Odd: an episode has not ended within 20 steps: set .*tim"):
         play(SyncVecEnv(endless, "Odd"), agent, 2, seed=0)
 
 

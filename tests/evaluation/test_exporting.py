@@ -119,7 +119,7 @@ def test_features_of_a_torch_file_may_have_bfloat16(tmp_path: Path) -> None:
             {"precision": "bfloat16"},
             "do not support precision bfloat16",
         ),
-        ("no/folder/p.pt2", {}, "give another path"),
+        ("no/folder/p.pt2", {}, "use another path"),
     ],
 )
 def test_a_file_that_cannot_be_made_is_refused(
@@ -186,7 +186,9 @@ def test_a_file_that_does_not_choose_the_agents_actions_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "_swapped", lambda leaf: 0 * leaf.transpose(0, 1))
-    with pytest.raises(RunError, match="the exported file is not the agent: at step 1 its action"):
+    with pytest.raises(
+        RunError, match="the exported file differs from the agent: at step 1 its action"
+    ):
         exported(tmp_path, "box", "p.pt2")
     assert not (tmp_path / "p.pt2").exists()
 

@@ -186,8 +186,8 @@ def test_every_new_checkpoint_gets_a_row_and_the_best_is_kept(
         "Step 300:",
         "Step 1,00",
     ]
-    assert sum("best so far" in line for line in said) == 2
-    assert said[-1] == "The run has learnt its 1,000 steps."
+    assert sum("new best" in line for line in said) == 2
+    assert said[-1] == "The run is complete (1,000 steps)."
 
 
 def test_a_restart_plays_nothing_again_and_keeps_the_better_one(run: Path) -> None:
@@ -215,8 +215,8 @@ def test_a_restart_after_the_end_of_the_run_ends_at_once(
     follow(run, watch=watch)
     assert steps(run) == [1000]
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        "Step 1,000 was evaluated before.",
-        "The run has learnt its 1,000 steps.",
+        "Step 1,000 was already evaluated.",
+        "The run is complete (1,000 steps).",
     ]
 
 
@@ -284,7 +284,7 @@ def test_it_waits_for_the_first_checkpoint_and_says_so(
 
 
 def test_a_run_that_stops_without_a_checkpoint_is_an_error(run: Path) -> None:
-    with pytest.raises(RunError, match="has stopped without a checkpoint"):
+    with pytest.raises(RunError, match="stopped without a checkpoint"):
         follow(run, lambda: None)
 
 

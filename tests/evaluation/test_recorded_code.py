@@ -26,7 +26,7 @@ from torchbeast.run.config import check_named, naming_flags, recorded_env
 from torchbeast.run.learner_run import DescribedEnv
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
-SENTENCE = "that you name: if you trust this run to call os:system with"
+SENTENCE = "named on the command line: if you trust this run to call os:system with"
 OWN = f"{__name__}:own_catch"
 
 

@@ -94,7 +94,7 @@ def test_a_failure_of_a_child_that_is_asked_to_end_is_logged(
 ) -> None:
     child = start("fail_at_the_end")
     end_all([child.process])
-    said = "the fail_at_the_end failed while it was closing: the port was never freed"
+    said = "the fail_at_the_end failed while closing: the port was never freed"
     assert said in caplog.messages and child.ends.empty()
 
 
@@ -133,7 +133,7 @@ def test_a_crash_is_reported_with_exit_code_and_last_output(start: Any) -> None:
     error = child.end()
     assert type(error) is ProcessDied
     first, *said = str(error).split("\n")
-    assert first == f"process {child.process.pid} exited with code 3; it last said:"
+    assert first == f"process {child.process.pid} exited with code 3; last output:"
     assert said == [f"  line {number}" for number in range(10, 30)]
 
 
@@ -232,8 +232,8 @@ def test_a_child_that_prints_in_every_step_cannot_fill_the_disk(
     monkeypatch.setattr(child_process, "_ALLOWANCE_PER_S", 600)
     caplog.set_level(logging.INFO, "torchbeast.children")
     error = start("flood").end()
-    left_out = [int(count) for count in re.findall(r"\((\d+) lines are left out", caplog.text)]
-    logged = [said for said in caplog.messages if "left out" not in said]
+    left_out = [int(count) for count in re.findall(r"\((\d+) lines omitted", caplog.text)]
+    logged = [said for said in caplog.messages if "omitted" not in said]
     assert logged[:100] == [f"the flood: {number:099}" for number in range(100)]
     assert len(logged) < 1_000 and len(logged) + sum(left_out) == 3_000
     assert f"{2_980:099}" in str(error) and f"{2_999:099}" in str(error)

@@ -86,7 +86,7 @@ def test_an_environment_that_fails_later_is_made_anew_and_its_traceback_is_shown
     assert code == 0, said
     assert "Warning: stream 0 gets new environments after failure 1 within 600 s" in said, said
     (again,) = [line for line in said.splitlines() if "after failure 2 within 600 s" in line]
-    assert again.endswith("'the joystick is gone' (an earlier report has its traceback)")
+    assert again.endswith("'the joystick is gone' (an earlier report has the traceback)")
     for text in (said, (workshop.run_folder("a") / "out.log").read_text()):
         assert "KeyError: 'the joystick is gone'" in text and "environments.py" in text
         assert text.count("Traceback (most recent call last)") == 1, text

@@ -89,13 +89,13 @@ def test_hosts_join_and_leave_a_run_and_wait_for_a_learner_that_was_killed(
     killed.wait_for("Connected to the learner")
     wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 0})
     other = host(workshop, keys, port, 1, 2, "Catch")
-    other.wait_for("does not use this host's environments: .* must serve the same")
+    other.wait_for("does not use this host's environments: .* must have the same")
     other.send(signal.SIGINT)
     killed.kill()
     wait_for(lambda: streams(workshop) == {"live_streams": 2, "lost_streams": 4}, BUSY_S)
     wait_for((workshop.run_folder("a") / "model.tar").exists)
     learner.kill()
-    kept.wait_for("dialling again", BUSY_S)
+    kept.wait_for("reconnecting", BUSY_S)
     resumed = workshop.start(*command, *endless)
     resumed.wait_for("Found [12] environments? of", 15 + BUSY_S)  # each stream dials on its own
     resumed.wait_for(r"steps ([1-9][\d,]*) of ")
@@ -176,7 +176,7 @@ def test_a_host_with_another_token_says_so_and_dials_again(
     learner.wait_for("Waiting for hosts")
     keys.token = other.token
     refused = host(workshop, keys, port, 1, 1)
-    refused.wait_for(f"learner at localhost:{port}: this is not its token.*dialling again")
+    refused.wait_for(f"learner at localhost:{port}: this is not its token.*reconnecting")
     for program in (learner, refused):
         program.send(signal.SIGINT)
         assert program.end() == 0, program.said

@@ -35,7 +35,7 @@ def test_a_family_trains_for_some_hundred_steps(
     keys = ["--observation_keys", *family.observation_keys] if family.observation_keys else []
     code, said = workshop.run(program, *args, *keys, timeout=PATIENCE)
     assert code == 0, said
-    assert f"Learnt {STEPS} steps" in said, said
+    assert f"Trained for {STEPS} steps" in said, said
     losses = [row["total_loss"] for row in read_logs(workshop.run_folder("a"))]
     assert len(losses) == STEPS // 80 and all(math.isfinite(loss) for loss in losses)
     workshop.assert_nothing_is_left()

@@ -54,7 +54,7 @@ def test_a_follower_begins_before_its_run_and_ends_with_it(
     second = train(workshop, stopped_at + 400, program)  # before it is given up
     assert second.end() == 0, second.said
     assert follower.end() == 0, follower.said
-    assert f"The run has learnt its {stopped_at + 400:,} steps." in follower.said
+    assert f"The run is complete ({stopped_at + 400:,} steps)." in follower.said
     rows = evaluated(workshop)
     steps = [row["step"] for row in rows]
     assert len(steps) >= 3 and steps == sorted(set(steps)) and steps[-1] == stopped_at + 400

@@ -64,10 +64,10 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Wor
 
     fill(ballast)
     full = "No space left on device"
-    run.wait_for(rf"logs.csv cannot be written \({full}\): rows from step [\d,]+ on are lost")
+    run.wait_for(rf"logs.csv cannot be written \({full}\): rows are lost from step [\d,]+ on")
     run.wait_for(
         rf"no checkpoint was written to {disk}/a/model.tar \({full}\); an earlier one is intact: "
-        r"make room there for 0.\d MB, 0.0 MB are free; the run continues"
+        r"free some space there for 0.\d MB, 0.0 MB are free; the run continues"
     )
     before = step_in(folder / "model.tar")
     ballast.unlink()
@@ -92,7 +92,7 @@ def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> N
     assert saved_step(workshop, "a") == 2000 and workshop.meta("a")["successful"] is True
     log = (workshop.run_folder("a") / "out.log").read_text()
     assert "stdout cannot be written (No space left on device): output there" in log
-    assert "] Learnt 2,000 steps" in log
+    assert "] Trained for 2,000 steps" in log
     workshop.assert_nothing_is_left()
 
 

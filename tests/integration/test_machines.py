@@ -130,7 +130,7 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
     workshop.assert_nothing_is_left()
 
 
-NO_CONNECTION = r"cannot accept connections any more.*limit of 200.* Starting a replacement"
+NO_CONNECTION = r"can no longer accept connections.*limit of 200.* Starting a replacement"
 
 
 def test_a_server_that_strangers_leave_no_connection_is_replaced(workshop: Workshop) -> None:
@@ -309,7 +309,7 @@ def test_the_status_of_an_absent_server_is_a_failure(capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert said.startswith(f"no environment server answers at {address} (waited 0.1 s): start")
     assert status.main([address]) == 2
-    assert "--insecure on a network that is protected otherwise" in capsys.readouterr().err
+    assert "--insecure on a network that is protected in another way" in capsys.readouterr().err
 
 
 def test_nothing_but_our_sentence_is_said_of_a_port_without_tls(
@@ -320,7 +320,7 @@ def test_nothing_but_our_sentence_is_said_of_a_port_without_tls(
     with serving(lambda: make("Catch", 1), address):
         code, said = workshop.run("status", address, "--tls_ca", keys.ca, "--timeout", "2")
     assert code == 1
-    assert said.startswith(f"{address}: that port does not use TLS: start what listens there")
+    assert said.startswith(f"{address}: that port does not use TLS: start the listening side")
     assert said.count("\n") == 1
 
 

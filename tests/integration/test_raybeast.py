@@ -217,5 +217,5 @@ def test_monobeast_learns_from_a_replay_on_ray_stops_as_always_and_ends_with_it(
                 assert run.end() == 0 and f"Stopped by {number.name}" in run.said, run.said
         psutil.Process(served.pid).kill()
         assert run.end() == 1, run.said
-    assert "the shared replay ray:catch has ended; the checkpoint has what was learnt" in run.said
+    assert "the shared replay ray:catch has ended; progress is saved in the checkpoint" in run.said
     assert "Traceback" not in run.said and saved_step(workshop) > 0

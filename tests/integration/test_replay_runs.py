@@ -121,7 +121,7 @@ def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> No
     ("words", "sentences"),
     [
         (["--replay_ratio", "3"], ["--replay_ratio needs a replay"]),
-        (["--replay_size", "30"], ["--replay_size 30 has no room for 4 rollouts"]),
+        (["--replay_size", "30"], ["--replay_size 30 is too small for 4 rollouts"]),
         (
             ["--replay_size", "2000000000"],
             ["--replay_size 2000000000 needs", "243 bytes a step", "are free", "at most"],

@@ -118,7 +118,7 @@ def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
     many = [*TORCHRUN[:3], "--nproc_per_node=5", TORCHRUN[-1]]
     five = workshop.start("polybeast_learner", *SMALL, "--batch_size", "5", by=many)
     assert five.end() == 1
-    assert "5 learners need a stream of environments each" in five.said, five.said
+    assert "5 learners need one stream of environments each" in five.said, five.said
     assert "the servers have 4 streams" in five.said
 
 

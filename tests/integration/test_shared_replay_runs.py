@@ -69,7 +69,7 @@ def test_a_killed_run_leaves_the_others_alone_and_a_killed_replay_ends_them(
         killed = time.monotonic()
         assert living.end() == 1, living.said
         assert time.monotonic() - killed < SECONDS
-    assert "has ended; the checkpoint has what was learnt" in living.said
+    assert "has ended; progress is saved in the checkpoint" in living.said
     assert "--replay_service" in living.said and "Traceback" not in living.said
     last = list(read_logs(workshop.run_folder("b")))[-1]["step"]
     saved = torch.load(workshop.run_folder("b") / "model.tar", weights_only=True)

@@ -159,7 +159,7 @@ def test_a_restored_learner_begins_anew(tmp_path: Path) -> None:
 
 
 def test_two_callbacks_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="several callbacks are named 'evaluation'"):
+    with pytest.raises(UsageError, match="several callbacks have the name 'evaluation'"):
         Learner(scheme_of(), 100, tmp_path / "run", callbacks=[Evaluation(10), Evaluation(20)])
     assert not (tmp_path / "run").exists()
 
@@ -215,7 +215,7 @@ def test_a_callback_that_steps_the_learner_ends_the_run_with_its_name(tmp_path: 
 
 def test_a_checkpoint_that_is_not_there_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     with Learner(scheme_of(), 10**6, tmp_path / "run") as learner:
-        with pytest.raises(UsageError, match=r"no checkpoint at .*missing\.tar: give the path"):
+        with pytest.raises(UsageError, match=r"no checkpoint at .*missing\.tar: use the path"):
             learner.restore(tmp_path / "missing.tar")
         learner.step()
 

@@ -122,7 +122,7 @@ def test_an_episode_that_has_begun_keeps_its_options() -> None:
 def test_an_environment_without_options_ends_the_run(axes: dict[str, Any], tmp_path: Path) -> None:
     envs = {"env_fn": NoOptions, "vec_env_size": 2}
     with (
-        pytest.raises(UsageError, match="NoOptions takes no options: give its reset"),
+        pytest.raises(UsageError, match="NoOptions takes no options: add"),
         Learner(scheme_of(envs=envs, **axes), 10**6, tmp_path / "run") as learner,
     ):
         learner.set_env_options({"level": 1})

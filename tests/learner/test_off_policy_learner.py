@@ -292,7 +292,7 @@ def test_a_free_learner_and_its_workers_do_not_wait_for_each_other(tmp_path: Pat
         ),
         (
             lambda: off_policy_of(grad_remote_workers=2),
-            "storage_factory has a replay, .* cannot feed gradient workers: remove",
+            "storage_factory has a replay, .* out of reach of gradient workers: remove",
         ),
     ],
 )  # fmt: skip

@@ -178,7 +178,7 @@ def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path
         (lambda: ray_scheme(), "Ray has not scheduled worker 0 yet (0 s)"),
         (
             lambda: collecting_here(grad_backend="ray", grad_remote_workers=1),
-            "gradient worker 0 has not started: it waits for room",
+            "gradient worker 0 has not started (no free resources",
         ),
     ],
 )
@@ -209,5 +209,5 @@ def test_workers_without_room_are_told_at_once_what_there_is(tmp_path: Path) -> 
     scheme = collecting_here(
         grad_backend="ray", grad_remote_workers=3, grad_worker_resources={"num_cpus": 4}
     )
-    with pytest.raises(UsageError, match="3 gradient workers with 4 CPUs each have no room on 1 n"):
+    with pytest.raises(UsageError, match="3 gradient workers with 4 CPUs each do not fit on 1 n"):
         Learner(scheme, 10**6, tmp_path / "run")

@@ -55,7 +55,7 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
         ),
         (
             lambda: impala_of(inference="central", col_backend="ray", **FREE_WORKERS),
-            "inference=.central.* this machine.* col_backend=.ray. may place them anywhere",
+            "inference=.central.* this machine.* col_backend=.ray. can place them on any node",
         ),
         (lambda: scheme_of(grad_backend="ray"), "grad_backend.*ray.* grad_remote_workers is 0"),
         (
@@ -101,7 +101,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
     _, action_space, obs_space = VecEnv.create_factory(**PENDULUM)
     scheme = scheme_of()
     other = OnPolicyActorCritic.create_factory(obs_space, action_space)
-    with pytest.raises(ValueError, match="observation_space .* train_envs_factory gives"):
+    with pytest.raises(ValueError, match="observation_space .* train_envs_factory has"):
         Scheme(**{**vars(scheme), "actor_factory": other})
 
 
@@ -117,7 +117,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
         ),
         (
             lambda: off_policy_of(storage=replay_of(size=1000, learn_start=5000)),
-            "holds 1000 steps: give at most learn_start 1000$",
+            "holds 1000 steps: use at most learn_start 1000$",
         ),
         (
             lambda: Scheme.preset(
@@ -136,7 +136,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
                     OBS_SPACE, ACTION_SPACE, restart_model="nope.tar"
                 ),
             ),
-            "restart_model nope.tar does not exist: give a checkpoint",
+            "restart_model nope.tar does not exist: use a checkpoint",
         ),
     ],
 )

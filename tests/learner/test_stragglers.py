@@ -79,7 +79,7 @@ def test_a_slow_worker_is_cut_short_and_the_steps_that_it_lacks_do_not_count(
 @pytest.mark.parametrize(
     ("axes", "sentence"),
     [
-        ({}, "sync_col_specs say when gradient workers stop .*, but grad_remote_workers is 0"),
+        ({}, "sync_col_specs control when gradient workers stop .*, but grad_remote_workers is 0"),
         (
             {"grad_remote_workers": 2, "col_remote_workers": 2},
             "sync_col_specs stop gradient workers .*, but with col_remote_workers others",

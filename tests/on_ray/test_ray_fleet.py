@@ -99,7 +99,7 @@ def test_a_connection_that_the_process_has_is_refused_where_another_is_asked_for
     ray: Any, asked: Any
 ) -> None:
     ray.is_initialized.return_value = True
-    with pytest.raises(UsageError, match=r"initialised .* already: call ray.shutdown\(\) before"):
+    with pytest.raises(UsageError, match=r"initialised .* already: call ray.shutdown\(\) first"):
         RayFleet(**asked, run="run")
     ray.init.assert_not_called()
     ray.shutdown.assert_not_called()
@@ -125,7 +125,7 @@ def test_actors_outside_a_cluster_cannot_reach_the_program(ray: Any) -> None:
 
 @pytest.mark.parametrize(
     ("address", "said_in", "instead"),
-    [(None, "$RAY_ADDRESS", "unset RAY_ADDRESS"), ("127.0.0.1:9", "--address", "leave out --addr")],
+    [(None, "$RAY_ADDRESS", "unset RAY_ADDRESS"), ("127.0.0.1:9", "--address", "remove --addr")],
 )
 def test_an_address_without_a_cluster_is_told_where_it_was_given(
     ray: Any, monkeypatch: pytest.MonkeyPatch, address: str | None, said_in: str, instead: str

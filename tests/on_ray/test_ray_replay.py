@@ -185,10 +185,13 @@ class TestRayReplay:
         of_actor = exceptions.RayTaskError("fill", "lines", exceptions.OutOfDiskError("no"))
         with joined(shared, "h") as agent:
             for error, said in (
-                (exceptions.ObjectStoreFullError("no"), "Ray's object store is full"),
-                (exceptions.OutOfDiskError("no"), "full, .*: give a smaller --batch_size"),
-                (of_actor.as_instanceof_cause(), "full, .*: give a smaller --batch_size"),
-                (exceptions.ActorUnavailableError("no", None), "has ended; the checkpoint has"),
+                (exceptions.ObjectStoreFullError("no"), "Ray's object store and the disk"),
+                (exceptions.OutOfDiskError("no"), "full, .*: use a smaller --batch_size"),
+                (of_actor.as_instanceof_cause(), "full, .*: use a smaller --batch_size"),
+                (
+                    exceptions.ActorUnavailableError("no", None),
+                    "has ended; progress is saved in the checkpoint",
+                ),
                 (ConnectionError("GCS is gone.\nmore"), "ray:tests, 1: GCS is gone$"),
             ):
                 failure = agent._failure(error)
@@ -202,7 +205,7 @@ class TestRayReplay:
     ) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(ray_replay, "_START_S", 1.0)
-            with pytest.raises(RunError, match="within 1 s: it needs 99 CPUs of one node"):
+            with pytest.raises(RunError, match="within 1 s: it needs 99 free CPUs on one node"):
                 with serving_on_ray("large", num_cpus=99):
                     pass
         with serving_on_ray("small", num_cpus=0.25):
@@ -223,7 +226,9 @@ class TestRayReplay:
             assert served.failure is None
             os.kill(served.pid, signal.SIGKILL)
             wait_for(lambda: served.failure is not None)
-            with pytest.raises(RunError, match="ray:killed has ended; the checkpoint has"):
+            with pytest.raises(
+                RunError, match="ray:killed has ended; progress is saved in the checkpoint"
+            ):
                 insert(agent, Envs(5, T, K), 0)
             with pytest.raises((UsageError, RunError), match="no replay of this name|has ended"):
                 with joined(served, "b"):
@@ -232,7 +237,7 @@ class TestRayReplay:
     def test_the_replay_ends_with_its_block_and_a_name_is_free_again(self, cluster: None) -> None:
         for _ in range(2):
             with serving_on_ray("brief") as served:
-                with pytest.raises(UsageError, match="ray:brief on this cluster already"):
+                with pytest.raises(UsageError, match="this cluster already has a replay ray:brief"):
                     with serving_on_ray("brief"):
                         pass
             assert served.failure is None

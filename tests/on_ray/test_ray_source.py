@@ -123,7 +123,7 @@ class TestRaySource(SourceCompliance):
         failure = running.supervisor.failure
         assert failure is not None and isinstance(failure.error, WorkerLost)
         assert failure.origin == "worker 0" and running.source.status()["replaced_workers"] == 0
-        assert "died; it last said:" in str(failure)
+        assert "died; last output:" in str(failure)
         assert "out of memory in the emulator" in str(failure), failure
 
     @pytest.mark.long

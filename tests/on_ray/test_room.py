@@ -63,8 +63,8 @@ def test_a_cluster_gets_as_many_workers_as_fit_its_nodes(
     ("settings", "where", "words"),
     [
         ({"num_workers": 6}, TWO, ["6 Ray actors", "2 nodes with 5 CPUs", "10.0.0.2 3 CPUs"]),
-        ({"num_workers": 6}, TWO, ["give num_workers 5, or fewer CPUs"]),
-        ({"num_workers": 6, "address": "auto"}, TWO, ["min_workers to let the others wait"]),
+        ({"num_workers": 6}, TWO, ["use num_workers 5, or fewer CPUs"]),
+        ({"num_workers": 6, "address": "auto"}, TWO, ["min_workers, so that the others start"]),
         ({"num_workers": 9, "min_workers": 6}, TWO, ["6 Ray actors"]),
         ({"num_workers": 5, "learner_cpus": 1}, TWO, ["and learner_cpus 1", "workers 4"]),
         ({"actor_cpus": 4}, TWO, ["1 Ray actor with actor_cpus 4", "fewer CPUs"]),
@@ -93,7 +93,7 @@ def test_many_nodes_are_not_all_named() -> None:
     [
         ({"num_workers": 65}, "num_workers 65 leaves some processes without an environment"),
         ({"min_workers": 1}, "min_workers 1 is more than num_workers None"),
-        ({"num_workers": 2, "min_workers": 3}, "give at least as many num_workers"),
+        ({"num_workers": 2, "min_workers": 3}, "use at least as many num_workers"),
         ({"actor_cpus": 0.0}, "actor_cpus must be greater than 0, got 0.0"),
         ({"learner_gpus": -1.0}, "learner_gpus must be at least 0"),
         ({"address": "ray://head:10001", "learner_gpus": 1.0}, "submit the run as a job"),
@@ -131,8 +131,8 @@ def test_workers_of_several_kinds_have_room_beside_each_other() -> None:
 def test_workers_that_have_room_only_one_kind_at_a_time_are_refused(where: Room) -> None:
     """A learner that waits for its players would hold the room that they wait for."""
     sentence = (
-        r"^4 players with 0.5 CPUs each beside 2 learners with 2 CPUs and 0.5 GPUs each have no "
-        r"room on \d node.*: use fewer workers, reserve less for each, or add nodes$"
+        r"^4 players with 0.5 CPUs each beside 2 learners with 2 CPUs and 0.5 GPUs each do not "
+        r"fit on \d node.*: use fewer workers, reserve less for each, or add nodes$"
     )
     with pytest.raises(UsageError, match=sentence):
         check_room(where, [SMALL, LARGE])

@@ -75,7 +75,9 @@ def test_a_learner_that_waits_for_files_is_not_the_bottleneck() -> None:
     before, now = reading(0, 0, 0, 0, 0, 0), reading(10, 1, 1, 8, 6, 4)
     found = shares(now._replace(writing=3.0), before)
     assert found.writing == pytest.approx(0.3)
-    assert said(found, setup()).startswith("the learner waits for files 30 % of its time: a faster")
+    assert said(found, setup()).startswith(
+        "the learner waits for files 30 % of its time: use a faster"
+    )
 
 
 def test_a_stage_without_a_report_has_no_share() -> None:

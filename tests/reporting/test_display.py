@@ -336,7 +336,7 @@ def test_the_summary_has_steps_episodes_and_return() -> None:
     progress.returns.extend([1.0, 0.0])
     progress.lengths.extend([10, 14])
     assert summary(progress, 2000, 10.0) == (
-        "Learnt 2,000 steps in 0:00:10 (200 steps/s), 3,000 in all; "
+        "Trained for 2,000 steps in 0:00:10 (200 steps/s), 3,000 in total; "
         "mean return 0.50 and length 12 over the last 2 episodes."
     )
     assert "no episode has ended yet" in summary(Progress(), 0, 0.0)

@@ -362,7 +362,7 @@ def test_checkpoints_and_videos_are_uploaded_only_when_asked(
 
 
 def test_an_upload_needs_a_project() -> None:
-    with pytest.raises(ValueError, match="give wandb_project too"):
+    with pytest.raises(ValueError, match="set wandb_project too"):
         LogConfig(wandb_upload=True)
 
 

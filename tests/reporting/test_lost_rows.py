@@ -75,7 +75,7 @@ def test_lost_rows_leave_a_log_of_whole_rows_and_are_counted(
     first, second = dict.fromkeys(shown)
     assert first == (
         f"Warning: {path} cannot be written (File too large): "
-        "rows from step 20 on are lost; the run continues"
+        "rows are lost from step 20 on; the run continues"
     )
     assert second == f"Warning: {path} lost 3 rows; it is written again at step 50"
 
@@ -158,8 +158,8 @@ def test_lost_messages_of_out_log_are_counted_there(
     assert count == "(2 lines could not be written here)", "the warning is one of them"
     (said,) = capsys.readouterr().err.splitlines()
     assert said == (
-        f"Warning: {path} cannot be written (File too large): output there is lost "
-        "until it can; the run continues"
+        f"Warning: {path} cannot be written (File too large): output to it is lost "
+        "meanwhile; the run continues"
     )
 
 

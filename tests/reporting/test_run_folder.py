@@ -227,7 +227,7 @@ def test_a_run_begins_on_a_file_system_without_locks_and_says_that_it_is_not_loc
     assert rows.lock() and not is_in_use(tmp_path / "a")
     rows.close()
     run.finish(successful=True)
-    said = f"{run.path} cannot be locked here, because its file system has no locks: once"
+    said = f"{run.path} cannot be locked here, because its file system does not support locks: once"
     assert f"Warning: {said}" in capsys.readouterr().err
     assert (run.path / "out.log").read_text().count(said) == 1
 
@@ -272,7 +272,7 @@ def test_a_record_that_cannot_be_read_at_present_is_not_replaced(
 
 def test_a_folder_that_cannot_be_made_is_refused_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="give another --savedir"):
+    with pytest.raises(UsageError, match="use another --savedir"):
         RunFolder(tmp_path / "file" / "a", {})
 
 

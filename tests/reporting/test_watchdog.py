@@ -12,17 +12,17 @@ POLY = {"learner_queue_size": 0, "inference_queue_size": 0, "live_streams": 2, "
 MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_workers": 2, "replaced_workers": 0}
 
 STUCK = [
-    (POLY | {"live_streams": 0}, "none of the streams is alive"),
-    (POLY | {"learner_queue_size": 3}, "the learner does not take them"),
-    (POLY | {"inference_queue_size": 1}, "inference does not answer"),
+    (POLY | {"live_streams": 0}, "all streams are gone"),
+    (POLY | {"learner_queue_size": 3}, "the learner does not take it"),
+    (POLY | {"inference_queue_size": 1}, "inference does not respond"),
     (POLY, "0 of 3 rollouts of a batch are ready: the environments have not completed a rollout"),
     (POLY | {"learner_queue_size": 2}, "2 of 3 rollouts of a batch are ready: the environments"),
     (
         POLY | {"learner_queue_size": 2, "inference_queue_size": 1},
-        "2 of 3 rollouts of a batch are ready: observations wait for actions, but inference does ",
+        "2 of 3 rollouts of a batch are ready: inference does ",
     ),
-    (MONO | {"live_workers": 0}, "none of the workers is alive"),
-    (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
+    (MONO | {"live_workers": 0}, "all workers are gone"),
+    (MONO | {"learner_queue_size": 8}, "the learner does not take it"),
     (MONO | {"rollout_queue_size": 4}, "the learner has not returned its last batch"),
     (MONO | {"waiting_workers": 2}, "all workers wait for the weights of an update"),
     (MONO | {"waiting_workers": 1}, "the environments have not completed a rollout"),
@@ -52,7 +52,7 @@ def test_a_full_learner_queue_explains_the_queues_before_it() -> None:
     full = MONO | {"learner_queue_size": 16, "rollout_queue_size": 4}
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
     watchdog.check(0, full, 0.0)
-    assert "the learner does not take them" in (watchdog.check(0, full, 100.0) or "")
+    assert "the learner does not take it" in (watchdog.check(0, full, 100.0) or "")
 
 
 def test_files_that_the_learner_waits_for_explain_all_queues() -> None:

@@ -77,7 +77,7 @@ def test_a_torn_file_is_refused_with_a_message(tmp_path: Path, data: bytes) -> N
 
 
 def test_a_missing_file_is_refused_with_a_message(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no checkpoint at /.*give the folder of a run"):
+    with pytest.raises(UsageError, match="there is no checkpoint at /.*use the folder of a run"):
         checkpoints.load(tmp_path / "model.tar")
 
 
@@ -97,7 +97,7 @@ def test_a_file_of_a_newer_format_is_refused_with_a_message(tmp_path: Path) -> N
 @pytest.mark.parametrize("odd", ["auto", 5, None])
 def test_an_unknown_form_of_rewards_is_refused_with_a_message(odd: Any) -> None:
     saved = {"model_state_dict": {}, "flags": {}, "reward_input": odd}
-    with pytest.raises(UsageError, match=f"reward_input {odd!r}, but .* knows abs_one, none"):
+    with pytest.raises(UsageError, match=f"reward_input {odd!r}, but .* supports abs_one, none"):
         checkpoints.actor_spec(saved)
 
 

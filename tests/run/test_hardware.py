@@ -56,13 +56,13 @@ def test_disable_cuda_selects_the_cpu() -> None:
 def test_a_gpu_is_chosen_by_its_number_and_refused_if_it_is_not_there() -> None:
     assert chosen(device="cuda:1").device == torch.device("cuda:1")
     assert chosen(device="cuda").device == torch.device("cuda:0")
-    with pytest.raises(UsageError, match="device cuda:2 does not exist, PyTorch finds 2 GPUs"):
+    with pytest.raises(UsageError, match="device cuda:2 does not exist, PyTorch found 2 GPUs"):
         chosen(device="cuda:2")
 
 
 def test_without_gpus_no_other_number_of_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="PyTorch finds 0 GPUs: give device auto$"):
+    with pytest.raises(UsageError, match="PyTorch found 0 GPUs: use device auto$"):
         chosen(device="cuda:0")
 
 
@@ -78,7 +78,7 @@ def test_a_gpu_of_apple_is_refused_with_what_to_use_instead() -> None:
 
 
 def test_a_gpu_without_cuda_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave out one of them"):
+    with pytest.raises(ValueError, match="remove one of them"):
         HardwareConfig(device="cuda:0", disable_cuda=True)
 
 

@@ -135,7 +135,7 @@ def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
     found = checkpoints.load_newest(newest, NEEDED)
     assert found.checkpoint["step"] == 1
     said = checkpoints.sentence(found, newest)
-    assert f"{newest} is damaged (its disk says: Input/output error)" in said
+    assert f"{newest} is damaged (disk error: Input/output error)" in said
     checkpoints.put_in_place(found, newest)
     assert newest.stat().st_ino != bad
     assert newest.with_name("model.tar.damaged").stat().st_ino == bad
@@ -242,12 +242,12 @@ class Foreign:
     ("make", "reason"),
     [
         (lambda path: path.write_bytes(b""), "it is empty"),
-        (lambda path: path.write_bytes(b"x" * 5000), "it is cut off, or was never a checkpoint"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-700]), "it is cut off, or was never"),
-        (lambda path: path.write_bytes(path.read_bytes()[:3]), "it is cut off, or was never"),
+        (lambda path: path.write_bytes(b"x" * 5000), "it is truncated, or not a checkpoint"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-700]), "it is truncated, or not"),
+        (lambda path: path.write_bytes(path.read_bytes()[:3]), "it is truncated, or not"),
         (lambda path: (path.unlink(), path.mkdir()), "it is a folder"),
         (lambda path: zipfile.ZipFile(path, "w").close(), "its contents are invalid"),
-        (lambda path: torch.save(Foreign(), path), "it contains .*Foreign, and only tensors and"),
+        (lambda path: torch.save(Foreign(), path), "it contains .*Foreign, but only tensors and"),
     ],
     ids=["empty", "something else", "truncated", "a stub", "folder", "empty archive", "a class"],
 )
@@ -377,9 +377,9 @@ def test_a_run_goes_on_from_the_one_before_and_says_so(
     captured = capsys.readouterr()
     (said,) = [line for line in captured.err.splitlines() if line.startswith("Warning")]
     assert f"{newest} is damaged (" in said
-    assert f"using the checkpoint before it, {tmp_path / 'run' / 'model.1.tar'}" in said
+    assert f"using the previous checkpoint, {tmp_path / 'run' / 'model.1.tar'}" in said
     assert f"damaged files are now {newest}.damaged" in said
-    assert "using the checkpoint before it" in (tmp_path / "run" / "out.log").read_text()
+    assert "using the previous checkpoint" in (tmp_path / "run" / "out.log").read_text()
     assert run_steps(tmp_path) == 2 * T * B
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [T * B, 2 * T * B]
     assert newest.with_name("model.tar.damaged").read_bytes() == torn
@@ -417,9 +417,9 @@ def test_a_nan_leaves_all_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "free_mb", "inodes", "remedy"),
     [
-        (errno.ENOSPC, 3, 9, "make room there for 4.0 MB, 3.0 MB are free"),
-        (errno.ENOSPC, 3, None, "make room there for 4.0 MB, 3.0 MB are free"),
-        (errno.ENOSPC, 34, 0, "delete files there, because the file system has no free inode for"),
+        (errno.ENOSPC, 3, 9, "free some space there for 4.0 MB, 3.0 MB are free"),
+        (errno.ENOSPC, 3, None, "free some space there for 4.0 MB, 3.0 MB are free"),
+        (errno.ENOSPC, 34, 0, "delete files there, because the file system has no free inodes"),
         (errno.ENOSPC, 34, 9, "delete files there, because a quota is used up"),
         (errno.EDQUOT, 3, 9, "delete files there, because a quota is used up"),
     ],

@@ -222,7 +222,7 @@ def test_a_run_that_fails_in_its_first_update_tells_the_line_and_leaves_no_check
     assert f'File "{__file__}"' in told and "optimiser_step.py" not in told
     assert told.endswith(f"\nMore is in {tmp_path / 'run' / 'out.log'}")
     said = capsys.readouterr().out
-    assert not list((tmp_path / "run").glob("*.tar")) and "Learnt" not in said
+    assert not list((tmp_path / "run").glob("*.tar")) and "Trained for" not in said
     assert "torchbeast.plot" not in said and "--xpid" not in said
     assert not (tmp_path / "latest").exists(), "there is nothing to test"
     train(tmp_path, GOOD)
@@ -346,7 +346,7 @@ def with_model(name: str) -> dict[str, Any]:
 
 def test_a_run_is_not_resumed_with_another_network_of_the_same_shapes(tmp_path: Path) -> None:
     train(tmp_path, GOOD, **with_model("shallow-norm"))
-    with pytest.raises(UsageError, match="model must be shallow-norm, as in .*, not shallow: give"):
+    with pytest.raises(UsageError, match="model must be shallow-norm, as in .*, not shallow: use"):
         train(tmp_path, GOOD, **with_model("shallow"))
     train(tmp_path, GOOD, **with_model("auto"))
     saved = checkpoints.load(tmp_path / "run" / "model.tar")

@@ -139,7 +139,7 @@ def test_a_killed_rank_ends_the_others_after_a_checkpoint_of_the_last_update(
     learners.running[1].kill()
     (code, said), _ = learners.ends()
     assert time.monotonic() - killed < NOTICED_S
-    assert code == 1 and "another learner has ended, or is out of reach" in said
+    assert code == 1 and "another learner has ended, or cannot be reached" in said
     assert "gloo" not in said and ".cc" not in said, "only the log is about torch's own code"
     log = (learners.folder / "a" / "run" / "out.log").read_text()
     assert "torch.distributed: " in log
@@ -408,7 +408,7 @@ def test_learners_with_other_flags_are_refused_with_both() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rollouts": RolloutConfig(batch_size=9)}, "--batch_size 9 .* give a multiple of 2"),
+        ({"rollouts": RolloutConfig(batch_size=9)}, "--batch_size 9 .* use a multiple of 2"),
         ({"replay": ReplayConfig(replay_size=999)}, "--replay_size 999 works with one learner"),
         ({"hardware": HardwareConfig(num_learner_threads=2)}, "--num_learner_threads 2 works with"),
     ],

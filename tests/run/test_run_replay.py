@@ -59,8 +59,8 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     replay = made(10**7, free=2 * 10**9)
     assert replay.capacity == 10**7 and replay.frame_stack == STACKED
     assert capsys.readouterr().out == (
-        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.5 GB when it is full (8 bytes "
-        "more for each truncated episode), and 12.3 MB of other buffers, of 2.0 GB that are free "
+        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.5 GB when full (plus 8 bytes "
+        "per truncated episode), and 12.3 MB of other buffers, of 2.0 GB that are free "
         "on this machine.\n"
     )
     made(1000)
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused_and_what_would_is_told() -> None:
         made(most + 1, free)
     assert str(error.value) == (
         f"replay_size {most + 1} needs 5.7 MB of memory, {EACH} bytes a step, and 12.3 MB for "
-        f"other buffers, but 20.0 MB are free on this machine: give at most replay_size {most}"
+        f"other buffers, but 20.0 MB are free on this machine: use at most replay_size {most}"
     )
 
 
@@ -84,7 +84,7 @@ def test_memory_that_cannot_be_reserved_is_a_sentence(monkeypatch: pytest.Monkey
         raise MemoryError("it cannot be reserved")
 
     monkeypatch.setattr("torchbeast.run.replay.RolloutReplay", refuse)
-    with pytest.raises(UsageError, match="it cannot be reserved: give a smaller replay_size"):
+    with pytest.raises(UsageError, match="it cannot be reserved: use a smaller replay_size"):
         made()
 
 
@@ -224,7 +224,8 @@ def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:
         saving(tmp_path, fail).save(training())
     assert str(error.value).startswith(
         f"the checkpoint {tmp_path / 'model.tar'} is new, but no replay was written to "
-        f"{tmp_path / FILE} (No space left on device); an earlier one is intact: make room there"
+        f"{tmp_path / FILE} (No space left on device); an earlier one is intact: "
+        "free some space there"
     )
     assert (tmp_path / FILE).read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", FILE]

@@ -309,7 +309,7 @@ def test_the_state_saved_at_a_nan_is_that_after_the_last_good_update(tmp_path: P
     assert kept["scheduler_state_dict"]["version"] == 2
     assert run.supervisor.failure is not None
     assert str(run.supervisor.failure.error).endswith(
-        f"The state before it is in {tmp_path / 'kept'}; the checkpoint is left as it was"
+        f"The previous state is in {tmp_path / 'kept'}; the checkpoint is unchanged"
     )
 
 
@@ -405,7 +405,7 @@ def test_the_last_checkpoint_waits_for_an_update_as_long_as_twice_the_longest(
     run.training.start(1)
     assert begun.wait(SOON)
     assert run.training.patience_s == 1000.0
-    with pytest.raises(NoMoment, match="an update had not ended after 0 s; what was learnt since"):
+    with pytest.raises(NoMoment, match="an update had not ended after 0 s; progress since"):
         run.training.checkpoint(wait_s=0.0)
     waiting = Background(run.training.checkpoint)
     go_on.set()

@@ -63,7 +63,7 @@ def test_a_folder_that_others_can_enter_is_refused(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "torchbeast").mkdir()
     (tmp_path / "torchbeast").chmod(0o777)
-    with pytest.raises(UsageError, match="not a folder of this user alone"):
+    with pytest.raises(UsageError, match="not a private folder of this user"):
         user_basename()
 
 
@@ -73,5 +73,5 @@ def test_a_link_to_another_folder_is_refused(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "torchbeast").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="not a folder of this user alone"):
+    with pytest.raises(UsageError, match="not a private folder of this user"):
         user_basename()

@@ -162,7 +162,7 @@ ALIKE = [
 @pytest.mark.parametrize("key", ALIKE)
 def test_servers_of_different_environments_are_refused(servers: dict, key: str) -> None:
     servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
-    with pytest.raises(RunError, match=f"must serve the same, but their {key} is"):
+    with pytest.raises(RunError, match=f"must have the same environment, but their {key} is"):
         discovery.find(["unix:/a"], 8, timeout=1.0)
 
 
@@ -184,7 +184,7 @@ def test_a_server_of_the_original_is_a_host_of_one_server(servers: dict) -> None
 
 def test_a_server_that_belongs_to_a_host_named_before_is_refused(servers: dict) -> None:
     servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51)})
-    with pytest.raises(UsageError, match="a:51 is on a host that you have named already"):
+    with pytest.raises(UsageError, match="a:51 is on a host that is already listed"):
         discovery.find(["a:50", "a:51"], None, 1.0, PLAIN)
 
 
@@ -265,7 +265,9 @@ def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> No
 
 def test_hosts_of_different_environments_are_refused(servers: dict) -> None:
     servers.update({"a:50": CATCH, "b:50": CATCH | {"env_id": "Memory"}})
-    with pytest.raises(RunError, match="a:50 and b:50 must serve the same, but their env_id is"):
+    with pytest.raises(
+        RunError, match="a:50 and b:50 must have the same environment, but their env_id is"
+    ):
         discovery.find(["a:50", "b:50"], None, 1.0, PLAIN)
 
 
@@ -285,7 +287,9 @@ def test_fewer_streams_than_learners_are_refused_with_both_numbers(servers: dict
     servers["unix:/a.0"] = CATCH
     fleet = discovery.find(["unix:/a"], None, timeout=0.1)
     assert fleet.share(1, 2).stream_addresses == ["unix:/a.0"]
-    with pytest.raises(UsageError, match="3 learners need a stream .* the servers have 2 streams"):
+    with pytest.raises(
+        UsageError, match="3 learners need one stream .* the servers have 2 streams"
+    ):
         fleet.share(0, 3)
 
 

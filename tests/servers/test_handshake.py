@@ -72,7 +72,7 @@ def test_a_learner_finds_servers_over_tls_and_over_plain_tcp(keys: Keys, tcp: st
 def test_plain_text_to_a_port_of_tls_names_the_missing_flag(keys: Keys, tcp: str, ca: bool) -> None:
     client_ca = {"tls_client_ca": keys.ca} if ca else {}
     with served(tcp, tls_cert=keys.cert, tls_key=keys.key, **client_ca):
-        with pytest.raises(RunError, match=f"^{tcp}: that port uses TLS: give --tls_ca"):
+        with pytest.raises(RunError, match=f"^{tcp}: that port uses TLS: use --tls_ca"):
             found(tcp)
 
 
@@ -102,7 +102,7 @@ def test_a_certificate_of_another_authority_is_refused(
     foreign = Keys(tmp_path)
     with served(tcp, tls_cert=foreign.cert, tls_key=foreign.key):
         with pytest.raises(
-            RunError, match="its certificate is refused .*be signed by --tls_ca .*ca.pem; another"
+            RunError, match="its certificate was rejected .*be signed by --tls_ca .*ca.pem; another"
         ):
             found(tcp, tls_ca=keys.ca)
 
@@ -117,7 +117,9 @@ def test_a_certificate_of_another_host_is_refused(
 ) -> None:
     cert, key = keys.server([name], name="other")
     with served(tcp, tls_cert=cert, tls_key=key):
-        with pytest.raises(RunError, match="its certificate is refused .*: it must name 127.0.0.1"):
+        with pytest.raises(
+            RunError, match="its certificate was rejected .*: it must contain 127.0.0.1"
+        ):
             found(tcp, tls_ca=keys.ca)
 
 
@@ -128,7 +130,7 @@ def test_a_learner_whose_certificate_is_missing_or_foreign_is_told_so(
     pair = {"tls_cert": foreign.client_cert, "tls_key": foreign.client_key}
     with served(tcp, tls_cert=keys.cert, tls_key=keys.key, tls_client_ca=keys.ca):
         for files in ({}, pair):
-            with pytest.raises(RunError, match="give --tls_cert and --tls_key, signed by its"):
+            with pytest.raises(RunError, match="use --tls_cert and --tls_key, signed by its"):
                 found(tcp, tls_ca=keys.ca, **files)
 
 

@@ -114,7 +114,9 @@ def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDo
     ):
         hosts.find(None, 0.2, never)
     fake.comes("here")
-    with pytest.raises(RunError, match="only here dialled in .* fewer than the 9 of --num_envs"):
+    with pytest.raises(
+        RunError, match="only here dialled in .* fewer environments than --num_envs 9"
+    ):
         hosts.find(9, 0.2, never)
     assert hosts.find(None, 0.2, never).stream_hosts == ["here"]
 
@@ -136,7 +138,7 @@ def test_a_door_that_became_deaf_is_opened_again_once_files_can_be_opened(
     found = hosts.find(1, 10.0, never).stream_hosts
     assert fake.is_closed is not lacks_files
     assert found == (["only by the old door"] if lacks_files else ["again"])
-    assert ("127.0.0.1:1 does not accept connections any more" in caplog.text) is not lacks_files
+    assert ("127.0.0.1:1 stopped accepting connections" in caplog.text) is not lacks_files
     hosts.close(run_has_ended=True)
     assert another.is_closed is not lacks_files
 
@@ -154,7 +156,7 @@ def test_a_door_that_cannot_be_opened_again_yet_is_tried_until_it_can(
     fake.is_deaf = True
     monkeypatch.setattr(door, "PortCheck", lambda _: Mock(is_deaf=lambda: False))
     assert hosts.find(1, SOON, never).stream_hosts == ["again"]
-    assert "no host can dial in at present: the port is in use" in caplog.text
+    assert "no host can dial in now: the port is in use" in caplog.text
 
 
 def deep(levels: int) -> Any:
@@ -223,16 +225,19 @@ def test_a_host_that_leaves_and_a_failed_environment_are_warnings(
     assert "has left" not in caplog.text, "its streams may leave one after the other"
     hosts._look()
     assert "the host a has left" in caplog.text
-    assert "no host is left: the run ends within a minute" in caplog.text
+    assert "no host is left; the run ends within a minute" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"env_id": "Memory"}, "must serve the same, but their env_id is 'Catch' and 'Memory'"),
+        (
+            {"env_id": "Memory"},
+            "must have the same environment, but their env_id is 'Catch' and 'Memory'",
+        ),
         ({"action_space": {"type": "Discrete", "n": 4}}, "action_space"),
-        ({"num_envs": 3}, "its streams have 3 environments, and rollouts of this run join 2"),
-        ({"num_envs": 1 << 24}, "would take 16.8 GB of memory, but 7.5 GB is the most"),
+        ({"num_envs": 3}, "its streams have 3 environments, and rollouts of this run combine 2"),
+        ({"num_envs": 1 << 24}, "would take 16.8 GB of memory, but 7.5 GB is the limit"),
     ],
 )
 def test_a_host_that_does_not_fit_is_refused_with_the_reason(

@@ -46,5 +46,5 @@ def test_hosts_are_listed_with_commas() -> None:
 
 
 def test_a_host_that_a_command_names_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="^a:1,b:1,a:1 names a:1 twice: name each host once"):
+    with pytest.raises(UsageError, match="^a:1,b:1,a:1 names a:1 twice: list each host once"):
         hosts("a:1,b:1,a:1")

@@ -81,8 +81,8 @@ def test_a_host_dials_until_the_run_has_ended(start: Any, said: list[str]) -> No
     learner, streams = start(AWAY, AWAY, "taken", AWAY, "ended")
     assert streams.run()
     assert learner.attempts == ["a:1"] * 5
-    assert said[0] == "no learner answers at a:1; dialling again."
-    assert said[2:4] == ["Connected to the learner at a:1.", "connection lost; dialling again."]
+    assert said[0] == "no learner answers at a:1; reconnecting."
+    assert said[2:4] == ["Connected to the learner at a:1.", "connection lost; reconnecting."]
 
 
 def test_pauses_grow_at_random_until_a_learner_takes_the_stream(
@@ -104,12 +104,12 @@ def test_a_host_says_why_it_cannot_join_and_dials_on(start: Any, said: list[str]
     )
     assert streams.run()
     assert said[2:] == [
-        "not its token; dialling again.",
-        "no learner listens there; dialling again.",
+        "not its token; reconnecting.",
+        "no learner listens there; reconnecting.",
     ]
     _, streams = start(AWAY, "ended", explained=RunError("its certificate has expired"))
     assert streams.run()
-    assert said[4:] == ["its certificate has expired; dialling again."]
+    assert said[4:] == ["its certificate has expired; reconnecting."]
 
 
 def test_environments_that_fail_too_often_end_the_host(

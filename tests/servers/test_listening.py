@@ -37,7 +37,7 @@ def test_all_addresses_are_refused_if_another_program_has_the_port_at_one(taken_
     with socket.create_server((taken_at, 0), family=family) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            UsageError, match=r"\(Address already in use\): end the program that uses the port"
+            UsageError, match=r"\(Address already in use\): stop the program that uses the port"
         ):
             check_free(f"0.0.0.0:{port}")
     check_free(f"0.0.0.0:{port}")
@@ -47,7 +47,7 @@ def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> Non
     with socket.create_server((HOME[0], 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            UsageError, match=r"\(Address already in use\): end the program that uses the port"
+            UsageError, match=r"\(Address already in use\): stop the program that uses the port"
         ):
             check_free(f"127.0.0.1:{port}")
     check_free(f"127.0.0.1:{port}")

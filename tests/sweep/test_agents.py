@@ -76,9 +76,9 @@ def test_names_are_folders_and_differ_where_the_settings_do() -> None:
         (["num_learner_threads=1"], ["--num_threads", "2"], "num_learner_threads is in --set"),
         (["clip_range=0.1"], ["--algo=ppo", "--clip_param=0.2"], "clip_range is in --set and a"),
         (["lr=0.1,0.2", "learning_rate=1"], [], "learning_rate is in --set and there as lr too"),
-        (["xpid=a,b"], [], "names its agents by their settings"),
-        (["seed=1"], ["--mode", "test"], "a sweep trains"),
-        (["seed=1"], ["--suppress_logs"], "in one table"),
+        (["xpid=a,b"], [], "are named after their settings"),
+        (["seed=1"], ["--mode", "test"], "a sweep only trains"),
+        (["seed=1"], ["--suppress_logs"], "one table of its agents"),
         (["seed=1"], ["--paralel", "2"], r"Did you mean --parallel\?"),
     ],
 )
@@ -101,14 +101,14 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
 @pytest.mark.parametrize(
     ("set_", "words", "sentence"),
     [
-        (["seed=1,2"], [], "^--replay_service needs a replay: give its --replay_size too"),
+        (["seed=1,2"], [], "^--replay_service needs a replay: set --replay_size too"),
         (["replay_ratio=1,0"], SHARED, "^--checkpoint_replay and --replay_service need a replay"),
         (["seed=1,2"], [*SHARED, "--checkpoint_replay"], "shared by several runs: remove one"),
         (["seed=1,2"], ["--algo", "dqn"], "shares rollouts among agents of laser"),
         (["replay_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
         (["env=Catch,Memory"], SHARED[:2], "have the same env, so --set cannot vary it"),
         (["buffer_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
-        (["seed=1"], [*SHARED, "--replay_service", "x"], "give --shared_replay instead"),
+        (["seed=1"], [*SHARED, "--replay_service", "x"], "use --shared_replay instead"),
     ],
 )
 def test_what_cannot_share_a_replay_is_a_sentence(

@@ -195,7 +195,7 @@ def test_agents_begin_when_there_is_room_and_fail_with_their_own_words_or_those_
     assert [row.why for row in rows[1:]] == [
         "no",
         "process 1 was killed by SIGKILL",
-        "Ray lost it: its node has left the cluster",
+        "lost by Ray: its node has left the cluster",
     ]
     assert all(worker.is_killed for worker in fleet.workers)
     actors = fleet.events[0][3]
@@ -232,7 +232,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, fleet: Fake
     process = on_ray.ProcessOnRay(fleet, row, 1, [], {})  # type: ignore[arg-type]
     wait_for(lambda: process.has_ended)
     row.end()
-    assert "does not see the sweep's folder" in row.why and "--savedir" in row.why
+    assert "cannot access the sweep's folder" in row.why and "--savedir" in row.why
     assert not FakeChild.made
 
 
@@ -264,7 +264,7 @@ def test_agents_outlive_their_actors_to_write_a_checkpoint(
 def test_an_agent_that_no_node_has_room_for_is_refused(tmp_path: Path, fleet: FakeFleet) -> None:
     agents = [row.agent for row in rows_of(tmp_path / "lr", 1)]
     for more in ({"agent_cpus": 3.0}, {"agent_gpus": 1.0}):
-        with pytest.raises(UsageError, match="1 agent with .* no room"):
+        with pytest.raises(UsageError, match="1 agent with .* not fit"):
             with on_ray.on_ray(SweepConfig(on="ray", **more), agents, False):  # type: ignore[arg-type]
                 pass
 

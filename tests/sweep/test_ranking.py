@@ -93,7 +93,7 @@ def test_the_report_says_which_agents_are_not_done(
     report([*rows, failed(tmp_path, 20, 9.0, seed="3")], tmp_path)
     said = capsys.readouterr().out
     assert "9 at step 20 (failed), 1, 2" in said and "2 done, 1 failed" in said
-    assert "not done come last, ordered by the steps that they reached" in said
+    assert "Unfinished agents are ranked last, by steps." in said
 
 
 def test_a_report_without_any_episode_has_no_plot(
@@ -112,9 +112,9 @@ ERROR = "ValueError: no"
     ("why", "reason"),
     [
         (KILLED, KILLED),
-        (f"{KILLED}; it last said:\n  all is well", KILLED),
-        (f"worker 0: {KILLED}; it last said:\n  all is well", f"worker 0: {KILLED}"),
-        (f"process 7 exited with code 1; it last said:\n  Traceback\n  {ERROR}", ERROR),
+        (f"{KILLED}; last output:\n  all is well", KILLED),
+        (f"worker 0: {KILLED}; last output:\n  all is well", f"worker 0: {KILLED}"),
+        (f"process 7 exited with code 1; last output:\n  Traceback\n  {ERROR}", ERROR),
         (f"Traceback:\n  line\n{ERROR}\nMore is in out.log", ERROR),
         ("", ""),
     ],

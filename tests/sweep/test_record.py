@@ -98,7 +98,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_sweep_needs_something_to_vary(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give the flags to vary"):
+    with pytest.raises(UsageError, match="expected the flags to vary"):
         compared(SweepConfig(), WORDS, tmp_path / "new")
 
 

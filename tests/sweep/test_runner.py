@@ -103,7 +103,7 @@ def test_an_agent_that_could_not_save_in_time_has_failed_unless_it_had_learnt_no
     log(rows[0].agent.folder, [(10, 0, 0.0)])
     runner(2).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
     assert states(rows) == ["failed", "stopped"]
-    assert "did not write its checkpoint" in rows[0].why
+    assert "did not save its checkpoint" in rows[0].why
 
 
 def test_an_agent_that_was_stopped_before_it_went_on_has_not_failed(tmp_path: Path) -> None:

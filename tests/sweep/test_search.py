@@ -68,7 +68,7 @@ def test_a_sweep_that_continues_draws_the_same_settings() -> None:
 @pytest.mark.parametrize(
     ("word", "trials", "message"),
     [
-        ("learning_rate=0.1:1", None, "is a range: give --trials"),
+        ("learning_rate=0.1:1", None, "is a range: add --trials"),
         ("learning_rate=1:0.1", 4, "the range 1:0.1 must be LOW:HIGH"),
         ("learning_rate=1:inf", 4, "must be LOW:HIGH"),
     ],

@@ -266,7 +266,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
         return flags_type, tyro.MISSING_NONPROP
     of_preset = _without_served(flags_type, presets.settings(words))  # it may print and exit
     # It may print where the settings of the run come from.
-    with lossy_output(), refusing_paths("give another --savedir or --xpid"):
+    with lossy_output(), refusing_paths("use another --savedir or --xpid"):
         recorded = resuming.recorded(words)
     algo = _algorithm(words, {**recorded, **of_preset})
     resuming.check_algorithm(words, algo, recorded)
@@ -338,7 +338,7 @@ def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> Non
     flags = {*names(flags_type)} - {*names(type(flags_type().algorithm))}
     if taken := sorted(n for n, count in settings.items() if count > 1 or n in flags):
         raise UsageError(
-            f"--algo {name} has settings whose names other settings or flags have too, "
+            f"--algo {name} has settings with the names of other settings or flags, "
             f"{', '.join(taken)}: rename them"
         )
 
@@ -350,8 +350,8 @@ def check_recorded(settings: Mapping[str, Any]) -> None:
             json.dumps(value)
         except TypeError as error:
             raise UsageError(
-                f"--{name} has a value that JSON cannot hold, {value!r}: make it a number, string "
-                "or boolean, or None, or a list, tuple or mapping of these"
+                f"--{name} has a value that JSON cannot represent, {value!r}: make it a number, "
+                "string or boolean, or None, or a list, tuple or mapping of these"
             ) from error
 
 
@@ -394,7 +394,7 @@ def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
     for name in _OF_REPLAY[1:]:
         typed = resuming.given(words, f"--{name}")
         if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
-            raise UsageError(f"--{name} needs a replay: give its --replay_size too. See --help.")
+            raise UsageError(f"--{name} needs a replay: set --replay_size too. See --help.")
 
 
 def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ class ServedLearnerFlags(LearnerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PolyBeastFlags(ServedLearnerFlags):
-    """Trains an agent: starts environment servers, and a learner that uses them."""
+    """Trains an agent with environment servers on this machine."""
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
@@ -63,8 +63,7 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
         _ = self.protection  # checked
         require(
             self.command.mode != "train" or not self.environment.env_kwargs,
-            "--env_kwargs is for --mode test; in training the servers decide: "
-            "give it to polybeast_env",
+            "--env_kwargs is for --mode test; in training, add it to polybeast_env",
         )
 
     @property

@@ -100,16 +100,16 @@ class LearnerFlags:
         mode, played = self.command.mode, self.evaluation
         require(
             mode == "train" or not self.checkpoints.disable_checkpoint,
-            f"--mode {mode} reads a checkpoint; leave out --disable_checkpoint",
+            f"--mode {mode} reads a checkpoint; remove --disable_checkpoint",
         )
         require(
             not self.replay.checkpoint_replay or not self.checkpoints.disable_checkpoint,
-            "--checkpoint_replay saves the replay with every checkpoint; leave out "
+            "--checkpoint_replay saves the replay with every checkpoint; remove "
             "--disable_checkpoint",
         )
         require(
             mode == "test" or not played.follow,
-            f"--follow evaluates a run while it trains: give --mode test, not {mode}",
+            f"--follow evaluates a run while it trains: use --mode test, not {mode}",
         )
         for name in ("checkpoint", "sampled", "random_start"):
             is_usual = getattr(played, name) == getattr(EvaluationConfig, name)
@@ -124,7 +124,7 @@ class LearnerFlags:
         require(
             self.step.max_lag is None,
             f"--max_lag limits the age of rollouts, but --algo {self.defaults.algo} trains on "
-            "steps of a replay, of any age: leave it out",
+            "replayed steps of any age: remove it",
         )
         rollouts, total_steps = self.rollouts, self.training.total_steps
         self.replay.updates_per_step(rollouts.batch_size, rollouts.unroll_length, total_steps)
@@ -238,8 +238,8 @@ class MonoBeastFlags(LearnerFlags):
         lag, limit = self.processes.fixed_lag, self.step.max_lag
         require(
             lag is None or limit is None or lag <= limit,
-            f"--fixed_lag {lag} is above --max_lag {limit}, so hardly anything would be learnt: "
-            f"give --max_lag {lag} or more",
+            f"--fixed_lag {lag} is above --max_lag {limit}, so almost no data would be trained on: "
+            f"use --max_lag {lag} or more",
         )
         if not self.learns_from_transitions or not self.is_reproducible:
             self.processes.check_fixed_lag(self.rollouts.batch_size)
@@ -247,7 +247,7 @@ class MonoBeastFlags(LearnerFlags):
         require(
             self.processes.fixed_lag == 0,
             f"--fixed_lag {self.processes.fixed_lag} counts updates, but with --algo "
-            f"{self.defaults.algo} their number per rollout varies: give --fixed_lag 0, which "
+            f"{self.defaults.algo} their number per rollout varies: use --fixed_lag 0, which "
             "collects only between updates",
         )
         self.replay.check_waits("--fixed_lag 0")

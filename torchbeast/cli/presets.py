@@ -56,7 +56,7 @@ _AS_GIVEN = "--normalise_returns false"
 
 PRESETS: dict[str, Preset] = {
     "catch": Preset(
-        "Catch a falling ball: learnt in seconds.",
+        "Catch a falling ball. Trains in seconds.",
         f"{_TOY} --env Catch --learning_rate 0.003 {_AS_GIVEN} --total_steps 50000",
     ),
     "memory": Preset(
@@ -108,10 +108,10 @@ PRESETS: dict[str, Preset] = {
         "--total_steps 15000",
     ),
     "bitflip-hindsight": Preset(
-        "Flip ten bits to match a goal, with DQN and hindsight, which it needs to learn.",
-        f"--algo dqn --env BitFlip --num_envs 8 {_SMALL_NETWORK} --batch_size 64 "
-        f"--replay_ratio 32.0 --learning_rate 0.002 {_LINEAR} --discounting 0.98 "
-        "--target_period 50 --exploration_steps 5000 --hindsight_share 0.8 --total_steps 30000",
+        "Flip ten bits to match a goal, with DQN and hindsight replay, which the task requires.",
+        f"--algo dqn --env BitFlip --num_envs 8 {_SMALL_NETWORK} --batch_size 64 --replay_ratio "
+        f"32.0 --learning_rate 0.002 {_LINEAR} --discounting 0.98 --target_period 50 "
+        "--exploration_steps 5000 --hindsight_share 0.8 --total_steps 30000",
     ),
     "minatar-breakout-dqn": Preset(
         "MinAtar's Breakout with double DQN.",
@@ -145,12 +145,13 @@ PRESETS: dict[str, Preset] = {
         "--num_mini_batch 16 --exploration_steps 100000 --total_steps 1000000",
     ),
     "pong": Preset(
-        "Pong with the shallow-norm network: takes an hour on two cores, and wins most games.",
-        f"{_ATARI} --model shallow-norm --batch_size 8 --learning_rate 0.0004 "
-        "--warmup_steps 20000 --epsilon 0.00001 --entropy_cost 0.003 --total_steps 2000000",
+        "Pong with the shallow-norm network. Takes an hour on two cores and wins most games.",
+        f"{_ATARI} --model shallow-norm --batch_size 8 --learning_rate 0.0004 --warmup_steps 20000 "
+        "--epsilon 0.00001 --entropy_cost 0.003 --total_steps 2000000",
     ),
     "atari-paper": Preset(
-        "Atari as in the IMPALA paper, 200 million frames; give the game with --env. Not run yet.",
+        "Atari as in the IMPALA paper, 200 million frames. Select the game with --env. Not tested "
+        "yet.",
         f"{_ATARI} --model deep --batch_size 32 --learning_rate 0.0006 --entropy_cost 0.01 "
         # The paper's epsilon of 0.01 is inside TensorFlow's root, so that small gradients are
         # divided by 0.1. TensorFlow's average starts at 1 and needs about 500 updates to forget it.

@@ -72,7 +72,7 @@ def _latest(savedir: Path) -> str:
     latest = savedir / "latest"
     if not latest.is_symlink() or not latest.exists():
         raise UsageError(
-            f"there is no latest run in {savedir} to test: give --xpid, or another --savedir"
+            f"there is no latest run in {savedir} to test: use --xpid, or another --savedir"
         )
     name = run_path(latest).resolve().name
     print(f"Testing the latest run, {name}.", flush=True)
@@ -115,7 +115,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
     if not logs.exists() or logs.stat().st_size == 0:
         print(
             f"The earlier run in {folder} ended before its first update. Starting over with the "
-            "settings given here; none of the earlier run's are restored.",
+            "settings given here, not those of the earlier run.",
             flush=True,
         )
         return {}

@@ -24,7 +24,8 @@ class RolloutConfig:
     """Rollouts per update, summed over all learners; with dqn, sac and td3: sampled steps per
     update."""
     unroll_length: int = 80
-    """Steps per rollout, usually 5 to 128. Larger: fewer, larger updates and older data."""
+    """Steps per rollout, usually 5 to 128. Longer rollouts give fewer, larger updates and older
+    data."""
 
     def __post_init__(self) -> None:
         at_least(1, batch_size=self.batch_size, unroll_length=self.unroll_length)
@@ -35,10 +36,9 @@ class ActorsConfig:
     """The environments that the program starts."""
 
     num_envs: int | None = None
-    """Total number of environments. More make larger inference batches, but each takes memory.
-    Default: 16 per worker, that is per core; with more than four workers 8, 4, 2 or 1 each, so
-    that there are at most 64 in total, but at least one per worker. A resumed run keeps its
-    number."""
+    """Total number of environments. More environments make larger inference batches, but use more
+    memory. Default: 16 per worker (one worker per core); with more than four workers 8, 4, 2 or
+    1 each, for at most 64 in total but at least one per worker. A resumed run keeps its number."""
 
     of_processes: ClassVar[str] = ""
     """Name of the field that holds the number of processes that step the environments."""
@@ -48,7 +48,7 @@ class ActorsConfig:
         at_least(1, num_envs=self.num_envs, **{self.of_processes: given})
         require(
             given is None or given <= self.environments(),
-            f"{self.of_processes} {given} leaves some processes without an environment: give at "
+            f"{self.of_processes} {given} leaves some processes without an environment: use at "
             f"most as many as {self.limit()}",
         )
 
@@ -80,13 +80,13 @@ class ReplayConfig:
     """Experience replay. --replay_size selects --algo laser unless you give another algorithm."""
 
     replay_size: int = 0
-    """Capacity of the replay in environment steps, of which it keeps the newest. 0: no replay. The
-    program prints at startup how much memory it takes."""
+    """Capacity of the replay in environment steps; it keeps the newest. 0 means no replay. The
+    program prints its memory use at startup."""
     replay_ratio: float = 1.0
-    """Replayed rollouts per new rollout in a batch; the LASER paper uses 7. A replayed one costs as
-    much compute as a new one. With dqn, sac and td3: sampled steps per new step, which makes
-    --replay_ratio / --batch_size updates per environment step; inf: learner and environments never
-    wait for each other."""
+    """Replayed rollouts per new rollout in a batch; the LASER paper uses 7. A replayed rollout
+    costs as much compute as a new one. With dqn, sac and td3: sampled steps per new step, which
+    makes --replay_ratio / --batch_size updates per environment step. With inf, learner and
+    environments never wait for each other."""
     learn_start: int = 0
     """Do not sample from the replay until it holds this many environment steps. Until then, and
     until it holds a complete episode, laser trains on new rollouts only."""
@@ -96,7 +96,7 @@ class ReplayConfig:
     replay_service: str | None = None
     """Address of a replay that several agents share: a socket's path on this machine, or ray:NAME
     of a Ray actor. Set by python -m torchbeast.sweep --shared_replay. --replay_size is then the
-    capacity of the shared replay, and all agents must give the same."""
+    capacity of the shared replay, and must be the same for all agents."""
 
     def __post_init__(self) -> None:
         at_least(
@@ -111,7 +111,7 @@ class ReplayConfig:
         for setting in fields(self):
             require(
                 self.replay_size > 0 or getattr(self, setting.name) in (0, setting.default),
-                f"{setting.name} needs a replay: give its replay_size too",
+                f"{setting.name} needs a replay: set replay_size too",
             )
         require(
             self.is_used or not (self.checkpoint_replay or self.replay_service),
@@ -142,7 +142,7 @@ class ReplayConfig:
         require(
             columns.is_integer(),
             f"replay_ratio {self.replay_ratio:g} times batch_size {batch_size} is {columns:g} "
-            "rollouts: choose them so that the product is a whole number",
+            "rollouts: change them so that the product is a whole number",
         )
         self._check_room(max(2, batch_size), rollouts.unroll_length)
         return int(columns)
@@ -158,8 +158,8 @@ class ReplayConfig:
         least, room = rollouts * unroll_length, self.replay_size // unroll_length * unroll_length
         require(
             self.replay_size >= least,
-            f"replay_size {self.replay_size} has no room for {rollouts} rollouts of unroll_length "
-            f"{unroll_length}: give at least {least}",
+            f"replay_size {self.replay_size} is too small for {rollouts} rollouts of unroll_length "
+            f"{unroll_length}: use at least {least}",
         )
         most = room if total_steps is None else min(room, total_steps - 1)
         why = f"replay_size {self.replay_size} holds {room} steps"
@@ -167,7 +167,7 @@ class ReplayConfig:
             why = f"total_steps is {total_steps}"
         require(
             self.learn_start <= most,
-            f"learn_start {self.learn_start} is never reached, because {why}: give at most "
+            f"learn_start {self.learn_start} is never reached, because {why}: use at most "
             f"learn_start {most}",
         )
 
@@ -178,8 +178,8 @@ class ReplayConfig:
         """
         require(
             not math.isinf(self.replay_ratio),
-            "with replay_ratio inf learner and environments never wait for each other, but "
-            f"{waiting} makes them wait: give a finite replay_ratio",
+            "with replay_ratio inf, learner and environments never wait for each other, but "
+            f"{waiting} makes them wait: use a finite replay_ratio",
         )
 
     def updates_per_step(
@@ -192,8 +192,7 @@ class ReplayConfig:
         """
         require(
             self.is_used,
-            "the algorithm trains on replayed steps only: give a replay_size and a replay_ratio "
-            "above 0",
+            "the algorithm trains on replayed steps only: set replay_size and replay_ratio above 0",
         )
         require(
             self.replay_service is None,
@@ -208,13 +207,13 @@ class TransitionsConfig:
     """How dqn, sac and td3 sample single steps from their replay."""
 
     n_step: int = 1
-    """n of n-step returns: sum this many rewards, then bootstrap. Usually 1 to 5."""
+    """Number of steps in n-step returns, usually 1 to 5."""
     priority_exponent: float = 0.0
     """Prioritisation exponent alpha (Schaul et al. 2016): sample in proportion to |TD error|^alpha,
     0.5 to 0.7 is usual. 0: sample uniformly."""
     priority_beta: float = 0.4
     """Initial importance-sampling exponent beta (Schaul et al. 2016), annealed linearly to 1 over
-    the run. Larger: corrects more of the bias of prioritised sampling."""
+    the run. Larger values correct more of the bias of prioritised sampling."""
     hindsight_share: float = 0.0
     """Hindsight experience replay (Andrychowicz et al. 2017): share of sampled steps whose goal is
     replaced by one reached later in the episode, usually 0.8. For environments with goals."""
@@ -240,8 +239,8 @@ class TransitionsConfig:
             value = getattr(self, setting.name)
             require(
                 value == setting.default,
-                f"{setting.name} {value:g} is for algorithms that sample single steps: remove it, "
-                "or set algo to dqn, sac or td3",
+                f"{setting.name} {value:g} only works with algorithms that sample single steps: "
+                "remove it, or set algo to dqn, sac or td3",
             )
 
 
@@ -257,16 +256,16 @@ class BufferedActorsConfig(ActorsConfig):
 
     num_buffers: int | None = None
     """Rollout buffers, at least --num_envs; each holds one environment's rollout while it is
-    written or waits for the learner. Larger: older data, up to about --num_buffers / --batch_size
-    updates old. Default: two per environment."""
+    written or waits for the learner. More buffers allow older data, up to about --num_buffers /
+    --batch_size updates old. Default: two per environment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, num_buffers=self.num_buffers)
         require(
             self.num_buffers is None or self.num_buffers >= self.environments(),
-            f"num_buffers {self.num_buffers} leaves environments without a buffer: "
-            f"give at least num_envs {self.environments()}",
+            f"num_buffers {self.num_buffers} leaves environments without a buffer: use at least "
+            f"num_envs {self.environments()}",
         )
 
     def usual_environments(self, processes: int) -> int:
@@ -302,8 +301,8 @@ class ProcessesConfig(BufferedActorsConfig):
     environment. With --fixed_lag: 2, or 1 if --num_envs is odd, on every machine."""
     fixed_lag: int | None = None
     """Policy lag for a reproducible run: train on rollouts in a fixed order, collected with weights
-    exactly this many updates old. Slower. --num_envs is then 4 by default, on every machine.
-    Default: train on whichever rollouts are ready."""
+    exactly this many updates old. This is slower. --num_envs is then 4 by default, on every
+    machine. Default: train on whichever rollouts are ready."""
 
     of_processes = "num_workers"
 

@@ -150,9 +150,9 @@ class OwnReplay:
 def has_ended(address: str) -> str:
     """Returns the error message for a shared replay that has ended."""
     return (
-        f"the shared replay {address} has ended; the checkpoint has what was learnt. Continue the "
-        "sweep that started the replay. A run outside a sweep resumes with another "
-        "--replay_service, or without one"
+        f"the shared replay {address} has ended; progress is saved in the checkpoint. Continue the "
+        "sweep that started the replay. Outside a sweep, resume with another --replay_service, or "
+        "without one"
     )
 
 

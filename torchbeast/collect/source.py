@@ -73,7 +73,7 @@ _WAITING_FOR_ROOM = "no room yet"  # an additional stage: the worker has no plac
 _SILENT = "silent"  # an additional stage: it has a rollout to play, but does not answer
 _DOING = {
     "environment": "in one step of its environments",
-    "inference": "choosing one action",
+    "inference": "in one forward pass",
     "starting": "starting",
     _SILENT: "without an answer",
 }

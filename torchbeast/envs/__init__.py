@@ -284,7 +284,7 @@ def _atari(env_id: str, **options: Any) -> EnvSpec:
     from torchbeast.envs.atari import is_atari
 
     if not is_atari(env_id):
-        raise EnvError(f"{env_id} is not an Atari game: give an id such as ALE/Pong-v5")
+        raise EnvError(f"{env_id} is not an Atari game: use an id such as ALE/Pong-v5")
     return EnvSpec(env_id, options=EnvOptions(**options))
 
 

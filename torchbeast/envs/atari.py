@@ -171,7 +171,9 @@ def rom_name(env_id: str) -> str:
     """
     match = _ATARI_ID.fullmatch(env_id)
     if not match:
-        raise EnvError(f"{env_id}: Atari games are called like ALE/Pong-v5 or PongNoFrameskip-v4")
+        raise EnvError(
+            f"{env_id}: expected an Atari name such as ALE/Pong-v5 or PongNoFrameskip-v4"
+        )
     game, roms = match[1] or match[2], _roms()
     if game not in roms:
         hint = did_you_mean(game, roms)

@@ -131,7 +131,7 @@ class EnvProcess:
                 return self._answer(f"{what} of {self._name}")
             except BaseException:
                 # The answer may still arrive, and a later call would take it for its own.
-                self._end(RunError(f"{self._name}: an earlier call was given up"))
+                self._end(RunError(f"{self._name}: an earlier call was abandoned"))
                 self._child.ask_to_end()
                 raise
 
@@ -206,7 +206,7 @@ class _NoInfo(Mapping[str, Any]):
         raise EnvError(
             f"{self._name}: compute_reward or compute_terminated reads {what}, but replays do not "
             "store infos: compute rewards from the goals alone, for example with more entries in "
-            "achieved_goal, or leave out hindsight_share"
+            "achieved_goal, or remove hindsight_share"
         )
 
 
@@ -222,8 +222,8 @@ def outcome_in(env: VecEnv, name: str) -> Outcome:
     rewards_of = says("compute_reward")
     if rewards_of is None:
         raise EnvError(
-            f"{name} has no compute_reward(achieved_goal, desired_goal, info), which "
-            "hindsight needs: leave out hindsight_share"
+            f"{name} has no compute_reward(achieved_goal, desired_goal, info), which hindsight "
+            "needs: remove hindsight_share"
         )
     ends_of = says("compute_terminated") or (lambda achieved, *_: np.zeros(len(achieved)))
     info = _NoInfo(name)

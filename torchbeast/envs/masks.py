@@ -49,8 +49,8 @@ class MaskFromInfo:
         if isinstance(space, MultiDiscrete) or (isinstance(space, Box) and space.is_integer):
             return sum(space.nvec)
         raise EnvError(
-            "mask_actions needs a Discrete or MultiDiscrete action space, but "
-            f"{_name(self._env)} has a {type(space).__name__}: leave it out"
+            f"mask_actions needs a Discrete or MultiDiscrete action space, but {_name(self._env)} "
+            f"has a {type(space).__name__}: remove it"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -80,8 +80,8 @@ class MaskFromInfo:
             if is_last:
                 return np.ones(size, bool)
             raise EnvError(
-                f"mask_actions needs info['{MASK}'] at every step, but {_name(self._env)} gave "
-                f"{', '.join(map(repr, info)) or 'an empty info'}: leave out mask_actions"
+                f"mask_actions needs info['{MASK}'] at every step, but {_name(self._env)} returned "
+                f"{', '.join(map(repr, info)) or 'an empty info'}: remove mask_actions"
             )
         given = info[MASK]
         mask = np.concatenate(given) if isinstance(given, tuple) else np.asarray(given)

@@ -95,7 +95,7 @@ def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
     env_id = spec.name
     match = _ID.fullmatch(env_id)
     if match is None:
-        raise EnvError(f"{env_id}: MinAtar's games are called like MinAtar/Breakout-v1")
+        raise EnvError(f"{env_id}: expected a MinAtar name such as MinAtar/Breakout-v1")
     name, version = match.groups()
     by_name = {game.title().replace("_", ""): game for game in GAMES}
     if name not in by_name:

@@ -139,7 +139,7 @@ def make_of_env_pool(spec: EnvSpec, num_envs: int, num_threads: int) -> EnvPoolE
         task = short  # procgen/CoinrunEasy-v0
     if task not in tasks:
         hint = did_you_mean(task, tasks)
-        raise EnvError(f"{env_id}: EnvPool does not know the task {task}{hint}")
+        raise EnvError(f"{env_id}: EnvPool has no task {task}{hint}")
     try:
         from_pixels = bool(spec.kwargs.get("from_pixels"))  # which has other options
         config = envpool.make_spec(task, from_pixels=from_pixels).config._asdict()
@@ -190,8 +190,7 @@ def _module(env_id: str) -> Any:
     family, slash, name = env_id.removeprefix(PETTING_ZOO).partition("/")
     if not slash:
         raise EnvError(
-            f"{env_id} names no environment: give the family too, as in "
-            f"{PETTING_ZOO}mpe/simple_spread_v3"
+            f"{env_id} is incomplete: add the family, as in {PETTING_ZOO}mpe/simple_spread_v3"
         )
     package = _MOVED.get(family, f"pettingzoo.{family}")
     root = package.partition(".")[0]

@@ -49,10 +49,10 @@ class EnvOptions:
     x_position. Their means over the episodes of an update are logged as info_is_success and
     info_x_position."""
     selfplay: str | None = None
-    """Self-play, in a game of several agents: one agent learns, and earlier versions of it play the
-    others. Give a folder for these versions, a new one for each run, which every machine reaches.
-    info_elo in the log is the agent's rating; a player that moves at random has 0. Default: all
-    agents learn."""
+    """Self-play in a game with several agents: one agent is trained, and earlier versions of it
+    play the others. Use a new folder for these versions in each run, reachable from every machine.
+    info_elo in the log is the agent's rating; a random player has 0. Default: all agents are
+    trained."""
 
     def __post_init__(self) -> None:
         keywords = tuple(self.info_keywords)

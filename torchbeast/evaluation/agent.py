@@ -37,8 +37,8 @@ from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
 
 _ENV_IS_NEEDED = (
-    "The environment of the run must work on this machine. Fix it, or name another one with the "
-    "same observations and actions: --env my_module:make_env, in Python env='my_module:make_env'"
+    "The environment of the run must work on this machine. Fix it, or select another one with the "
+    "same observations and actions: --env my_module:make_env, or in Python env='my_module:make_env'"
 )
 
 
@@ -254,8 +254,8 @@ class TrainedAgent:
         )
         require(
             reward is not None or isinstance(self.agent.model, OffPolicyActor),
-            "the network reads the reward of the last step, got none: call "
-            "act(observation, reward), or reset() where an episode begins",
+            "the network reads the reward of the last step, got none: call act(observation, "
+            "reward), or reset() at the start of an episode",
         )
 
     def _in_bounds(self, action: Any) -> Any:

@@ -89,8 +89,8 @@ def export(
     is_onnx = target.suffix == ".onnx"
     if is_onnx and precision != "float32":
         raise UsageError(
-            f"{path}: convolutions in ONNX do not support precision {precision}: leave precision "
-            "out, or write a .pt2 file"
+            f"{path}: convolutions in ONNX do not support precision {precision}: remove precision, "
+            "or write a .pt2 file"
         )
     found = newest_of(Path(run))
     start = functools.partial(env_process, found, env)
@@ -100,7 +100,7 @@ def export(
         with quiet():
             data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))
         check_agreement(agent, policy, runner, made)
-    with refusing_paths("give another path"):
+    with refusing_paths("use another path"):
         write_atomically(target, data)
     return target
 
@@ -273,7 +273,7 @@ def check_agreement(agent: TrainedAgent, policy: ExportedPolicy, run: Runner, en
         for name, wanted in {**named("action", action), **extras}.items():
             if not np.allclose(outputs[name], wanted, _RELATIVE, _ABSOLUTE):
                 raise RunError(
-                    f"the exported file is not the agent: at step {number} its {name} is "
+                    f"the exported file differs from the agent: at step {number} its {name} is "
                     f"{outputs[name].tolist()}, expected {wanted.tolist()}. Nothing was written"
                 )
         after = ((name, leaf) for name, leaf in outputs.items() if name.startswith("next_"))

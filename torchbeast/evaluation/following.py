@@ -200,7 +200,7 @@ class RunFollower:
             f"{player.where} with each checkpoint, {player.how}, seed {self._seed}."
         )
         if self._scores.knows(_weights_of(saved)):
-            say(f"Step {self._learnt:,} was evaluated before.")
+            say(f"Step {self._learnt:,} was already evaluated.")
         return self._scores
 
     def _check_goes_on(self) -> None:
@@ -224,15 +224,15 @@ class RunFollower:
             raise self._problem
         if self._scores is None:
             raise RunError(
-                f"the run in {self._folder} has stopped without a checkpoint: start this again "
-                "once it has one"
+                f"the run in {self._folder} stopped without a checkpoint: repeat this once it has "
+                "one"
             )
         if self._is_complete:
-            say(f"The run has learnt its {self._target:,} steps.")
+            say(f"The run is complete ({self._target:,} steps).")
             return
         say(
-            f"The run has stopped at step {self._learnt:,} of {self._target:,}. If you continue "
-            "it, the same command follows it again."
+            f"The run has stopped at step {self._learnt:,} of {self._target:,}. If you resume it, "
+            "repeat this command to follow it."
         )
 
 

@@ -159,9 +159,7 @@ def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
         kwargs = asked.kwargs or trained_on.kwargs
         spec = dataclasses.replace(trained_on, kwargs=kwargs, options=options)
     if spec.name in ("", UNKNOWN):
-        raise UsageError(
-            "the checkpoint does not name the environment it was trained on: give --env"
-        )
+        raise UsageError("the checkpoint does not contain the name of its environment: use --env")
     return spec
 
 

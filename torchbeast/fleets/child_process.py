@@ -144,7 +144,7 @@ class ChildProcess:
         if not self._closing:
             self._on_end(self._error())
         elif self._error_report:
-            _log.warning("%s failed while it was closing: %s", self.name, self._error())
+            _log.warning("%s failed while closing: %s", self.name, self._error())
 
     def _wait_for_group(self) -> None:
         """Waits for the end of the child, and kills what it leaves behind."""
@@ -195,7 +195,7 @@ class ChildProcess:
 
     def _say_left_out(self, count: int) -> None:
         if count:
-            _log.info("%s: (%d lines are left out, because it prints too much)", self.name, count)
+            _log.info("%s: (%d lines omitted: too much output)", self.name, count)
 
     def _error(self) -> Exception:
         report = self._error_report
@@ -205,7 +205,7 @@ class ChildProcess:
             return RunError(report["error"])
         said = "".join(f"\n  {line}" for line in self._stderr)
         how = self._given_up or _how_it_ended(self._process.returncode)
-        return ProcessDied(f"process {self.pid} {how}" + (f"; it last said:{said}" if said else ""))
+        return ProcessDied(f"process {self.pid} {how}" + (f"; last output:{said}" if said else ""))
 
 
 class _Allowance:

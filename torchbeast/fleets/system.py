@@ -322,7 +322,7 @@ def check_memory(size: int, each: int, buffers: int, free: int | None) -> None:
     raise UsageError(
         f"replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
         f"{in_bytes(buffers)} for other buffers, but {in_bytes(free)} are free on this machine: "
-        f"give at most replay_size {most}"
+        f"use at most replay_size {most}"
     )
 
 
@@ -331,7 +331,7 @@ def check_buffers(buffers: int, free: int | None) -> None:
     if free is not None and buffers > free:
         raise UsageError(
             f"the rollout buffers need {in_bytes(buffers)} of memory, but {in_bytes(free)} are "
-            "free on this machine: give a smaller batch_size, a smaller unroll_length or fewer "
+            "free on this machine: use a smaller batch_size, a smaller unroll_length or fewer "
             "num_envs"
         )
 

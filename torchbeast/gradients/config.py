@@ -59,8 +59,9 @@ class GradientConfig:
             )
         if self.has_stragglers and not self.is_synchronous:
             raise IncompatibleParts(
-                f"fraction_workers {self.fraction_workers:g} stops workers for which others wait, "
-                'but with grad_communication="asynchronous" nobody waits: remove it'
+                f"fraction_workers {self.fraction_workers:g} stops slow workers so that others "
+                'need not wait, but with grad_communication="asynchronous" no worker waits: remove '
+                "it"
             )
 
     @property

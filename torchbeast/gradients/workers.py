@@ -43,7 +43,7 @@ WORKER = "torchbeast.gradients.worker:GradientWorker"
 Answer = TypeVar("Answer")
 
 _ANSWER_S = 60.0  # for all workers together
-_DOING = {"start": "starting", "collect": "collecting", "step": "collecting or learning"}
+_DOING = {"start": "starting", "collect": "collecting", "step": "collecting or training"}
 
 
 def _ignore(answer: Any) -> None:
@@ -114,7 +114,7 @@ class GradientWorkers(JointLearner):
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Raises UsageError: the environments belong to the gradient workers."""
         raise UsageError(
-            "gradient workers do not pass on options for environments: use a scheme with central "
+            "gradient workers do not support options for environments: use a scheme with central "
             "updates"
         )
 
@@ -138,8 +138,8 @@ class GradientWorkers(JointLearner):
 
     def _what_it_does(self, index: int, method: str) -> str:
         if index not in self._places:  # its process does not run yet
-            return "has not started: it waits for room, or its process is still starting,"
-        return f"has been {_DOING.get(method, 'learning')}"
+            return "has not started (no free resources, or its process is still starting)"
+        return f"has been {_DOING.get(method, 'training')}"
 
     def away(self) -> list[Away]:
         """Returns [], because a lost worker ends the run."""
@@ -239,7 +239,7 @@ class Centralised(GradientWorkers):
                 ended = [answer is None for answer in answers]
                 raise ValueError(
                     f"minibatches() ended in some workers and not in others, {ended}: it must "
-                    "yield the same number in each of them"
+                    "yield the same number in each worker"
                 )
             yield answers
 
@@ -377,7 +377,7 @@ class Decentralised(GradientWorkers):
                 if isinstance(state, bytes):
                     return state
                 why = str(state.exception() if isinstance(state, Failed) else state)
-        raise RunError(f"no worker has sent its state. The last one, {self._names[-1]}: {why}")
+        raise RunError(f"no worker sent its state. The last one, {self._names[-1]}: {why}")
 
     def _meeting(self) -> Meeting:
         if self._store is None:

@@ -204,7 +204,7 @@ class Learner(RunningLearner):
         require(
             until <= self.target_steps,
             f"total_steps {until:,} is more than target_steps {self.target_steps:,}, at which "
-            "schedules end: give the Learner a larger target_steps",
+            "schedules end: make a Learner with a larger target_steps",
         )
         while self.steps < until and not self.done():
             self.step()
@@ -226,7 +226,7 @@ class Learner(RunningLearner):
         found = own if path is None else expanded(path)
         if found != own and not found.exists():  # it saves its own; an earlier one may be kept
             raise UsageError(
-                f"there is no checkpoint at {found}: give the path of a file such as {own}"
+                f"there is no checkpoint at {found}: use the path of a file such as {own}"
             )
         load = checkpoints.load_newest if found == own else checkpoints.load
         load(found)  # before this run ends
@@ -482,8 +482,8 @@ def _check_goes_on(log_dir: Path) -> None:
         return
     if not is_in_use(log_dir) and next(read_logs(log_dir), None) is not None:
         raise UsageError(
-            f"{log_dir} has the log of a run but no model.tar to resume from, for example because "
-            "the run was not closed: give another log_dir, or delete its logs.csv to start over"
+            f"{log_dir} has the log of a run but no model.tar to resume from, perhaps because the "
+            "run was not closed: use another log_dir, or delete its logs.csv to start over"
         )
 
 

@@ -27,15 +27,15 @@ class RayConfig(BufferedActorsConfig):
     """Ray actors, among which the environments are divided; each has a copy of the network.
     Default: all that fit on the cluster, at most one per environment."""
     min_workers: int | None = None
-    """Ray actors that must find room at startup. The rest start when the cluster gets room, because
-    nodes join or other jobs end. Default: --num_workers."""
+    """Ray actors that Ray must schedule at startup. The others start when the cluster has room for
+    them, after nodes join or other jobs end. Default: --num_workers."""
     actor_cpus: float = 1.0
     """CPUs that Ray reserves for each Ray actor. An actor uses one."""
     learner_cpus: float = 0.0
     """CPUs of this machine that Ray keeps free for the learner."""
     learner_gpus: float = 0.0
     """GPUs of this machine that Ray keeps free for the learner. With 0 the learner still uses a GPU
-    if it sees one, even if Ray gives that GPU to others."""
+    if it sees one, even if Ray assigns that GPU to others."""
     working_dir: str | None = None
     """Folder with your code, which Ray copies to the machines of the cluster. Default: the current
     folder if the environment or the network is your own (module:attribute), else none."""
@@ -51,13 +51,13 @@ class RayConfig(BufferedActorsConfig):
         above(0, actor_cpus=self.actor_cpus)
         require(
             self.min_workers is None or self.min_workers <= (self.num_workers or 0),
-            f"min_workers {self.min_workers} is more than num_workers {self.num_workers}: "
-            "give at least as many num_workers",
+            f"min_workers {self.min_workers} is more than num_workers {self.num_workers}: use at "
+            "least as many num_workers",
         )
         require(
             not (self.address or "").startswith(CLIENT) or not self.reserves_for_learner,
-            f"with {CLIENT} the learner runs outside the cluster, which keeps nothing free for it: "
-            "leave out learner_cpus and learner_gpus, or submit the run as a job",
+            f"with {CLIENT} the learner runs outside the cluster, which cannot reserve resources "
+            "for it: remove learner_cpus and learner_gpus, or submit the run as a job",
         )
 
     @property
@@ -109,8 +109,8 @@ def num_workers(config: RayConfig, room: Room) -> int:
     if fitting < least:
         raise UsageError(
             f"{_count(least, 'Ray actor')} with actor_cpus {config.actor_cpus:g} and learner_cpus "
-            f"{config.learner_cpus:g} find no room on {room}: give num_workers {fitting}, or fewer "
-            "CPUs for each, or on a cluster min_workers to let the others wait for nodes that join"
+            f"{config.learner_cpus:g} do not fit on {room}: use num_workers {fitting}, or fewer "
+            "CPUs for each, or on a cluster min_workers, so that the others start when nodes join"
         )
     if config.num_workers is not None:
         return config.num_workers
@@ -145,8 +145,8 @@ def check_room(room: Room, groups: Sequence[WorkerGroup]) -> None:
             if not _takes_place(group, left):
                 wanted = " beside ".join(map(str, groups))
                 raise UsageError(
-                    f"{wanted} have no room on {room}: use fewer workers, reserve less for each, "
-                    "or add nodes"
+                    f"{wanted} do not fit on {room}: use fewer workers, reserve less for each, or "
+                    "add nodes"
                 )
 
 
@@ -172,9 +172,10 @@ def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_by
         return
     raise UsageError(
         f"{rollouts} rollouts of {_megabytes(rollout_bytes)} and {_VERSIONS} versions of weights "
-        f"of {_megabytes(weights_bytes)} need {_megabytes(needed)}, but Ray's object store on this "
-        f"machine holds {_megabytes(here.object_store_bytes)}: give fewer --num_buffers or "
-        "--num_envs, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
+        f"of {_megabytes(weights_bytes)} need {_megabytes(needed)}, but the capacity of Ray's "
+        f"object store on this machine is {_megabytes(here.object_store_bytes)}: use fewer "
+        "--num_buffers or --num_envs, a smaller --unroll_length, or start Ray with a larger "
+        "--object-store-memory"
     )
 
 
@@ -186,14 +187,14 @@ def _check_learner(config: RayConfig, room: Room) -> None:
         return
     if (here := room.of_learner) is None:
         raise UsageError(
-            "--learner_cpus and --learner_gpus are kept free on the machine of the learner, but "
-            f"this machine is not a node of the cluster, which has {room}"
+            "--learner_cpus and --learner_gpus are reserved on the learner's machine, but this "
+            f"machine is not a node of the cluster, which has {room}"
         )
     if here.cpus < config.learner_cpus or here.gpus < config.learner_gpus:
         raise UsageError(
             f"--learner_cpus {config.learner_cpus:g} and --learner_gpus {config.learner_gpus:g} "
             f"are more than Ray has on this machine: {_count(here.cpus, 'CPU')}, "
-            f"{_count(here.gpus, 'GPU')}; give fewer, or leave them out"
+            f"{_count(here.gpus, 'GPU')}; use fewer, or remove them"
         )
 
 

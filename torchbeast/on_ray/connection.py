@@ -27,11 +27,11 @@ from torchbeast.on_ray.config import CLIENT
 _log = logging.getLogger("torchbeast.ray")
 
 FULL = (
-    "Ray's object store is full, and the disk that it spills to as well: give {}, or start Ray "
+    "Ray's object store and the disk to which it spills are full: use {}, or start Ray "
     "with a larger --object-store-memory"
 )
 ENDED = (
-    "{}: the program was killed, or a process of Ray that it needs was killed (raylet on this "
+    "{}: the program was killed, or a Ray process that it needs (raylet on this "
     "machine, gcs_server on the head). {}"
 )
 RESUME = "The last checkpoint of the run is kept, if there was one; the same --xpid resumes it."

@@ -254,12 +254,12 @@ class RayFleet:
         bundle = {name: count for name, count in bundle.items() if count} | {here: 0.001}
         group = placement_group([bundle], strategy="STRICT_PACK", name=f"{self._run}: learner")
         self._closing.callback(end_with, remove_placement_group, group)
-        with waiting_for("CPUs or GPUs of this machine that others have reserved"):
+        with waiting_for("CPUs or GPUs of this machine that are in use"):
             is_ready = group.wait(_RESERVE_S)
         if not is_ready:
             raise UsageError(
                 f"--learner_cpus {self._config.learner_cpus:g} and --learner_gpus "
-                f"{self._config.learner_gpus:g} are not free on this machine: others use them"
+                f"{self._config.learner_gpus:g} are in use by others on this machine"
             )
         if self._config.learner_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(group))
@@ -296,10 +296,10 @@ class RayFleet:
         if error.has_left or place.node not in alive:
             return WorkerLost(f"its node {place.host} has left the cluster", has_left=True)
         if isinstance(error, _OutOfReach) and place.node != self.own_node:
-            return WorkerLost(f"its node {place.host} is out of reach", has_left=True)
+            return WorkerLost(f"its node {place.host} cannot be reached", has_left=True)
         why = "" if str(error) == _DIED else f" ({error})"
         said = "".join(f"\n  {line}" for line in self._last_lines(place))
-        last = f"; it last said:{said}" if said else ""
+        last = f"; last output:{said}" if said else ""
         return WorkerLost(f"process {place.pid} on {place.host} died{why}{last}")
 
     def end(self) -> None:
@@ -354,13 +354,13 @@ class RayFleet:
         """Uses the connection that the caller has made, and keeps it at the end."""
         if self._config.address is not None or self._user.environment:
             raise UsageError(
-                "Ray is initialised in this process already: call ray.shutdown() before, or leave "
-                "out the address to use it as it is"
+                "Ray is initialised in this process already: call ray.shutdown() first, or remove "
+                "the address to use it"
             )
         if _has_made_connection.is_set():
             raise UsageError(
                 "Ray was started in this process for another run, with which it ends: end that run "
-                "before, or call ray.init() before both"
+                "first, or call ray.init() before both"
             )
         self._ray = ray
         self._address = address_in_use(ray)
@@ -376,7 +376,7 @@ class RayFleet:
             environment["env_vars"] = variables
         said_in, instead = "$RAY_ADDRESS", "unset RAY_ADDRESS"
         if self._config.address:
-            said_in, instead = "--address", "leave out --address"
+            said_in, instead = "--address", "remove --address"
         joined = connected(
             self._address or "local",
             said_in,

@@ -56,7 +56,7 @@ _ANSWER_S = 120.0  # longest wait for an answer, because the actor may be busy w
 _MOST_WAITING = 20_000  # pending calls of the actor; each agent has one until it ends
 _FULL = FULL.format("a smaller --batch_size, --replay_ratio or --unroll_length")
 _WITHOUT_CLUSTER = (
-    "start one with `ray start --head`, or say in $RAY_ADDRESS where the one of the replay is"
+    "start one with `ray start --head`, or set $RAY_ADDRESS to the cluster of the replay"
 )
 
 
@@ -126,7 +126,7 @@ class RayReplayClient(SharingAgent):
         except ValueError as error:
             raise UsageError(
                 f"--replay_service {self._address}: the Ray cluster of this run has no replay of "
-                "this name: choose another cluster with $RAY_ADDRESS, or with RayBeast's --address"
+                "this name: select another cluster with $RAY_ADDRESS, or with RayBeast's --address"
             ) from error
         self._ticket: Ticket
         try:
@@ -239,18 +239,18 @@ def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _Served
         actor = made.remote()
     except ValueError as error:
         raise UsageError(
-            f"there is a replay {ON_RAY}{name} on this cluster already: choose another name"
+            f"this cluster already has a replay {ON_RAY}{name}: use another name"
         ) from error
     served = _ServedOnRay(ON_RAY + name)
     try:
-        with waiting_for(f"room on the cluster for the shared replay {ON_RAY}{name}"):
+        with waiting_for(f"resources on the cluster for the shared replay {ON_RAY}{name}"):
             served.pid = ray.get(actor.pid.remote(), timeout=_START_S)
     except Exception as error:
         end_with(ray.kill, actor)
         if isinstance(error, ray.exceptions.GetTimeoutError):
             raise RunError(
                 f"the shared replay {ON_RAY}{name} has not started within {_START_S:g} s: it needs "
-                f"{num_cpus:g} CPUs of one node that nobody else has reserved"
+                f"{num_cpus:g} free CPUs on one node"
             ) from error
         raise RunError(f"the shared replay {ON_RAY}{name}: {first_sentence(error)}") from error
     actor.until_the_end.remote().future().add_done_callback(served.note_end)

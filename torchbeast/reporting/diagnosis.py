@@ -132,8 +132,8 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
     if shares.writing >= _MUCH:
         return Diagnosis(
             "files",
-            f"the learner waits for files {percent(shares.writing)} of its time: a faster file "
-            "system for --savedir, or a larger --log_interval, helps",
+            f"the learner waits for files {percent(shares.writing)} of its time: use a faster file "
+            "system for --savedir or a larger --log_interval",
         )
     if shares.queueing >= _MUCH and facts.fixed_lag is not None:
         turns = f"workers and learner wait for each other because of --fixed_lag {facts.fixed_lag}"
@@ -156,7 +156,7 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
         busy, advice = percent(shares.environment), _faster_environments(facts)
         return Diagnosis("environment", f"{idle}, environments busy {busy}: {advice}")
     busy, advice = percent(shares.inference), _larger_batches(facts)
-    text = f"{idle}, workers choose actions {busy} of their time: {advice}"
+    text = f"{idle}, inference busy {busy}: {advice}"
     return Diagnosis("inference", text)
 
 
@@ -265,14 +265,14 @@ class Watchdog:
         if not status.keys() & {"live_workers", "live_streams"}:  # nothing has been collected yet
             return hanging or "no worker has collected a batch"
         if count == 0:
-            return hanging or f"none of the {collectors} is alive"
+            return hanging or f"all {collectors} are gone"
         if rollouts >= self._batch_size:
-            return "rollouts wait in the learner queue, but the learner does not take them"
+            return "a batch of rollouts is ready, but the learner does not take it"
         few = f"{rollouts:g} of {self._batch_size} rollouts of a batch are ready"
         if status.get("rollout_queue_size", 0) > 0:
-            return f"{few}, others wait: the learner has not returned its last batch"
+            return f"{few}, more are queued: the learner has not returned its last batch"
         if status.get("inference_queue_size", 0) > 0:
-            return f"{few}: observations wait for actions, but inference does not answer"
+            return f"{few}: inference does not respond"
         return f"{few}: {hanging or self._what_is_slow(status, lost)}"
 
     def _what_is_slow(self, status: Mapping[str, float], lost: int) -> str:

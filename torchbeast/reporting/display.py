@@ -362,8 +362,8 @@ def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
     )
     rate = steps_learnt / seconds if seconds > 0 else 0.0
     return (
-        f"Learnt {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
-        f"{progress.step:,} in all; {returns}."
+        f"Trained for {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
+        f"{progress.step:,} in total; {returns}."
     )
 
 

@@ -115,7 +115,7 @@ class _Lossy:
             if not self._lost:
                 self._what = str(error.filename or type(self._log).__name__)
                 why = error.strerror or error
-                text = "%s cannot be written (%s): rows from step %s on are lost; the run continues"
+                text = "%s cannot be written (%s): rows are lost from step %s on; the run continues"
                 _log.warning(text, self._what, why, f"{step:,}")
             self._lost += 1
         else:
@@ -139,7 +139,7 @@ class CsvLogger:
 
     def open(self, run: LoggedRun) -> LogFiles:
         """Opens the files. Raises UsageError if it cannot, because plots need them."""
-        with refusing_paths("make it writable, or give another --savedir"):
+        with refusing_paths("make it writable, or use another --savedir"):
             return LogFiles(run.folder, run.step)
 
 
@@ -449,8 +449,8 @@ class TensorBoardLogger:
 @functools.cache
 def _say_missing() -> None:
     say(
-        "TensorBoard is not installed, so this run has no events for it: "
-        "pip install 'torchbeast[tensorboard]', or give --disable_tensorboard."
+        "TensorBoard is not installed, so this run writes no events: pip install "
+        "'torchbeast[tensorboard]', or use --disable_tensorboard."
     )
 
 

@@ -250,7 +250,7 @@ class DisplayConfig:
     """The display in the terminal."""
 
     episodes_for_avg: int = 100
-    """Show the mean return and length of this many last episodes."""
+    """Number of recent episodes over which the mean return and length are shown."""
     suppress_logs: bool = False
     """Show only the start, warnings and the summary on the terminal, not the progress. The run's
     files are written as usual."""
@@ -264,8 +264,8 @@ class LogConfig:
     """The logs of the run."""
 
     log_interval: float = 0.0
-    """Seconds between two rows of the logs, at least; a row covers all updates since the row
-    before. 0: a row for each update."""
+    """Minimum number of seconds between rows of the logs. A row covers all updates since the
+    previous row. 0 writes a row for each update."""
     disable_tensorboard: bool = False
     """Do not write TensorBoard's events, even if TensorBoard is installed."""
     wandb_project: str | None = None
@@ -279,7 +279,7 @@ class LogConfig:
         at_least(0, log_interval=self.log_interval)
         require(
             self.wandb_project is not None or not self.wandb_upload,
-            "wandb_upload needs a project: give wandb_project too",
+            "wandb_upload needs a project: set wandb_project too",
         )
 
     def loggers(self) -> tuple[Logger, ...]:

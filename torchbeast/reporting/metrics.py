@@ -42,8 +42,8 @@ class MetricsConfig:
 
     metrics_port: str | None = None
     """Serve metrics for Prometheus at http://HOST:PORT/metrics (pip install 'torchbeast[metrics]').
-    PORT alone: only for this machine; HOST 0.0.0.0 means every network of this machine. Default:
-    off."""
+    PORT alone is reachable only from this machine; HOST 0.0.0.0 is reachable from all networks of
+    this machine. Default: off."""
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None:
@@ -113,7 +113,7 @@ def _serve(config: MetricsConfig, metrics: Metrics, ending: ExitStack) -> None:
         from prometheus_client import CollectorRegistry, MetricsHandler
     except ImportError:
         raise UsageError(
-            "--metrics_port needs the package of Prometheus: pip install 'torchbeast[metrics]'"
+            "--metrics_port needs the Prometheus client: pip install 'torchbeast[metrics]'"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics)
@@ -121,7 +121,7 @@ def _serve(config: MetricsConfig, metrics: Metrics, ending: ExitStack) -> None:
         server = _Server(*config.address(), MetricsHandler.factory(registry))
     except (OSError, UnicodeError) as error:
         _log.warning(
-            "metrics cannot be served at %s (%s), so this run has none: give another "
+            "metrics cannot be served at %s (%s), so this run serves none: use another "
             "--metrics_port next time",
             _shown(config),
             getattr(error, "strerror", None) or error,
@@ -180,16 +180,16 @@ def learner_metrics(shown: Shown) -> list[Metric]:
     since = "since the program started"
     return [
         Metric("run_info", "1, for the run.", {shown.run: 1.0}, "xpid"),
-        _total("env_steps", "Environment steps learnt from, since the run began.", progress.step),
+        _total("env_steps", "Environment steps trained on, since the run began.", progress.step),
         _total("updates", "Updates of the weights, since the run began.", shown.updates),
         _total("episodes", "Episodes that have ended, since the run began.", progress.episodes),
         _total("collected_env_steps", f"Environment steps {since}.", shown.collected),
-        Metric("target_env_steps", "Environment steps to learn from in all.", shown.total_steps),
+        Metric("target_env_steps", "Environment steps of the whole run.", shown.total_steps),
         Metric("mean_episode_return", "Of the last episodes.", progress.mean_return()),
         Metric("mean_episode_length", "Of the last episodes, in steps.", progress.mean_length()),
         Metric(
             "learner_queue_rollouts",
-            "Rollouts that wait to be learnt from.",
+            "Rollouts that wait for the learner.",
             status["learner_queue_size"],
         ),
         *_workers(shown),
@@ -206,7 +206,7 @@ def learner_metrics(shown: Shown) -> list[Metric]:
             "stage",
             "counter",
         ),
-        Metric("log", "The figures of the last row of logs.csv.", shown.row, "column"),
+        Metric("log", "The values of the last row of logs.csv.", shown.row, "column"),
     ]
 
 
@@ -218,14 +218,14 @@ def _workers(shown: Shown) -> Iterator[Metric]:
         states["retired"] = float(status["retired_streams"])
     yield Metric(kind, f"The {kind} by what they do now.", states, "state")
     for name, text in (
-        ("lost_streams", "Times that a stream was lost, since the program started."),
-        ("restarted_streams", "Times that a stream's environments failed and it got new ones."),
+        ("lost_streams", "Lost streams, since the program started."),
+        ("restarted_streams", "Replacements of a stream's failed environments."),
         ("replaced_workers", "Workers that were replaced, since the program started."),
     ):
         if name in status:
             yield _total(name, text, status[name])
     if (fill := status.get("replay_fill")) is not None:
-        yield Metric("replay_fill_ratio", "Share of the replay that is filled.", fill)
+        yield Metric("replay_fill_ratio", "Fraction of the replay that is filled.", fill)
 
 
 def _total(name: str, text: str, value: float) -> Metric:

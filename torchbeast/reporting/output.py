@@ -72,7 +72,7 @@ class LossyStream:
         # First, because the warning may come here too, and a stream that lost nothing looks mended.
         self._is_failing, self._lost = True, self._lost + lost
         _log.warning(
-            "%s cannot be written (%s): output there is lost until it can; the run continues",
+            "%s cannot be written (%s): output to it is lost meanwhile; the run continues",
             self._name,
             error.strerror,
         )
@@ -112,8 +112,8 @@ class Lock(Enum):
     """The result of trying to lock a file."""
 
     OURS = "ours"
-    OTHERS = "another process has it"
-    NONE = "its file system has no locks"  # Lustre with noflock, NFS without lock daemon
+    OTHERS = "another process holds it"
+    NONE = "its file system does not support locks"  # Lustre with noflock, NFS without lock daemon
 
 
 def lock(file: IO[bytes], shared: bool = False) -> Lock:

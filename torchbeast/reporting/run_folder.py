@@ -83,19 +83,19 @@ class RunConfig:
 
     xpid: str = field(default_factory=lambda: new_name("torchbeast"))
     """Name of the run. The name of an earlier run resumes it with its recorded settings, which
-    flags on the command line override. Default: the time and a random number."""
+    flags on the command line override. Default: a timestamp and a random number."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the run's files are in {savedir}/{xpid}."""
     seed: int | None = None
-    """Seed of the whole run: initial weights, actions, every environment. Default: random, and
-    recorded in meta.json."""
+    """Seed of the run: initial weights, actions and environments. Default: random, recorded in
+    meta.json."""
     pause_at: int | None = None
-    """Environment step at which to stop with a checkpoint, as Ctrl-C does. Schedules keep to
-    --total_steps, and the same command without this flag continues."""
+    """Save a checkpoint and exit at this environment step, like Ctrl-C. Schedules still end at
+    --total_steps. The same command without this flag continues the run."""
     restart_schedules: bool = True
-    """If you resume a run with another learning rate, or another schedule of it, begin the schedule
-    at this step. Otherwise the schedule is as if the run had begun with the new value. The same for
-    other settings with a schedule."""
+    """If you resume a run with a different learning rate or schedule, start the schedule at the
+    current step. Otherwise the schedule is computed as if the run had started with the new value.
+    The same applies to other settings with a schedule."""
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)
@@ -108,7 +108,7 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         """The run's folder, {savedir}/{xpid}."""
-        with refusing_paths("give another --savedir"):
+        with refusing_paths("use another --savedir"):
             return expanded(self.savedir).absolute() / self.xpid
 
 
@@ -123,7 +123,7 @@ class RunFolder:
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
-        with ExitStack() as opened, refusing_paths("give another --savedir", what):
+        with ExitStack() as opened, refusing_paths("use another --savedir", what):
             self._is_new = _make(path)
             opened.enter_context(keeping_reserve())
             file, held = _lock(path)
@@ -193,7 +193,7 @@ class RunFolder:
         if not self._is_ours():
             raise RunError(
                 f"another process has started in {self.path}, which cannot be locked, so this one "
-                "ends and leaves the checkpoints there to it: give each run another name"
+                "stops and leaves the checkpoints to the other: use a different name for each run"
             )
 
     def _is_ours(self) -> bool:
@@ -336,7 +336,7 @@ def _lock(path: Path) -> tuple[IO[bytes], Lock]:
         time.sleep(_PAUSE_S)
     file.close()
     # A restarted job may find the previous one still ending; then waiting suffices.
-    raise RunError(f"another process is running in {path}: wait for it, or give another name")
+    raise RunError(f"another process is running in {path}: wait for it, or use another name")
 
 
 def is_in_use(path: Path) -> bool:

@@ -112,8 +112,8 @@ def _device(config: HardwareConfig) -> torch.device:
     if device.index >= count:
         other = f", or one below {count}" if count else ""
         raise UsageError(
-            f"device {config.device} does not exist, PyTorch finds {count} GPUs: give device auto"
-            f"{other}"
+            f"device {config.device} does not exist, PyTorch found {count} GPUs: use device "
+            f"auto{other}"
         )
     return device
 

@@ -118,7 +118,7 @@ class _Periodic(Callback):
         """Takes the one that is not None."""
         require(
             (every_steps is None) != (every_seconds is None),
-            f"give either every_steps or every_seconds, got {every_steps} and {every_seconds}",
+            f"expected either every_steps or every_seconds, got {every_steps} and {every_seconds}",
         )
         above(0, every_steps=every_steps, every_seconds=every_seconds)
         self._every_steps, self._every_seconds = every_steps or math.inf, every_seconds or math.inf
@@ -487,8 +487,8 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     counted = Counter(callback.name for callback in callbacks)
     if again := [name for name, count in counted.items() if count > 1]:
         raise UsageError(
-            f"several callbacks are named {again[0]!r}. Checkpoints store the state of callbacks "
-            "by name: give each its own name"
+            f"several callbacks have the name {again[0]!r}. Checkpoints store the state of "
+            "callbacks by name: use a different name for each"
         )
 
 
@@ -498,8 +498,8 @@ def _check_methods(callback: Callback) -> None:
     for name in dir(type(callback)):
         if name.startswith("on_") and name not in called:
             raise UsageError(
-                f"callback {type(callback).__name__} has a method {name} that is never called: "
-                f"a run calls {', '.join(called)}. Correct its name, or do not begin it with on_"
+                f"callback {type(callback).__name__} has a method {name} that is never called: a "
+                f"run calls {', '.join(called)}. Correct its name, or do not start it with on_"
             )
 
 

@@ -123,14 +123,14 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
         raise
     except FileNotFoundError:
         raise UsageError(
-            f"there is no checkpoint at {path.absolute()}: give the folder of a run, such as "
+            f"there is no checkpoint at {path.absolute()}: use the folder of a run, such as "
             "~/logs/torchbeast/latest"
         ) from None
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch raises various types for files of other kinds
         if isinstance(error, OSError) and error.errno == errno.EIO:
-            raise Unreadable(path, f"its disk says: {error.strerror}") from error
+            raise Unreadable(path, f"disk error: {error.strerror}") from error
         if fault := _fault_of_machine(error):
             raise RunError(
                 f"{path} could not be read ({fault}). The file itself may be intact: fix the cause "
@@ -234,7 +234,7 @@ def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
     recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
     if recorded not in (known := get_args(RewardClipping)):
         raise UsageError(
-            f"the checkpoint has reward_input {recorded!r}, but this TorchBeast knows "
+            f"the checkpoint has reward_input {recorded!r}, but this TorchBeast supports "
             f"{', '.join(known)}: use the TorchBeast that wrote it"
         )
     return recorded
@@ -279,9 +279,9 @@ def _fault(path: Path, error: Exception) -> str:
     if path.stat().st_size == 0:
         return "it is empty"
     if found := _FOREIGN.search(str(error)):
-        return f"it contains {found[1]}, and only tensors and plain values are loaded"
+        return f"it contains {found[1]}, but only tensors and plain values are loaded"
     if not zipfile.is_zipfile(path):
-        return "it is cut off, or was never a checkpoint"
+        return "it is truncated, or not a checkpoint"
     return "its contents are invalid"
 
 
@@ -447,7 +447,7 @@ def sentence(found: FoundCheckpoint, newest: Path) -> str:
     if found.path == newest:
         return ""
     why = _listed(found.damaged) if found.damaged else f"there is no {newest}"
-    return f"{why}: using the checkpoint before it, {found.path}"
+    return f"{why}: using the previous checkpoint, {found.path}"
 
 
 def _older(newest: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, REACHING
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """How the learner uses this machine."""
+    """Devices, threads and precision of the learner."""
 
     num_learner_threads: int | None = None
     """Learner threads, which take turns at preparing a batch and updating; also --num_threads.
@@ -41,7 +41,7 @@ class HardwareConfig:
     Default: 2.7 on the CPU, the whole batch on a GPU."""
     compile: bool = False
     """Compile the network with torch.compile for updates. Needs a C++ compiler and a minute or more
-    at startup. It gained nothing on the CPU on which it was measured."""
+    at startup. Measurements showed no speedup on the CPU."""
     device: str = "auto"
     """Device of the learner: cpu; cuda, the first GPU; cuda:1, the GPU with this number; auto, the
     first GPU, or the CPU if there is none. With several learners under torchrun, auto and cuda give
@@ -63,7 +63,7 @@ class HardwareConfig:
         check_device(device=self.device)
         require(
             not self.disable_cuda or not self.device.startswith("cuda"),
-            f"device {self.device} is a GPU, which disable_cuda rules out: leave out one of them",
+            f"device {self.device} is a GPU, but disable_cuda is set: remove one of them",
         )
 
 
@@ -102,17 +102,17 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CallbacksConfig:
-    """What a run does between its updates."""
+    """Evaluations and callbacks during training."""
 
     eval_every: int | None = None
-    """Environment steps between evaluations during training, which pauses meanwhile. Each appends a
-    row to evaluations.csv and adds evaluation_mean_return to the log; the best weights are kept as
-    evaluation_best.tar. One also follows the last step. Default: no evaluations."""
+    """Environment steps between evaluations, during which training pauses. Each evaluation appends
+    a row to evaluations.csv and adds evaluation_mean_return to the log; the best weights are kept
+    as evaluation_best.tar. The final weights are evaluated too. Default: no evaluations."""
     eval_episodes: int = 10
-    """Complete episodes of each evaluation of --eval_every, with the most likely actions."""
+    """Number of episodes per evaluation of --eval_every, played with deterministic actions."""
     callback: tuple[str, ...] = ()
-    """Your own callbacks, package.module:Class of subclasses of torchbeast.learner.Callback, which
-    are made without arguments; or functions that return one. A resumed run keeps them."""
+    """Your own callbacks as package.module:Class: subclasses of torchbeast.learner.Callback that
+    take no arguments, or functions that return a callback. A resumed run keeps them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "callback", tuple(self.callback))
@@ -133,7 +133,7 @@ class EvaluationConfig:
     """Checkpoint in the run's folder that --mode test plays, for example evaluation_best.tar or
     model.1.tar."""
     num_episodes: int = 10
-    """Complete episodes that --mode test plays. More give a less noisy mean."""
+    """Number of episodes that --mode test plays. More episodes give a less noisy mean."""
     sampled: bool = False
     """In --mode test, sample actions from the policy as in training, instead of acting greedily."""
     random_start: int | None = None
@@ -145,7 +145,7 @@ class EvaluationConfig:
         at_least(0, random_start=self.random_start)
         require(
             not self.follow or self.checkpoint == CHECKPOINT,
-            f"--follow plays every new {CHECKPOINT}: leave out --checkpoint {self.checkpoint}",
+            f"--follow evaluates every new {CHECKPOINT}: remove --checkpoint {self.checkpoint}",
         )
 
 
@@ -170,8 +170,8 @@ def hint_of_defaults(env_id: str) -> str:
     if env_id == UNKNOWN or plays_atari(env_id):
         return ""
     return (
-        "These are the default settings, which suit Atari games. If it does not learn, try the "
-        "settings of a similar task (--preset help lists them) or --algo ppo."
+        "These are the default settings, which suit Atari games. If the agent does not learn, try "
+        "the settings of a similar task (--preset help lists them) or --algo ppo."
     )
 
 
@@ -227,8 +227,8 @@ def check_named(recorded: Mapping[str, Any], asked: EnvSpec) -> None:
     if not asked.name or "--env_kwargs" in needed:
         kwargs = json.dumps(_env_kwargs(recorded))
         raise UsageError(
-            f"recorded env_kwargs are only used for functions that you name: if you trust this "
-            f"run to call {name} with {kwargs}, add {shlex.join(needed)}"
+            "recorded env_kwargs are only used for functions named on the command line: if you "
+            f"trust this run to call {name} with {kwargs}, add {shlex.join(needed)}"
         )
 
 

@@ -111,7 +111,7 @@ class EarlierRun:
             raise self._other("use_lstm", has_memory, now.use_lstm)
 
     def _other(
-        self, name: str, before: object, now: object, remedy: str = "give that"
+        self, name: str, before: object, now: object, remedy: str = "use that"
     ) -> UsageError:
         return UsageError(
             f"{name} must be {before}, as in the run {self._path.parent.name}, not {now}: "
@@ -132,7 +132,7 @@ class EarlierRun:
         before = (self.recorded or {}).get("env")
         if before is not None and before != now:
             raise self._other(
-                "env", before, now, "start servers of it" if others_serve else "give that"
+                "env", before, now, "start servers of it" if others_serve else "use that"
             )
 
     def restore(self, step: OptimiserStep[Any]) -> None:

@@ -209,8 +209,8 @@ def _play(
         longest = int(loop.row.episode_step[left > 0].max(initial=0))
         if longest > MAX_EPISODE_STEPS:
             raise RunError(
-                f"{env.env_id}: an episode has not ended within {MAX_EPISODE_STEPS:,} steps: give "
-                "the environment a time limit, for example max_episode_steps of gymnasium.make"
+                f"{env.env_id}: an episode has not ended within {MAX_EPISODE_STEPS:,} steps: set a "
+                "time limit, for example max_episode_steps of gymnasium.make"
             )
         if time.monotonic() >= say_at:
             print(

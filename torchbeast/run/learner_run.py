@@ -169,7 +169,7 @@ class LearnerRun:
         keep_freed_memory(self.made.compute.device.type)
         run, step = self.settings.run, self.progress.step
         if step >= (run.pause_at or math.inf):
-            say(f"Run {run.xpid} has already reached --pause_at. Leave it out to continue.")
+            say(f"Run {run.xpid} has already reached --pause_at. Remove it to continue.")
             return
         if step >= self._total_steps:
             say(
@@ -357,8 +357,8 @@ class LearnerRun:
         running = self.session.supervisor.join(_JOIN_S)
         if running:
             _log.warning(
-                "threads that did not end within %g s: %s; the last checkpoint waits "
-                "%.0f s at most for the end of an update",
+                "threads that did not end within %g s: %s; the final checkpoint waits at most %.0f "
+                "s for the current update",
                 _JOIN_S,
                 running,
                 training.patience_s,
@@ -424,10 +424,10 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
     if config.replay.is_used and not config.algo.learns_from_replay:
         raise UsageError(
             f"algo {algo} does not use a replay: remove replay_size and replay_ratio, or use laser "
-            "(in another run if this one has already been trained)"
+            "(in another run if this one was already trained)"
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
-        print("Replay is off: set replay_size to use it.", flush=True)
+        print("Replay is off. Set replay_size to use it.", flush=True)
 
 
 def check_batches(given: type, algorithm: type[Algorithm[Any]]) -> None:

@@ -115,16 +115,16 @@ def make_replay(
     check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
     print(
-        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
-        f"full ({of_truncation:,} bytes more for each truncated episode), and {in_bytes(buffers)} "
-        f"of other buffers{has}.",
+        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when full "
+        f"(plus {of_truncation:,} bytes per truncated episode), and {in_bytes(buffers)} of other "
+        f"buffers{has}.",
         flush=True,
     )
     made = specs, size, frame_stack, seed_of(seed, "replay")
     try:
         return RolloutReplay(*made) if sampling is None else TransitionReplay(*made, sampling)
     except (MemoryError, ValueError) as error:
-        raise UsageError(f"{error}: give a smaller replay_size") from error
+        raise UsageError(f"{error}: use a smaller replay_size") from error
 
 
 def _sampling(
@@ -196,8 +196,8 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
             replay.load(file)
     except (ValueError, OSError) as error:
         raise UsageError(
-            f"{path}: {error}; move it away to begin with an empty replay, or give the flags that "
-            "it was saved with"
+            f"{path}: {error}; move it away to start with an empty replay, or use the flags with "
+            "which it was saved"
         ) from error
     replay.new_source(AGENT)
     print(f"The replay continues with the {replay.size:,} steps in {path}.", flush=True)
@@ -252,8 +252,8 @@ def joined_replay(
                 replay = joined.enter_context(closing(SharedReplayClient(address, joining)))
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
-            f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "
-            f"episode). It has {replay.facts().size:,}.",
+            f"{in_bytes(size * each)} when full (plus {more:,} bytes per truncated episode). It "
+            f"has {replay.facts().size:,}.",
             flush=True,
         )
         yield replay

@@ -143,8 +143,7 @@ class Replica:
         size, batch_size = self.size, rollouts.batch_size
         if batch_size % size:
             raise UsageError(
-                f"--batch_size {batch_size} is for all learners together and cannot be split "
-                f"evenly among {size}: give a multiple of {size}"
+                f"--batch_size {batch_size} is divided among all learners: use a multiple of {size}"
             )
         if replay.replay_size:
             raise UsageError(
@@ -154,8 +153,7 @@ class Replica:
         threads = hardware.num_learner_threads
         if threads not in (None, 1):
             raise UsageError(
-                f"--num_learner_threads {threads} works with one learner only; each of several has "
-                "one thread: remove it"
+                f"--num_learner_threads {threads} works with one learner only: remove it"
             )
 
     def share_of(self, settings: RunSettings) -> RunSettings:
@@ -188,9 +186,9 @@ class Replica:
             gpus = torch.cuda.device_count()
             if gpus < self.local_size:
                 raise UsageError(
-                    f"{self.local_size} learners on this machine need a GPU each, and "
-                    f"there are {gpus}: start {gpus} (torchrun --nproc_per_node), or give "
-                    "--device cpu, or --device cuda:0 for all"
+                    f"{self.local_size} learners on this machine need a GPU each, and there are "
+                    f"{gpus}: start {gpus} (torchrun --nproc_per_node), or use --device cpu, or "
+                    "--device cuda:0 for all"
                 )
             device = f"cuda:{self.local_rank}"
         return dataclasses.replace(config, device=device, num_learner_threads=1)
@@ -432,8 +430,8 @@ def _read(rank: int, said: Mapping[str, Any]) -> Report:
         return Report(**said)
     except TypeError as error:
         raise RunError(
-            f"rank {rank} sent a roll-call answer that this one does not understand ({error}): "
-            "start all learners with the same version of TorchBeast"
+            f"rank {rank} sent an invalid answer to the roll call ({error}): start all learners "
+            "with the same version of TorchBeast"
         ) from None
 
 

@@ -122,11 +122,11 @@ def _remedy(folder: Path, error: int, needed: int) -> str:
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if found.f_files and not found.f_favail:
-        return "delete files there, because the file system has no free inode for another one"
+        return "delete files there, because the file system has no free inodes"
     if error == errno.EDQUOT or free > 2 * needed > 0:
         return "delete files there, because a quota is used up (of bytes or of files)"
     size = f" for {in_bytes(needed)}" if needed else ""
-    return f"make room there{size}, {in_bytes(free)} are free"
+    return f"free some space there{size}, {in_bytes(free)} are free"
 
 
 @dataclass
@@ -143,7 +143,7 @@ class PastVersions:
     step: int
 
     def __post_init__(self) -> None:
-        with refusing_paths("give another --selfplay"):
+        with refusing_paths("use another --selfplay"):
             self.pool.mkdir(parents=True, exist_ok=True)
         self._elo = 0.0
 

@@ -84,8 +84,8 @@ class Scores:
         if not file.lock():
             file.close()
             raise UsageError(
-                f"another process is evaluating this run and writing {self._path}: end it, or use "
-                "either --mode test --follow or an evaluation while training, not both"
+                f"another process is evaluating this run and writing {self._path}: stop it; use "
+                "either --mode test --follow or evaluations during training, not both"
             )
         return file
 
@@ -105,10 +105,10 @@ class Scores:
         message = (
             f"Step {weights[0]:,}: mean return {statistics.fmean(returns):.2f}, from "
             f"{min(returns):g} to {max(returns):g}; mean length {statistics.fmean(lengths):.0f}; "
-            f"{played.distinct} of {len(returns)} episodes differ"
+            f"{played.distinct} of {len(returns)} episodes unique"
         )
         if self._keep(statistics.fmean(returns), checkpoint):
-            message += f"; the best so far, kept as {self._name}_best.tar"
+            message += f"; new best, saved as {self._name}_best.tar"
         self._known.add(weights)  # even if writing fails: they are not played again
         row = [round(self._time.now(), 3), *weights, len(returns), played.distinct]
         row += [statistics.fmean(returns), min(returns), max(returns), statistics.fmean(lengths)]

@@ -199,8 +199,8 @@ class Training:
         wait_s = self.patience_s if wait_s is None else wait_s
         if not wait_until(running_time() + wait_s, functools.partial(self._lock.acquire, True)):
             raise NoMoment(
-                f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} s;"
-                " what was learnt since the last checkpoint is lost"
+                f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} "
+                "s; progress since the last checkpoint is lost"
             )
         try:
             return copy.deepcopy(self._state())
@@ -288,14 +288,14 @@ class Training:
     def _keep_last_good(self) -> str:
         """Saves the current state, which the failed update did not change; returns a message."""
         if (name := checkpoints.first_non_finite(self._state())) is not None:
-            return f"{name} is not finite already, so the state before it was not saved"
+            return f"{name} was already not finite, so the previous state was not saved"
         try:
             path = self.keep(self._state())
         except OSError as error:
-            return f"The state before it could not be saved: {error}"
+            return f"The previous state could not be saved: {error}"
         if path is None:
             return "No state was saved"
-        return f"The state before it is in {path}; the checkpoint is left as it was"
+        return f"The previous state is in {path}; the checkpoint is unchanged"
 
     def _record(self, batch: Batch, figures: dict[str, float]) -> None:
         counters, info = self.optimiser_step.counters, batch.finished_info()
@@ -335,7 +335,7 @@ class Training:
             self._missed_info.add(name)
             _log.warning(
                 "an episode ended without a number %r in its last info; info_%s is the mean over "
-                "the episodes that have one",
+                "the other episodes",
                 name,
                 name,
             )

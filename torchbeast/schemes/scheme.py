@@ -93,8 +93,8 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
     ),
     (
         lambda s: s.inference == "central" and s.col_backend == "ray",
-        'inference="central" needs the environments on this machine, because every step is a '
-        'round trip, but col_backend="ray" may place them anywhere: set col_backend="processes" '
+        'inference="central" needs the environments on this machine, because every step is a round '
+        'trip, but col_backend="ray" can place them on any node: set col_backend="processes" '
         'or inference="worker"',
     ),
     (
@@ -104,13 +104,13 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
     ),
     (
         lambda s: s.grad_remote_workers and s.replay.is_used,
-        "storage_factory has a replay, which lives in the learner's process and cannot feed "
-        "gradient workers: remove grad_remote_workers, or use a storage without replay",
+        "storage_factory has a replay, which is in the learner's process, out of reach of gradient "
+        "workers: remove grad_remote_workers, or use a storage without replay",
     ),
     (
         lambda s: s.sync_col_specs and not s.grad_remote_workers,
-        "sync_col_specs say when gradient workers stop collecting, but grad_remote_workers is 0: "
-        "remove sync_col_specs, or set grad_remote_workers to 1 or more",
+        "sync_col_specs control when gradient workers stop collecting, but grad_remote_workers is "
+        "0: remove sync_col_specs, or set grad_remote_workers to 1 or more",
     ),
     (
         lambda s: s.sync_col_specs and s.col_remote_workers,
@@ -229,7 +229,7 @@ class Scheme:
         if given and "algo_factory" in others:
             raise TypeError(
                 f"{next(iter(given))!r} is not an argument of Scheme: if it is a hyperparameter, "
-                "give it to the algo_factory"
+                "pass it to the algo_factory"
             )
         chosen = {key: value for key, value in others.items() if key in axes}
         return cls(**{**settings(name, train_envs_factory, given), **chosen})
@@ -391,7 +391,7 @@ class Scheme:
             backend = getattr(self, f"{kind}_backend")
             if getattr(self, f"{kind}_worker_resources") and backend != "ray":
                 raise IncompatibleParts(
-                    f"{kind}_worker_resources are what Ray reserves for a worker, but "
+                    f"{kind}_worker_resources are resources that Ray reserves for a worker, but "
                     f'{kind}_backend is "{backend}": remove them, or set {kind}_backend="ray"'
                 )
         for is_refused, sentence in _REFUSED:
@@ -439,8 +439,8 @@ class Scheme:
             seen, given = getattr(actor, name), getattr(envs, name)
             require(
                 seen == given,
-                f"actor_factory was made for the {name} {seen}, but train_envs_factory gives "
-                f"{given}: give create_factory the spaces that VecEnv.create_factory returned",
+                f"actor_factory was made for the {name} {seen}, but train_envs_factory has "
+                f"{given}: pass the spaces from VecEnv.create_factory to create_factory",
             )
 
     def _check_kind_of_actor(self) -> None:
@@ -500,8 +500,8 @@ def _ways(scheme: Scheme) -> tuple[str, str]:
     if scheme.is_synchronous:
         return forward, "the newest weights, at every batch: all workers wait for them"
     if scheme.inference == "central":
-        return forward, "actions, of the newest weights: nobody waits for an update"
-    return forward, "the newest weights, at every step: nobody waits"
+        return forward, "actions, of the newest weights, without waiting for updates"
+    return forward, "the newest weights, at every step, without waiting"
 
 
 def _collection(scheme: Scheme) -> list[str]:

@@ -53,7 +53,7 @@ def server_addresses(basename: str, count: int) -> list[str]:
     if longest is not None and len(os.fsencode(longest)) > MAX_SOCKET_PATH:
         raise UsageError(
             f"the path of the socket {longest} has {len(os.fsencode(longest))} bytes, more than "
-            f"the {MAX_SOCKET_PATH} of a Unix socket: give a shorter --pipes_basename, or TMPDIR"
+            f"the {MAX_SOCKET_PATH} of a Unix socket: use a shorter --pipes_basename, or TMPDIR"
         )
     return addresses
 
@@ -63,7 +63,7 @@ def _tcp_addresses(first: str, count: int) -> list[str]:
     if port + count - 1 > MAX_PORT:
         raise UsageError(
             f"{count} servers need the ports {port} to {port + count - 1}, but {MAX_PORT} is the "
-            f"last: give a lower port than {first}'s"
+            f"last: use a port lower than {first}'s"
         )
     return [f"{host}:{port + i}" for i in range(count)]
 
@@ -98,7 +98,7 @@ def hosts(named: str) -> list[str]:
     for address in found:
         if found.count(address) > 1:
             raise UsageError(
-                f"{named} names {address} twice: name each host once, by its first port"
+                f"{named} names {address} twice: list each host once, with its first port"
             )
     return found
 
@@ -111,8 +111,8 @@ def resolved(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise RunError(
-            f"the host {host} is unknown on this machine ({error}): correct the name, or give an "
-            "address in numbers"
+            f"the host {host} is unknown on this machine ({error}): correct the name, or use a "
+            "numeric address"
         ) from None
     return [(family, address) for family, *_, address in found]
 
@@ -129,8 +129,8 @@ def check_free(address: str) -> None:
         socket.create_server(place, family=family, dualstack_ipv6=both).close()
     except OSError as error:
         raise UsageError(
-            f"cannot listen at {address} ({os.strerror(error.errno or 0)}): end the program that "
-            "uses the port, or give another address of this machine or port"
+            f"cannot listen at {address} ({os.strerror(error.errno or 0)}): stop the program that "
+            "uses the port, or use another port or address of this machine"
         ) from None
 
 
@@ -236,7 +236,7 @@ def _own_folder(folder: Path) -> Path:
     private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
     if status.st_uid != os.getuid() or not private:
         raise UsageError(
-            f"{folder} is not a folder of this user alone (owner {status.st_uid}, mode "
-            f"{stat.S_IMODE(status.st_mode):04o}): remove it, or give --pipes_basename"
+            f"{folder} is not a private folder of this user (owner {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):04o}): remove it, or use --pipes_basename"
         )
     return folder

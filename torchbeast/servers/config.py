@@ -26,7 +26,8 @@ class PipelineConfig:
     """Inference threads, each with its own copy of the network. Default: 2 with a GPU, else one per
     four cores, at least one; one if PyTorch's operations use all cores (see --torch_threads)."""
     max_learner_queue_size: int | None = None
-    """Rollouts that may wait for the learner. Larger: older data. Default: two batches."""
+    """Maximum number of rollouts that wait for the learner. Longer queues allow older data.
+    Default: two batches."""
     min_streams: int | None = None
     """End the run if fewer streams to environment servers stay connected for a minute, or if fewer
     are left because streams whose environments failed repeatedly were retired. Default: half of the
@@ -42,8 +43,8 @@ class PipelineConfig:
         needed = self.min_streams or 0
         if needed > count:
             raise UsageError(
-                f"min_streams {needed} is more than the {counted(count, 'stream')} of the "
-                f"servers: give at most {count}, or more servers"
+                f"min_streams {needed} is more than the {counted(count, 'stream')} of the servers: "
+                f"use at most {count}, or more servers"
             )
 
     def queue_size(self, batch_size: int) -> int:
@@ -51,8 +52,8 @@ class PipelineConfig:
         size = self.max_learner_queue_size
         require(
             size is None or size >= batch_size,
-            f"max_learner_queue_size {size} can never hold a batch: "
-            f"give at least batch_size {batch_size}",
+            f"max_learner_queue_size {size} can never hold a batch: use at least batch_size "
+            f"{batch_size}",
         )
         return size or 2 * batch_size
 
@@ -90,14 +91,14 @@ class FleetConfig(ActorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedFleetConfig:
-    """The running environment servers, from which the learner gets its data."""
+    """The running environment servers that the learner uses."""
 
     num_envs: int | None = None
-    """Check the total number of environments: the servers must have exactly this many, and hosts
-    that dial in (--listen) at least this many. Default: use all environments that there are."""
+    """Expected total number of environments: exactly this many on servers, and at least this many
+    on hosts that dial in (--listen). Default: use all environments."""
     pipes_basename: str | None = None
-    """Common part of the servers' addresses. Default: the same as polybeast_env, a path in a folder
-    of this user."""
+    """Common prefix of the servers' addresses. Default: a path in a private folder of this user, as
+    in polybeast_env."""
     env_servers: str | None = None
     """Servers on other machines: HOST:PORT,HOST:PORT with the port of each host's first server; a
     host's other servers use the ports after it. Default: servers on this machine."""
@@ -151,7 +152,8 @@ class ServersConfig(FleetConfig):
     """Total number of environments. Default: one per server if you give --num_servers, else the
     default of polybeast."""
     pipes_basename: str | None = None
-    """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
+    """Server i listens at {pipes_basename}.{i}. Default: sockets in a private folder of this
+    user."""
     listen: str | None = None
     """HOST:PORT for learners on other machines: server i listens at PORT + i. HOST 0.0.0.0 means
     every network of this machine, IPv4 and IPv6. Default: sockets, for learners on this machine."""
@@ -176,38 +178,38 @@ class ServersConfig(FleetConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityConfig:
-    """Protection of connections between machines. Secrets are in files, so that ps does not show
-    them and runs do not record them. Some flags are for the side that listens, some for the other.
+    """Security of connections between machines. Secrets are read from files, so that they appear
+    neither in ps nor in a run's records. Some flags are for the listening side, others for the
+    connecting side.
     """
 
     insecure: bool = False
     """Use TCP without TLS. Anyone on the network can then read and change everything, including the
-    token. Only for networks that are protected in another way, such as a VPN."""
+    token. Use it only on networks that are protected in another way, such as a VPN."""
     tls_ca: str | None = None
-    """For the side that connects: file (PEM) with the certificate authority that must have signed
-    the other side's certificate. That certificate must contain the name of its host."""
+    """Connecting side: PEM file of the certificate authority that signed the other side's
+    certificate. That certificate must contain its host name."""
     tls_cert: str | None = None
-    """File (PEM) with this side's certificate and any intermediate ones. The side that listens
-    always needs a certificate, which must contain the name of its host. The side that connects
-    needs one only if the other side has --tls_client_ca."""
+    """PEM file with this side's certificate and any intermediate certificates. The listening side
+    always needs a certificate, which must contain its host name. The connecting side needs one only
+    if the other side has --tls_client_ca."""
     tls_key: str | None = None
-    """File (PEM) with the private key of --tls_cert. Other users must not be able to read it."""
+    """PEM file with the private key of --tls_cert. Other users must not be able to read it."""
     tls_client_ca: str | None = None
-    """For the side that listens, mutual TLS: file (PEM) with the certificate authority that must
-    have signed the certificate of anyone who connects. Default: ask for no certificate."""
+    """Listening side, for mutual TLS: PEM file of the certificate authority that signed the
+    clients' certificates. Default: clients need no certificate."""
     token_file: str | None = None
-    """File with a secret token that both sides must have. Other users must not be able to read
-    it."""
+    """File with a secret token, the same on both sides. Other users must not be able to read it."""
 
     def __post_init__(self) -> None:
         require(
             (self.tls_cert is None) == (self.tls_key is None),
-            "tls_cert and tls_key belong together: give both or neither",
+            "tls_cert and tls_key belong together: set both or neither",
         )
         files = self.tls_ca, self.tls_cert, self.tls_client_ca
         require(
             not self.insecure or not any(files),
-            "insecure is TCP without TLS: leave it out, or the TLS files",
+            "insecure means TCP without TLS: remove it, or the TLS files",
         )
 
     def check_unused(self, flags: str) -> None:
@@ -221,12 +223,12 @@ class SecurityConfig:
         """Returns the protection of --listen; raises ValueError if it is insufficient."""
         require(
             self.tls_ca is None,
-            "tls_ca is for the side that connects: this one listens and has tls_client_ca",
+            "tls_ca is for the connecting side: this side listens and takes tls_client_ca",
         )
         require(
             self.tls_cert is not None or self.insecure,
-            f"--listen needs tls_cert and tls_key ({command('keys')} makes them), or "
-            "--insecure on a network that is protected otherwise",
+            f"--listen needs tls_cert and tls_key ({command('keys')} makes them), or --insecure on "
+            "a network that is protected in another way",
         )
         require(
             bool(self.token_file or self.tls_client_ca or self.insecure),
@@ -241,12 +243,12 @@ class SecurityConfig:
         """
         require(
             self.tls_client_ca is None,
-            "tls_client_ca is for the side that listens: this one connects and has tls_ca",
+            "tls_client_ca is for the listening side: this side connects and takes tls_ca",
         )
         require(
             self.tls_ca is not None or self.insecure,
-            f"{flag} needs tls_ca, the authority of {whom} certificates, or "
-            "--insecure on a network that is protected otherwise",
+            f"{flag} needs tls_ca, the authority of {whom} certificates, or --insecure on a "
+            "network that is protected in another way",
         )
         return self
 
@@ -254,9 +256,7 @@ class SecurityConfig:
 def _one_way(**given: str | None) -> None:
     """Raises ValueError if more than one of these flags is given."""
     flags = [f"--{name}" for name, value in given.items() if value is not None]
-    require(
-        len(flags) < 2, f"{' and '.join(flags)} are different ways to connect: give one of them"
-    )
+    require(len(flags) < 2, f"{' and '.join(flags)} are different ways to connect: use one of them")
 
 
 def most_streams() -> int:

@@ -75,9 +75,9 @@ class ServerFleet:
         count = len(self.stream_addresses)
         if count < size:
             raise UsageError(
-                f"{size} learners need a stream of environments each, but the servers have {count} "
-                f"streams: start at least {size} servers (polybeast_env --num_servers), or fewer "
-                "learners (torchrun --nproc_per_node)"
+                f"{size} learners need one stream of environments each, but the servers have "
+                f"{count} streams: start at least {size} servers (polybeast_env --num_servers), or "
+                "fewer learners (torchrun --nproc_per_node)"
             )
         own = slice(count * rank // size, count * (rank + 1) // size)
         return replace(
@@ -117,7 +117,7 @@ def find(
     if num_envs not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
-            f"--num_envs is {num_envs}: give --num_envs {fleet.num_envs}, or leave it out"
+            f"--num_envs is {num_envs}: use --num_envs {fleet.num_envs}, or remove it"
         )
     return fleet
 
@@ -133,8 +133,8 @@ def _answered(
     for name, answer in answers.items():
         if name in found:
             raise UsageError(
-                f"{name} is on a host that you have named already: name each host once, by the "
-                "port of its first server"
+                f"{name} is on a host that is already listed: list each host once, with the port "
+                "of its first server"
             )
         try:
             found |= answer.result()
@@ -237,14 +237,14 @@ class Asking:
         except (OSError, ValueError) as error:
             if self._security is not None:
                 explain(address, self._security)
-            raise RunError(f"{address} does not report its status ({error})") from None
+            raise RunError(f"{address} did not report its status ({error})") from None
 
 
 def _no_answer(address: str, why: str) -> RunError:
     is_here = socket_path(address) is not None
     program = command("polybeast_env") if is_here else "python -m torchbeast.polybeast_env"
     start = f"start servers there ({program})"
-    others = " or name servers on other machines (--env_servers, --listen)"
+    others = " or select servers on other machines (--env_servers, --listen)"
     return RunError(
         f"no environment server answers at {address} ({why}): {start}{others * is_here}"
     )
@@ -257,8 +257,8 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
     for key in _ALIKE:
         if ours.get(key) != theirs.get(key):
             raise RunError(
-                f"the servers at {address} and {other} must serve the same, "
-                f"but their {key} is {ours.get(key)!r} and {theirs.get(key)!r}"
+                f"the servers at {address} and {other} must have the same environment, but their "
+                f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}"
             )
 
 

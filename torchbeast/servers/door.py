@@ -107,17 +107,17 @@ class HostDoor:
                 return
             self._warn(
                 self.listen,
-                f"{self.listen} does not accept connections any more, so it is closed and opened "
-                "again, and hosts dial in again. Connections of strangers may have reached the "
-                f"limit of {allowed_descriptors():,} open files and connections: keep strangers "
-                "from the port, or raise the limit (ulimit -n)",
+                f"{self.listen} stopped accepting connections, so it is reopened and hosts dial in "
+                f"again. Unknown clients may have exhausted the limit of {allowed_descriptors():,} "
+                "open files and connections: block them from the port, or raise the limit (ulimit "
+                "-n)",
             )
             self._door.close(run_has_ended=False)
             self._waiting.clear()
             try:
                 self._door = self._open()
             except UsageError as error:
-                self._warn(self.listen, f"no host can dial in at present: {error}")
+                self._warn(self.listen, f"no host can dial in now: {error}")
                 time.sleep(_GLANCE_S)
 
     def find(
@@ -166,10 +166,10 @@ class HostDoor:
     def _too_few(self, num_envs: int | None, timeout: float) -> RunError:
         names = ", ".join(sorted({each.host for each in self._waiting}))
         found = f"only {names} dialled in" if names else "no host dialled in"
-        wanted = "" if num_envs is None else f", with fewer than the {num_envs} of --num_envs"
+        wanted = "" if num_envs is None else f", with fewer environments than --num_envs {num_envs}"
         return RunError(
             f"{found} at {self.listen} within {timeout:g} s{wanted}: start python -m "
-            "torchbeast.polybeast_env --learner HOST:PORT there, or give a longer --connect_timeout"
+            "torchbeast.polybeast_env --learner HOST:PORT there, or use a longer --connect_timeout"
         )
 
     def follow(self, pool: Any, columns: int, env_bytes: int, closed: threading.Event) -> None:
@@ -203,8 +203,8 @@ class HostDoor:
         envs = stream.said["num_envs"]
         if envs % columns:
             return (
-                f"its streams have {envs} environments, and rollouts of this run join {columns}: "
-                f"start it with a multiple of {columns} per stream"
+                f"its streams have {envs} environments, and rollouts of this run combine "
+                f"{columns}: start it with a multiple of {columns} per stream"
             )
         return self._promise_memory(envs, envs * env_bytes, time.monotonic())
 
@@ -220,7 +220,7 @@ class HostDoor:
         if size <= most:
             self._promised.append((now, size))
             return ""
-        what = "are free on the learner's machine" if most == left else "is the most"
+        what = "are free on the learner's machine" if most == left else "is the limit"
         return (
             f"the rollouts of a stream of {envs} environments would take {in_bytes(size)} of "
             f"memory, but {in_bytes(most)} {what}: serve fewer environments in a stream (more "
@@ -229,7 +229,7 @@ class HostDoor:
 
     def _refuse(self, stream: _Stream, reason: str) -> None:
         self._door.refuse(stream.number, reason)
-        self._warn(stream.host, f"the host {stream.host} is not used: {reason}")
+        self._warn(stream.host, f"ignoring the host {stream.host}: {reason}")
 
     def _warn(self, about: str, sentence: str) -> None:
         """Warns, but only once about the same thing, because refused hosts dial again; and not for
@@ -260,7 +260,7 @@ class HostDoor:
             self._told.clear()
             _log.warning("the host %s has left", host)
             if not self._hosts:
-                _log.warning("no host is left: the run ends within a minute unless one dials in")
+                _log.warning("no host is left; the run ends within a minute unless one dials in")
         else:
             say(f"{host}: {streams}" if had else f"the host {host} has joined ({streams})")
 

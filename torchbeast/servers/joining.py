@@ -91,7 +91,7 @@ class JoiningStreams:
                 self._play(learner, taken)
                 return not self._stopped.is_set()
             except (OSError, ValueError, UsageError) as error:
-                self._say(learner, f"{self._explained(learner, error)}; dialling again.")
+                self._say(learner, f"{self._explained(learner, error)}; reconnecting.")
             except RuntimeError as error:
                 if failures.too_many(error):
                     raise RunError(f"failure 5 within ten minutes: {error}") from None

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     import libtorchbeast
 
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 1000  # 22 characters of base64 are as strong as an AES key
-_KEYS = f"{command('keys')} makes one"
+_KEYS = f"{command('keys')} creates one"
 
 _CONNECT_S = 3.0
 _PORT_OF_TLS = (
-    "that port uses TLS: give --tls_ca, the authority of its certificate, in place of --insecure"
+    "that port uses TLS: use --tls_ca, the authority of its certificate, instead of --insecure"
 )
 _NO_TLS = (
-    "that port does not use TLS: start what listens there with --tls_cert and --tls_key, or give "
-    "its own port"
+    "that port does not use TLS: start the listening side with --tls_cert and --tls_key, or use "
+    "another port"
 )
 _CERTIFICATE_WANTED = (
-    "it wants a certificate, or refuses this side's: give --tls_cert and --tls_key, signed by its "
+    "it requires a certificate, or rejected this one: use --tls_cert and --tls_key, signed by its "
     "--tls_client_ca and not expired"
 )
 
@@ -78,8 +78,8 @@ def _key(files: SecurityConfig) -> str:
     except ssl.SSLError:
         raise UsageError(
             f"--tls_key {files.tls_key} is not the key of a certificate --tls_cert "
-            f"{files.tls_cert}: give the two of one pair, in PEM and without a password, which "
-            "nobody could type when a server is replaced"
+            f"{files.tls_cert}: use a matching pair, in PEM and without a password, because "
+            "replaced servers cannot prompt for it"
         ) from None
     return text
 
@@ -119,7 +119,7 @@ def _text(path: str, flag: str) -> str:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
-            f"--{flag} {path} cannot be read ({reason}): give the name of a file that can"
+            f"--{flag} {path} cannot be read ({reason}): use a readable file"
         ) from None
 
 
@@ -181,8 +181,9 @@ def _fault(connection: socket.socket, name: str, files: SecurityConfig) -> str:
             return "" if encrypted.recv(1) else closed
     except ssl.SSLCertVerificationError as error:
         return (
-            f"its certificate is refused ({error.verify_message}): it must name {name}, be valid "
-            f"now, and be signed by --tls_ca {files.tls_ca}; another machine may have answered"
+            f"its certificate was rejected ({error.verify_message}): it must contain {name}, be "
+            f"valid now, and be signed by --tls_ca {files.tls_ca}; another machine may have "
+            "answered"
         )
     except (ssl.SSLEOFError, ConnectionError):  # during the handshake: it closes all for now
         return closed

@@ -240,9 +240,9 @@ def _watch(server: Any, address: str, stopped: threading.Event, report: Report) 
         if stopped.wait(PROBE_EVERY_S):
             return
     print(
-        "this server cannot accept connections any more, and exits. It may have reached its limit "
-        f"of {allowed_descriptors():,} open files and connections: keep strangers from its port, "
-        "or raise the limit (ulimit -n)",
+        "this server can no longer accept connections, and exits. It may have reached its limit of "
+        f"{allowed_descriptors():,} open files and connections: block unknown clients from its "
+        "port, or raise the limit (ulimit -n)",
         file=sys.stderr,
         flush=True,
     )

@@ -78,8 +78,8 @@ class JoinRequest:
 
 
 _ALIKE = (
-    "agents that share a replay have the same environment, inputs of the network, --unroll_length "
-    "and --replay_size"
+    "agents that share a replay need the same environment, network inputs, --unroll_length and "
+    "--replay_size"
 )
 
 
@@ -87,7 +87,7 @@ def _without(lines: set[str], others: set[str]) -> str:
     return "; ".join(sorted(lines - others)) or "nothing more"
 
 
-_AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"
+_AGAIN = "another run with the same name has joined the shared replay: use another --xpid"
 
 
 class Ticket(NamedTuple):
@@ -200,7 +200,7 @@ class SharedReplay:
         require(
             free is None or size + later <= free,
             f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
-            f"are free, {in_bytes(later)} of them for the replay: give a smaller --batch_size, "
+            f"are free, {in_bytes(later)} of them for the replay: use a smaller --batch_size, "
             "--replay_ratio or --replay_size",
         )
 
@@ -212,7 +212,7 @@ class SharedReplay:
         try:
             return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
         except MemoryError as error:
-            raise ValueError(f"{error}: give a smaller --replay_size") from error
+            raise ValueError(f"{error}: use a smaller --replay_size") from error
 
 
 class SharingAgent(ABC):

@@ -124,9 +124,9 @@ class Service:
                 answer_challenge(connection, self._key)
                 self._serve_agent(connection, connection.recv())
         except (EOFError, OSError, AuthenticationError) as error:
-            _log.warning("a connection is lost: %r", error)
+            _log.warning("a connection was lost: %r", error)
         except Exception:
-            _log.exception("an agent is cut off")
+            _log.exception("an agent was disconnected")
         finally:
             self._connections.discard(connection)
 
@@ -135,10 +135,10 @@ class Service:
             region = Region(joining)
             ticket = self.replay.join(joining, region_bytes(joining))
         except (ValueError, MemoryError, OSError) as error:
-            _log.warning("agent %s is refused: %s", joining.name, error)
+            _log.warning("agent %s was refused: %s", joining.name, error)
             connection.send(ValueError(str(error)))
             return
-        _log.info("agent %s joins", joining.name)
+        _log.info("agent %s has joined", joining.name)
         try:
             connection.send(self.replay.facts())
             send_handle(connection, region.descriptor, None)
@@ -241,7 +241,7 @@ def _key(address: str) -> bytes:
     """Returns the key of a service. Raises ValueError unless this user's service made it."""
     with open(key_path(address), "rb") as file:
         is_own = os.fstat(file.fileno()).st_uid == os.getuid()
-        require(is_own, f"{file.name} belongs to another user: join a replay that you have started")
+        require(is_own, f"{file.name} belongs to another user: join a replay that you started")
         return file.read()
 
 

@@ -51,17 +51,17 @@ def sweep(
     folder = config.folder()
     if config.address and config.on == "local":  # for agents of raybeast
         words.append(f"--address={config.address}")
-    with refusing_paths("give another --savedir or --name"):
+    with refusing_paths("use another --savedir or --name"):
         what = compared(config, words, folder)
     if config.on == "ray" and what.program == "raybeast":
         raise UsageError(
-            "agents of raybeast use Ray themselves, each with its own actors: leave out --on ray, "
-            "or give --program monobeast"
+            "raybeast agents use Ray themselves, each with its own actors: remove --on ray, or use "
+            "--program monobeast"
         )
     agents = agents_of(what, folder)
     population = None if what.rounds is None else Population(agents, what.set, what.rounds)
     if population is not None and config.scheduler == "asha":
-        raise UsageError("a population ends no agent early: leave out --scheduler asha")
+        raise UsageError("a population does not end agents early: remove --scheduler asha")
     with session(folder, what.record()) as opened:
         rows = [Row(agent) for agent in agents] if population is None else population.rows()
         _train(rows, config, what, opened, population)
@@ -83,7 +83,7 @@ def _train(
 ) -> None:
     """Runs the unfinished agents, until they have ended or the sweep ends."""
     if all(row.state == "done" for row in rows):
-        print(f"All {len(rows)} agents are complete; a larger --total_steps continues them.")
+        print(f"All {len(rows)} agents are complete; increase --total_steps to continue.")
         return
     supervisor = opened.supervisor
     opened.folder.begin(what.record(), sum(row.figures.step for row in rows))

@@ -33,11 +33,11 @@ FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
 _LONGEST_NAME = 120
 _OPEN, _CLOSE = "[{(", ")}]"
 _OF_SWEEP = {  # flags of the program that only the sweep may give
-    "xpid": "a sweep names its agents by their settings: give --name for the sweep",
-    "savedir": "all agents of a sweep are in its folder: give --savedir once, not in --set",
-    "mode": "a sweep trains: leave out --mode, and test an agent with its own program",
-    "replay_service": "a sweep starts the replay of its agents: give --shared_replay instead",
-    "suppress_logs": "a sweep shows its agents in one table: leave out --suppress_logs",
+    "xpid": "agents of a sweep are named after their settings: use --name for the sweep",
+    "savedir": "all agents of a sweep are in its folder: use --savedir once, outside --set",
+    "mode": "a sweep only trains: remove --mode, and test agents with their own program",
+    "replay_service": "a sweep starts the replay of its agents: use --shared_replay instead",
+    "suppress_logs": "a sweep prints one table of its agents: remove --suppress_logs",
 }
 
 # A shared replay holds rollouts with the same shape, of the same task.
@@ -75,7 +75,7 @@ def values_of(words: Sequence[str]) -> Values:
                 f"got {word!r}"
             )
         if key in found:
-            raise UsageError(f"--set has {key} twice: give it once, with all its values")
+            raise UsageError(f"--set has {key} twice: set it once, with all its values")
         found[key] = _split(text)
         _check_values(key, found[key])
     return found
@@ -95,7 +95,7 @@ def _split(text: str) -> list[str]:
 
 def _check_values(key: str, values: Sequence[str]) -> None:
     if not all(values):
-        raise UsageError(f"--set {key} has an empty value: give {key}=VALUE,VALUE")
+        raise UsageError(f"--set {key} has an empty value: use {key}=VALUE,VALUE")
     for value in values:
         if values.count(value) > 1:
             raise UsageError(f"--set {key} has the value {value} twice")
@@ -114,8 +114,8 @@ def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
     for key in _OF_SHARED_REPLAY if what.shared_replay else ():
         if key in keys:
             raise UsageError(
-                f"agents that share a replay have the same {key}, so --set cannot vary it: give "
-                f"--{key} once, or leave out --shared_replay"
+                f"agents that share a replay have the same {key}, so --set cannot vary it: use "
+                f"--{key} once, or remove --shared_replay"
             )
     return [_agent(what, settings, folder) for settings in what.settings()]
 
@@ -134,7 +134,7 @@ def _check_keys(values: Iterable[str], words: Sequence[str], known: Sequence[str
     for key in values:
         flag = flag_of(f"--{key}", known)
         if flag in given:
-            raise UsageError(f"{key} is in --set and {given[flag]} too: leave out one of them")
+            raise UsageError(f"{key} is in --set and {given[flag]} too: remove one of them")
         given[flag] = f"there as {key}"
 
 
@@ -237,8 +237,8 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
     recorded, values = _recorded(folder), values_of(config.set)
     if recorded is None and not values:
         raise UsageError(
-            "give the flags to vary with their values, such as "
-            "--set learning_rate=0.0003,0.0006; a single run needs no sweep"
+            "expected the flags to vary with their values, such as --set "
+            "learning_rate=0.0003,0.0006; a single run needs no sweep"
         )
     before = recorded or NEW
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
@@ -263,7 +263,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
         if name not in _MAY_CHANGE and before.get(name) != value:
             raise UsageError(
                 f"the sweep {folder.name} compares agents with {name} {before.get(name)}, not with "
-                f"{name} {value}: leave that out, or give another --name"
+                f"{name} {value}: remove it, or use another --name"
             )
 
 
@@ -282,5 +282,5 @@ def _recorded(folder: Path) -> Compared | None:
         return dataclasses.replace(NEW, **{name: recorded[name] for name in known & set(recorded)})
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{folder} is not the folder of a sweep: give another --name, or another --savedir"
+            f"{folder} is not the folder of a sweep: use another --name, or another --savedir"
         ) from None

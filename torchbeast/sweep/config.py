@@ -30,21 +30,21 @@ class SweepConfig:
     as learning_rate=0.0001:0.01, which is drawn on a logarithmic scale. Default: train all
     combinations of the values."""
     search: Search = "sobol"
-    """How --trials draws: sobol spreads the settings evenly, random draws them independently."""
+    """Sampling of --trials: sobol spreads the settings evenly, random draws them independently."""
     program: ProgramName | None = None
     """Program that trains the agents. Default: monobeast."""
     name: str | None = None
     """Name of the sweep. The name of an earlier sweep continues it with its recorded settings:
-    unfinished agents resume, finished ones stay as they are. Default: the time and a random
+    unfinished agents resume, finished ones stay as they are. Default: a timestamp and a random
     number."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the sweep's files are in {savedir}/{name}, which has a folder per agent."""
     parallel: int | None = None
-    """Agents that train at the same time and share the cores. Default: one per core; all of them
-    with --shared_replay."""
+    """Number of agents that train at the same time and share the cores. Default: one per core; all
+    of them with --shared_replay."""
     shared_replay: bool = False
-    """Let all agents store what they collect in one replay of --replay_size steps, and train on it.
-    The replay starts empty, even if you continue a sweep."""
+    """Share one replay of --replay_size steps among all agents. The replay starts empty, even if
+    you continue a sweep."""
     on: Literal["local", "ray"] = "local"
     """Where agents train: on this machine (local), or on a Ray cluster whose nodes all see
     --savedir (ray; needs pip install 'torchbeast[ray]')."""
@@ -71,7 +71,7 @@ class SweepConfig:
         above(0, agent_cpus=self.agent_cpus)
         require(
             self.rounds is None or self.scheduler == "pbt",
-            f"rounds {self.rounds} needs --scheduler pbt: add it, or leave rounds out",
+            f"rounds {self.rounds} needs --scheduler pbt: add it, or remove rounds",
         )
         require(
             self.on == "ray" or (self.agent_cpus, self.agent_gpus) == (1.0, 0.0),
@@ -90,7 +90,7 @@ class SweepConfig:
 
     def folder(self) -> Path:
         """Returns the sweep's folder, {savedir}/{name}; without a name, a new one at each call."""
-        with refusing_paths("give another --savedir"):
+        with refusing_paths("use another --savedir"):
             return expanded(self.savedir).absolute() / (self.name or new_name("sweep"))
 
 

@@ -40,7 +40,7 @@ _EVERY_S = 1.0
 _ADDRESS = "RAY_ADDRESS"
 _SWEEP = User(
     "sweep",
-    "Its agents write checkpoints where Ray lets them; the same --name continues it.",
+    "Its agents have saved checkpoints where possible; the same --name continues it.",
     # When Ray ends an actor, it does not kill the agent, which then writes its checkpoint.
     {"RAY_kill_child_processes_on_worker_exit": "false"},
 )
@@ -67,7 +67,7 @@ class TorchBeastAgent:
         more: additional flags for the agent. environment: variables of its process.
         """
         if not (parent := agent.folder.parent).is_dir():
-            why = f"node {socket.gethostname()} does not see the sweep's folder {parent}: give a "
+            why = f"node {socket.gethostname()} cannot access the sweep's folder {parent}: use a "
             return {"why": f"{why}--savedir that is on a disk of all nodes, such as NFS"}
         reports: list[Report] = []
         variables = {**environment_of_share(cores), **environment}
@@ -119,7 +119,7 @@ class ProcessOnRay:
 
     def _on_end(self, result: Any) -> None:
         if isinstance(result, Exception):
-            self._row.on_report({"why": f"Ray lost it: {result}"})
+            self._row.on_report({"why": f"lost by Ray: {result}"})
         elif result is not None:
             self._row.on_report(result)
         self._end.set()

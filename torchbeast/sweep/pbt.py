@@ -77,20 +77,20 @@ class Population:
         """
         if len(agents) < 4:
             raise UsageError(
-                f"pbt needs at least 4 agents, and --set gives {len(agents)}: give ranges, such as "
+                f"pbt needs at least 4 agents, but --set has {len(agents)}: use ranges, such as "
                 "learning_rate=0.0001:0.01, and --trials 8"
             )
         known = names(FLAGS[agents[0].program])
         if fixed := [key for key in values if flag_of(f"--{key}", known) in _FIXED]:
             raise UsageError(
                 f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "
-                f"give --{fixed[0]} once"
+                f"set --{fixed[0]} once"
             )
         if any(word.replace("-", "_") == "__disable_checkpoint" for word in agents[0].words):
-            raise UsageError("pbt copies checkpoints: leave out --disable_checkpoint")
+            raise UsageError("pbt copies checkpoints: remove --disable_checkpoint")
         if agents[0].total_steps < rounds:
             raise UsageError(
-                f"give --total_steps of at least the {rounds} rounds, or fewer --rounds"
+                f"use at least {rounds} --total_steps, one per round, or fewer --rounds"
             )
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent
@@ -213,9 +213,9 @@ class Population:
         try:
             _draw(turns, self._values, output)
         except UsageError as error:
-            print(f"The population cannot be plotted: {error}.")
+            print(f"Cannot plot the population: {error}.")
             return
-        print(f"The population's history is in {self._folder / CSV} and {output}")
+        print(f"Population history: {self._folder / CSV} and {output}")
 
 
 def _mean_return(row: Row, copied_at: int) -> float:
@@ -297,7 +297,9 @@ def _draw(turns: Sequence[Turn], values: Values, output: Path) -> None:
             axes.grid(alpha=0.3)
         axes.set_xlabel("environment steps")
         axes.xaxis.set_major_formatter(plot.thousands())
-        figure.suptitle("Blue: the best member and its ancestors. Dotted: continues from another.")
+        figure.suptitle(
+            "Blue: best member and its ancestors. Dotted: continued from another member."
+        )
 
 
 def _line(turns: Sequence[Turn], name: str, values: Values) -> tuple[list[int], list[float]]:

@@ -43,8 +43,8 @@ def settings_of(values: Values, trials: int | None, search: Search) -> list[dict
         for key, found in values.items():
             if _range(found) is not None:
                 raise UsageError(
-                    f"--set {key}={found[0]} is a range: give --trials, the number of settings to "
-                    "draw from it, or single values"
+                    f"--set {key}={found[0]} is a range: add --trials, the number of settings to "
+                    "sample from it, or use single values"
                 )
         return [
             dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
@@ -130,5 +130,5 @@ def _range(values: Sequence[str]) -> tuple[float, float] | None:
     except ValueError:  # such as my_module:MyAlgo
         return None
     if not (math.isfinite(ends[0]) and ends[0] < ends[1] < math.inf):
-        raise UsageError(f"the range {values[0]} must be LOW:HIGH, with a number below another")
+        raise UsageError(f"the range {values[0]} must be LOW:HIGH, with LOW below HIGH")
     return ends

@@ -85,7 +85,7 @@ class Row:
         """Notes that the agent has ended."""
         self.follow()
         if self.report is None and self.figures.step > self._first_step:
-            self.report = {"why": "it did not write its checkpoint in time"}
+            self.report = {"why": "it did not save its checkpoint in time"}
         if self.why:
             self.state = "failed"
         elif self.figures.step >= self.agent.total_steps:
@@ -244,7 +244,7 @@ def report(rows: Sequence[Row], folder: Path) -> None:
     console = Console()
     (console if console.is_terminal else Console(width=WIDE)).print(table(ranking))
     if any(row.state != "done" for row in rows):
-        print("Agents that are not done come last, ordered by the steps that they reached.")
+        print("Unfinished agents are ranked last, by steps.")
     write_atomically(folder / CSV, as_csv(ranking).encode())
     print(f"Results: {folder / CSV}")
     _plot(rows, folder / PNG)
@@ -281,4 +281,4 @@ def _plot(rows: Sequence[Row], output: Path) -> None:
     try:
         plot.run(plot.PlotFlags(runs=tuple(folders), output=(output,)))
     except UsageError as error:
-        print(f"There is no plot: {error}.")
+        print(f"No plot: {error}.")

@@ -137,7 +137,5 @@ def test_masks_that_would_not_be_obeyed_are_refused() -> None:
         model_for(5, Discrete(4))
     with pytest.raises(ValueError, match="Discrete or MultiDiscrete .* Gaussian"):
         model_for(4, Box(-1, 1, (2,)))
-    with pytest.raises(
-        ValueError, match="would not obey: make it a subclass of ActorCritic or Off"
-    ):
+    with pytest.raises(ValueError, match="would ignore: make it a subclass of ActorCritic or Off"):
         model_for(4, Discrete(4), "masked:Blind")

@@ -128,8 +128,8 @@ def test_the_settings_choose_the_optimiser(
     ("settings", "message"),
     [
         ({"optimiser": "sgd"}, "optimiser must be one of rmsprop, adam, adamw, got 'sgd'"),
-        ({"optimiser": "adam", "momentum": 0.9}, "momentum 0.9 is for optimiser rmsprop, got adam"),
-        ({"optimiser": "adam", "weight_decay": 0.1}, "weight_decay 0.1 is for optimiser adamw"),
+        ({"optimiser": "adam", "momentum": 0.9}, "momentum 0.9 needs optimiser rmsprop, got adam"),
+        ({"optimiser": "adam", "weight_decay": 0.1}, "weight_decay 0.1 needs optimiser adamw"),
         ({"beta1": 1.0}, "beta1 must be at least 0 and below 1, got 1.0"),
         ({"beta2": -0.1}, "beta2 must be at least 0 and below 1, got -0.1"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),

@@ -400,7 +400,7 @@ def test_more_minibatches_than_there_is_to_share_are_refused(
 ) -> None:
     net = mlp(use_lstm)
     step = ppo(net, num_mini_batch=5)
-    with pytest.raises(UsageError, match=f"num_mini_batch {message} of a batch: give at most 4"):
+    with pytest.raises(UsageError, match=f"num_mini_batch {message} of a batch: use at most 4"):
         step.update(make_rollout(3 if use_lstm else 1, B, state=net.initial_state(B)))
 
 

@@ -305,7 +305,7 @@ def test_rewards_unlike_those_of_the_goals_are_reported_once(
         replay.sample(50)
     reports = [record.getMessage() for record in caplog.records]
     assert len(reports) == (scale != 1)
-    assert all("another reward than compute_reward returns" in report for report in reports)
+    assert all("a different reward than compute_reward returns" in report for report in reports)
     assert all(
         "50 of 50 sampled steps" in report and "0 instead of 9" in report for report in reports
     )

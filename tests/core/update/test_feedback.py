@@ -35,5 +35,5 @@ def test_every_column_has_its_own_newest_feedback(
 
 
 def test_columns_that_were_not_learnt_from_are_a_sentence() -> None:
-    with pytest.raises(ValueError, match="3 of 5 columns were learnt from"):
+    with pytest.raises(ValueError, match="3 of 5 columns were trained on"):
         joined_feedback([part(1, 2), part(3)], 5)

@@ -147,7 +147,7 @@ def test_max_lag_is_refused_where_steps_of_any_age_are_learnt_from() -> None:
     class OffPolicy(IMPALA):
         takes = Transitions
 
-    with pytest.raises(UsageError, match="OffPolicy trains on steps of a replay, of any age"):
+    with pytest.raises(UsageError, match="OffPolicy trains on replayed steps of any age"):
         impala(mlp(), OffPolicy, max_lag=3)
 
 

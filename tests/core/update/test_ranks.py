@@ -279,7 +279,7 @@ def test_unequal_numbers_of_minibatches_are_a_sentence_in_every_rank(make_rollou
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT_S)
-    assert len(errors) == 2 and "must yield equally many" in errors[0]
+    assert len(errors) == 2 and "must yield the same number" in errors[0]
     assert "[0, 2]" in errors[0]
 
 

@@ -37,7 +37,7 @@ def line(process: subprocess.Popen[str]) -> Any:
     ("case", "said"),
     [
         pytest.param(
-            "dies", "another learner has ended, or is out of reach", marks=pytest.mark.long
+            "dies", "another learner has ended, or cannot be reached", marks=pytest.mark.long
         ),
         ("leaves", "another learner has ended. rank 1: its environment broke"),
     ],

@@ -108,7 +108,7 @@ class ActionDistribution(ABC):
         Raises:
             NotImplementedError: If actions are not choices.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not choose among finitely many")
+        raise NotImplementedError(f"{type(self).__name__} actions are continuous")
 
     def all_log_probs(self, params: Tensor) -> Tensor:
         """Returns log pi(a) [..., num_actions] of every action; of several choices the last changes
@@ -413,9 +413,9 @@ class SquashedGaussian(Gaussian):
             entry = int(self._is_bounded.int().argmin())
             low, high = self._low.flatten()[entry], self._high.flatten()[entry]
             raise UsageError(
-                "SAC and TD3 need low below high in every entry of a Box of actions, and neither "
-                f"beyond {_largest_bound(box):,.0f}, got {low:g} and {high:g} in entry {entry}: "
-                "declare the bounds that you mean, or use impala or ppo"
+                "SAC and TD3 need low below high in every entry of a Box of actions, and both "
+                f"within {_largest_bound(box):,.0f}, got {low:g} and {high:g} in entry {entry}: "
+                "declare the actual bounds, or use impala or ppo"
             )
 
     def sample(self, params: Tensor) -> Tensor:

@@ -318,8 +318,8 @@ class BuiltInNet(TorsoActorCritic):
         super().__init__(torsos, action_space, width, self.with_last_action, norm)
         if not use_lstm and core != "lstm":
             raise SpecError(
-                f"the model's keyword argument core, {json.dumps(core)}, selects its recurrent "
-                "layer, but it has none: add use_lstm, or remove core"
+                f"the model's keyword argument core is {json.dumps(core)}, but the model has no "
+                "recurrent layer: add use_lstm, or remove core"
             )
         self._add_heads(self._make_core(core) if use_lstm else None)
         if not state_deviation and any(self.distribution.deviations):

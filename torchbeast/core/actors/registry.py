@@ -114,7 +114,7 @@ def _finished(
         setattr(model, "action_mask", mask_for(observation_space, model.distribution))  # noqa: B010
     elif has_mask(observation_space):
         raise SpecError(
-            f"observations have an {MASK}, which {name} would not obey: make it a subclass of "
+            f"observations have an {MASK}, which {name} would ignore: make it a subclass of "
             f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with observation_keys"
         )
     return model
@@ -139,8 +139,8 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
     expected = zeros_of(model.extra_specs, 1, 3)
     if sorted(acted.extras) != sorted(expected):
         raise SpecError(
-            f"model {name} returns the extras {sorted(acted.extras)}, "
-            f"but its extra_specs declare {sorted(expected)}: make them agree"
+            f"model {name} returns the extras {sorted(acted.extras)}, but its extra_specs are "
+            f"{sorted(expected)}: make them match"
         )
     for what, wanted in expected.items():
         _check(name, what, acted.extras[what], wanted)
@@ -172,8 +172,8 @@ def _factory(spec: ActorSpec) -> ModelFactory:
     if spec.kwargs and not is_actor_class(spec):  # a checkpoint could name any function
         raise SpecError(
             f"model {spec.name}: keyword arguments are only given to a subclass of "
-            f"torchbeast.core.actors.contract.ActorCritic or Actor, got {factory!r}: "
-            "name the class, or leave out model_kwargs"
+            f"torchbeast.core.actors.contract.ActorCritic or Actor, got {factory!r}: name the "
+            "class, or remove model_kwargs"
         )
     return factory
 
@@ -405,7 +405,7 @@ class ActorFactory:
 
 def _weights_in(path: Path) -> dict[str, Any]:
     """Returns a checkpoint or a state_dict; raises ValueError if the file has neither."""
-    needed = "give a checkpoint such as model.tar, or a state_dict that torch.save wrote"
+    needed = "use a checkpoint such as model.tar, or a state_dict saved by torch.save"
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

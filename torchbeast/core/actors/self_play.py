@@ -97,8 +97,8 @@ class Opponent:
                 self._model.load_state_dict(saved["weights"])
             except RuntimeError as error:
                 raise UsageError(
-                    f"{path} is a version of an agent for another game than {env.env_id}: give "
-                    "every run a selfplay folder of its own"
+                    f"{path} is a version of an agent for a game other than {env.env_id}: use a "
+                    "new selfplay folder for each run"
                 ) from error
         self._state = nothing_yet(self._model, env.num_envs).state
 

@@ -83,7 +83,7 @@ class Counters:
         if missing := {"steps", "version"} - set(state):
             raise ValueError(
                 f"the checkpoint's scheduler_state_dict lacks {', '.join(sorted(missing))}: it was "
-                "written by another program and can be tested, but not resumed"
+                "written by another program, and can be tested but not resumed"
             )
         self.env_steps, self.version = int(state["steps"]), int(state["version"])
         self.learnt_steps = int(state.get("learnt_steps", self.env_steps))
@@ -431,7 +431,7 @@ def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
         if missing not in algo.actor.extra_specs or missing in algo.needs:
             raise
         raise ValueError(
-            f"{type(algo).__name__} reads extras[{missing!r}], which workers do not keep: add "
+            f"{type(algo).__name__} needs extras[{missing!r}], which workers do not keep: add "
             f"{missing!r} to its `needs`"
         ) from error
 
@@ -510,7 +510,7 @@ def _by_flag(
         flag = name if name in flags else OTHER_NAMES[name]
         if flag in named:
             both = [given for given in hyperparameters if OTHER_NAMES.get(given, given) == flag]
-            raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same: give one")
+            raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same: use one")
         named[flag] = value
     return named
 

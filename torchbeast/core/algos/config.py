@@ -95,17 +95,17 @@ def with_values(config: ConfigT, values: Mapping[str, Any]) -> ConfigT:
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Settings of the update that all algorithms share: warm-up, clipping, a limit of the lag."""
+    """Update settings common to all algorithms: warm-up, clipping, lag limit."""
 
     warmup_steps: int = 0
     """Learning-rate warm-up: environment steps over which the rate grows linearly from 0. RMSprop
     with a small --epsilon needs it: its running average starts at 0, so the first updates are up to
-    ten times too large and can silence the network for good."""
+    ten times too large and can permanently silence the network."""
     grad_norm_clipping: float = 40.0
-    """Gradient clipping: largest global norm of a gradient, usually 0.5 (PPO) to 40 (IMPALA)."""
+    """Gradient clipping: maximum global norm of the gradient, usually 0.5 (PPO) to 40 (IMPALA)."""
     max_lag: int | None = None
-    """Policy lag, in versions of the weights, above which new steps are not learnt from (column
-    too_old_share of the log). They still count as environment steps, and in the running statistics
+    """Policy lag, in versions of the weights, above which new steps are not trained on (column
+    too_old_share of the log). They still count as environment steps and in the running statistics
     of observations and returns. For algorithms that train on rollouts. Default: no limit."""
 
     def __post_init__(self) -> None:
@@ -121,18 +121,20 @@ class OptimiserConfig:
     """Optimiser. With adam and adamw use a smaller --epsilon, such as 1e-5. A resumed run keeps its
     optimiser."""
     learning_rate: float = 0.00048
-    """Initial learning rate, usually 1e-4 to 3e-3. If you resume a run with another one, it applies
-    from that step on."""
+    """Initial learning rate, usually 1e-4 to 3e-3. If you resume a run with a different rate, it
+    applies from that step on."""
     learning_rate_schedule: Shape = "linear"
-    """Schedule of the learning rate until --total_steps: constant, linear or cosine. Your own:
-    package.module:function, which gets the share of the steps that are done (0 to 1) and returns
-    the share of the way from --final_learning_rate (0) to --learning_rate (1)."""
+    """Schedule of the learning rate until --total_steps: constant, linear, cosine, or your own as
+    package.module:function. The function takes the fraction of the steps done (0 to 1) and returns
+    the position between --final_learning_rate (0) and --learning_rate (1)."""
     final_learning_rate: float = 0.0
     """Learning rate at --total_steps, if its schedule is not constant."""
     epsilon: float = 0.01
-    """Optimiser epsilon, added outside the square root. Larger: smaller, more even steps."""
+    """Optimiser epsilon, added outside the square root. Larger values give smaller, more uniform
+    steps."""
     alpha: float = 0.99
-    """Decay of rmsprop's running average of squared gradients, 0.9 to 0.999. Larger: smoother."""
+    """Decay of rmsprop's running average of squared gradients, 0.9 to 0.999. Larger values average
+    over more steps."""
     momentum: float = 0.0
     """Momentum of rmsprop, 0 to 0.9."""
     beta1: float = 0.9
@@ -155,8 +157,7 @@ class OptimiserConfig:
     def _check_is_used(self, name: str, value: float, by: str) -> None:
         require(
             not value or self.optimiser == by,
-            f"{name} {value:g} is for optimiser {by}, got {self.optimiser}: leave it out, or "
-            f"choose {by}",
+            f"{name} {value:g} needs optimiser {by}, got {self.optimiser}: remove it, or use {by}",
         )
 
     def make(self, parameters: Iterable[nn.Parameter]) -> Foreach:
@@ -175,14 +176,14 @@ class RewardConfig:
     """Discounting and scaling of rewards."""
 
     discounting: float = 0.99
-    """Discount factor gamma, 0.95 to 0.999. Larger: rewards further in the future count."""
+    """Discount factor gamma, 0.95 to 0.999. Larger values give distant rewards more weight."""
     reward_scale: float = 1.0
     """Multiply rewards by this in the loss (not in the logs), before they are clipped. Choose it so
-    that returns are roughly of size 1, where learning works best."""
+    that returns are of order 1, where training works best."""
     reward_clipping: Literal["auto", RewardClipping] = "auto"
     """abs_one: clip rewards to [-1, 1] in the loss (not in the logs), and where the network sees
     them. none: leave them unchanged; the network sees sign(r) log(1 + |r|). auto: abs_one for Atari
-    games, and for servers of the original TorchBeast, which do not name their environment; none
+    games, and for servers of the original TorchBeast, which do not report their environment; none
     elsewhere."""
 
     def __post_init__(self) -> None:
@@ -197,7 +198,7 @@ class IMPALAConfig(RewardConfig):
     """IMPALA (Espeholt et al. 2018): V-trace actor-critic loss and optimiser."""
 
     entropy_cost: float = 0.0006
-    """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger: explores more."""
+    """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger values explore more."""
     entropy_cost_schedule: Shape = "constant"
     """Schedule of the entropy bonus, like --learning_rate_schedule."""
     final_entropy_cost: float = 0.0
@@ -206,8 +207,8 @@ class IMPALAConfig(RewardConfig):
     """Coefficient of the value (baseline) loss, usually 0.5."""
     normalise_returns: bool | None = None
     """Divide rewards in the loss (not in the logs) by the running standard deviation of discounted
-    returns, and clip them to [-10, 10]. Default: unless rewards are clipped, as in Atari games, or
-    scaled by --reward_scale."""
+    returns, and clip them to [-10, 10]. Default: true, unless rewards are clipped, as in Atari
+    games, or scaled by --reward_scale."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
@@ -216,7 +217,7 @@ class IMPALAConfig(RewardConfig):
         require(
             not (self.normalise_returns and self.reward_clipping == "abs_one"),
             "normalise_returns scales rewards by their returns, and reward_clipping abs_one clamps "
-            "them to [-1, 1]: leave out the first, or give reward_clipping none",
+            "them to [-1, 1]: remove the first, or use reward_clipping none",
         )
 
 
@@ -226,7 +227,8 @@ class LASERConfig(IMPALAConfig):
 
     replay_kl_threshold: float = 0.1
     """Trust region b: train on a replayed state only if KL(policy || implied policy), in nats, is
-    at most this. V-trace evaluates the implied policy, not yours. inf: train on all states."""
+    at most this. V-trace evaluates the implied policy, not the current one. inf: train on all
+    states."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,32 +257,33 @@ class PPOConfig(IMPALAConfig):
     }
 
     num_epochs: int = 10
-    """Epochs of training on each batch, 3 to 10. Larger: more sample-efficient, less stable."""
+    """Epochs of training on each batch, 3 to 10. More epochs are more sample-efficient, but less
+    stable."""
     num_mini_batch: int = 4
     """Minibatches per epoch, each with one optimiser step. They consist of shuffled steps, or of
     whole rollouts if the network is recurrent."""
     clip_param: float = 0.2
     """Clip range epsilon, 0.1 to 0.3: once the ratio of new to old probability of an action leaves
     [1 - epsilon, 1 + epsilon] in the direction of its advantage, its gradient is 0. This does not
-    bound the ratio. Larger: bigger policy changes per batch."""
+    bound the ratio. Larger values allow larger policy changes per batch."""
     clip_param_schedule: Shape = "constant"
     """Schedule of the clip range, like --learning_rate_schedule."""
     final_clip_param: float = 0.0
     """Clip range at --total_steps, if its schedule is not constant."""
     use_clipped_value_loss: bool = False
     """Clip the value loss too: take the larger of the losses of the value and of the value clipped
-    to within --clip_param of the old one. Only for returns of roughly size 1 (--reward_scale,
-    --normalise_returns), because values can hardly move further in one batch."""
+    to within --clip_param of the old one. Use it only with returns of order 1 (--reward_scale,
+    --normalise_returns), because it limits how far values move in one batch."""
     gae_lambda: float = 0.95
     """Lambda of GAE (Schulman et al. 2016), 0.9 to 1: 0 is the one-step TD error, 1 the Monte Carlo
-    return minus the value. Larger: less bias, more variance."""
+    return minus the value. Larger values have less bias and more variance."""
     normalise_advantages: bool = True
     """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: float | None = None
     """Early stopping: skip the rest of a batch once the mean KL divergence of a minibatch from the
-    policy that acted exceeds this, in nats; 0.01 to 0.05 is usual. Default: never."""
+    policy that acted exceeds this, in nats, usually 0.01 to 0.05. Default: no early stopping."""
     entropy_cost: float = 0.01
-    """Entropy bonus coefficient, 0 to 0.05 (losses are means). Larger: explores more."""
+    """Entropy bonus coefficient, 0 to 0.05 (losses are means). Larger values explore more."""
     optimiser: OptimiserConfig = _ADAM_OF_PPO
 
     def __post_init__(self) -> None:
@@ -306,7 +309,8 @@ class OffPolicyConfig(RewardConfig):
     }
 
     target_rate: float = 0.005
-    """Polyak coefficient tau: target = (1 - tau) * target + tau * online. Larger: less stable."""
+    """Polyak coefficient tau: target = (1 - tau) * target + tau * online. Larger values are less
+    stable."""
     target_period: int = 1
     """Optimiser steps between updates of the target network."""
     optimiser: OptimiserConfig = _ADAM
@@ -323,7 +327,7 @@ class ExplorationConfig:
     """Epsilon-greedy exploration."""
 
     exploration_steps: int = 10_000
-    """Environment steps over which epsilon-greedy exploration falls from 1 to --epsilon_end."""
+    """Environment steps over which epsilon-greedy exploration decays from 1 to --epsilon_end."""
     epsilon_end: float = 0.05
     """Final epsilon: share of random actions after --exploration_steps, 0.01 to 0.1."""
 
@@ -345,7 +349,7 @@ class PQNConfig(RewardConfig, ExplorationConfig):
 
     q_lambda: float = 0.65
     """Lambda of Q(lambda), 0 to 1: 0 is the one-step target, 1 the return until the rollout's last
-    row. Larger: rewards are propagated faster, with more bias by older policies."""
+    row. Larger values propagate rewards faster, with more bias from older policies."""
     num_epochs: int = 2
     """Epochs of training on each batch, 1 to 4."""
     num_mini_batch: int = 8
@@ -377,9 +381,11 @@ class DQNConfig(OffPolicyConfig, ExplorationConfig):
     """Double Q-learning: the online network selects the next action, the target network evaluates
     it. Otherwise the target network does both, which overestimates values."""
     target_rate: float = 1.0
-    """Polyak coefficient tau: target = (1 - tau) * target + tau * online. 1: copy the network."""
+    """Polyak coefficient tau: target = (1 - tau) * target + tau * online. With 1, the network is
+    copied."""
     target_period: int = 500
-    """Optimiser steps between updates of the target network. Larger: slower, more stable."""
+    """Optimiser steps between updates of the target network. Larger values train more slowly, but
+    more stably."""
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
@@ -388,15 +394,17 @@ class DQNConfig(OffPolicyConfig, ExplorationConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(OffPolicyConfig):
-    """SAC (Haarnoja et al. 2018). Policy, critics and temperature have equal optimisers."""
+    """SAC (Haarnoja et al. 2018). Policy, critics and temperature use the same optimiser
+    settings."""
 
     temperature: float = 1.0
     """Initial temperature alpha, the weight of the entropy; fixed with --no_learn_temperature."""
     learn_temperature: bool = True
     """Tune the temperature alpha so that the policy's mean entropy approaches --target_entropy."""
     target_entropy: float | None = None
-    """Target entropy in nats (actions of a Box scaled to [-1, 1]). Larger: explores more. Default:
-    minus the size of a Box action, 0.98 log(n) for n discrete actions (Christodoulou 2019)."""
+    """Target entropy in nats (actions of a Box scaled to [-1, 1]). Larger values explore more.
+    Default: minus the size of a Box action, 0.98 log(n) for n discrete actions (Christodoulou
+    2019)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -405,7 +413,7 @@ class SACConfig(OffPolicyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TD3Config(OffPolicyConfig):
-    """TD3 (Fujimoto et al. 2018). Policy and critics have equal optimisers."""
+    """TD3 (Fujimoto et al. 2018). Policy and critics use the same optimiser settings."""
 
     usual: ClassVar[Mapping[str, Any]] = {**OffPolicyConfig.usual, "learn_start": 25_000}
 

@@ -102,8 +102,8 @@ class LASER(IMPALA):
         except NotImplementedError as error:
             raise UsageError(
                 f"{cls.__name__} needs the probabilities of all actions to tell which replayed "
-                f"states are relevant, but {error}: use replay_kl_threshold inf to learn from "
-                "all states, or another algorithm"
+                f"states are relevant, but {error}: use replay_kl_threshold inf to train on all "
+                "states, or another algorithm"
             ) from error
 
     def learnt_from(

@@ -188,7 +188,7 @@ def shuffled(batch: Rollout, parts: int) -> Iterator[Rollout]:
         count, take, what = batch.batch_size, batch.take, "rollouts"
     if count < parts:
         raise UsageError(
-            f"num_mini_batch {parts} is more than the {count} {what} of a batch: give at most "
+            f"num_mini_batch {parts} is more than the {count} {what} of a batch: use at most "
             f"{count}, or a larger batch_size"
         )
     order = torch.randperm(count).to(batch.reward.device)

@@ -110,7 +110,7 @@ class PPO(OnPolicy):
         if self.config.normalise_advantages and count // parts * steps_each == 1:
             raise UsageError(
                 f"num_mini_batch {parts} leaves one step per minibatch, whose normalised advantage "
-                "is always 0: give a smaller num_mini_batch, a larger batch_size or unroll_length, "
+                "is always 0: use a smaller num_mini_batch, a larger batch_size or unroll_length, "
                 "or turn normalise_advantages off"
             )
 

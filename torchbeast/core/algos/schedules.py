@@ -64,7 +64,7 @@ class Schedule:
         if not 0 <= part < math.inf:
             raise specs.SpecError(
                 f"the schedule {name_of(self.shape)} must return a number of at least 0, but for "
-                f"the share {share:g} it returned {found!r}: return 1 for the initial value"
+                f"the fraction {share:g} it returned {found!r}: return 1 for the initial value"
             )
         return self.final + (self.initial - self.final) * part
 
@@ -81,7 +81,7 @@ def _imported(name: str) -> Callable[[float], float]:
         return specs.find(name)
     except specs.SpecError as error:
         raise specs.SpecError(
-            f"the schedule {error}; give {', '.join(SHAPES)}, or a function that can be imported"
+            f"the schedule {error}; use {', '.join(SHAPES)}, or a function that can be imported"
         ) from error
 
 
@@ -110,12 +110,12 @@ def check_schedules(config: Any) -> None:
         known = shape in SHAPES or ":" in shape if isinstance(shape, str) else callable(shape)
         require(
             known,
-            f"{name}{_SUFFIX} must be {', '.join(SHAPES)}, or a function of the share of the steps "
-            f"that are done, as package.module:function, got {shape!r}",
+            f"{name}{_SUFFIX} must be {', '.join(SHAPES)}, or a function of the fraction of the "
+            f"steps done, as package.module:function, got {shape!r}",
         )
         at_least(0, **{f"final_{name}": final})
         require(
             not final or shape != "constant",
-            f"final_{name} {final:g} has no effect if {name}{_SUFFIX} is constant: choose linear "
-            f"or cosine, or leave out final_{name}",
+            f"final_{name} {final:g} has no effect if {name}{_SUFFIX} is constant: use linear or "
+            f"cosine, or remove final_{name}",
         )

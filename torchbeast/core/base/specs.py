@@ -180,7 +180,7 @@ def import_module(module_name: str, wanted: str) -> ModuleType:
     except ModuleNotFoundError as error:
         advice = "install it, or start the program in its folder"
         if module_name.endswith(".py"):
-            advice = f"leave out .py: {wanted.replace('.py:', ':')}"
+            advice = f"remove .py: {wanted.replace('.py:', ':')}"
         raise SpecError(f"{wanted}: there is no module {error.name}; {advice}") from error
 
 
@@ -303,10 +303,11 @@ class ModelConfig:
     small for images below 36 pixels and maps of names; mlp for vectors."""
     use_lstm: bool = False
     """Make the network recurrent, with an LSTM, or a GRU with --model_kwargs '{"core": "gru"}'. Use
-    it if one observation does not show the state of the environment. Slower."""
+    it if one observation does not show the state of the environment. Recurrent networks are
+    slower."""
     shared_body: bool | None = None
-    """Let policy and value share all layers below their heads, in every actor-critic. Default: yes,
-    except in an mlp without an LSTM that PPO trains."""
+    """Let policy and value share all layers below their heads, in every actor-critic. Default:
+    true, except for PPO with an mlp without an LSTM."""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden,
     core, norm, orthogonal and state_deviation, as in '{"hidden": 128, "core": "gru", "norm": true}'

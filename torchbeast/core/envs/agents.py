@@ -122,14 +122,14 @@ class AgentsEnv:
         if self.num_envs < self.num_agents:
             raise UsageError(
                 f"{self.env_id} has {self.num_agents} agents, each of which counts as an "
-                f"environment, and got room for {self.num_envs}: give every process that steps "
+                f"environment, got {self.num_envs} environments: give every process that steps "
                 f"environments a multiple of {self.num_agents}, for example num_envs "
                 f"{4 * self.num_agents} with num_workers 2 (num_servers in PolyBeast)"
             )
         if idle := self.num_envs % self.num_agents:
             _log.warning(
                 "%d of the %d environments of a process stay idle, because a game of %s has %d "
-                "agents: give every process a multiple of it",
+                "agents: give every process a multiple of this",
                 *(idle, self.num_envs, self.env_id, self.num_agents),
             )
         rows = self._empty_rows()
@@ -244,7 +244,7 @@ class AgentsEnv:
         if unknown := set(found).difference(self._names):
             raise ValueError(
                 f"{self._where_in(number)}: expected agents of possible_agents in {what}, got "
-                f"{unknown.pop()!r}: possible_agents must name every agent that a game may have"
+                f"{unknown.pop()!r}: possible_agents must list every agent that can take part"
             )
 
     def _empty_rows(self) -> list[np.ndarray]:
@@ -325,8 +325,7 @@ def _names(game: Any, env_id: str) -> list[str]:
     names = list(getattr(game, "possible_agents", ()))
     if not names:
         raise UsageError(
-            f"{env_id}: expected a list possible_agents, got none: one column is kept for each "
-            "agent that a game may have"
+            f"{env_id}: expected a list possible_agents of all agents that can take part, got none"
         )
     return names
 
@@ -368,8 +367,8 @@ class _Turns:
             if not isinstance(action, Discrete) or MASK not in (spaces or {}):
                 raise UsageError(
                     f"{env_id}: a game of turns needs Discrete actions and observations that are "
-                    f"dicts with an {MASK}, by which agents wait for their turn; the agent "
-                    f"{name} has {env.action_space(name)} and {env.observation_space(name)}"
+                    f"dicts with an {MASK}, so that agents can wait for their turn; agent {name} "
+                    f"has {env.action_space(name)} and {env.observation_space(name)}"
                 )
         self.observation_space, self.action_space = env.observation_space, env.action_space
 

@@ -41,10 +41,9 @@ def check_environment(env: Any, whose: str) -> None:
             "is a vector environment itself" if pool_in(env) is None else "has a pool of EnvPool"
         )
         raise UsageError(
-            f"{whose} {found}: let the function that makes it have a parameter num_envs, as "
-            "gymnasium.make_vec does"
+            f"{whose} {found}: add a parameter num_envs to its factory, like gymnasium.make_vec"
         )
-    _check_has(env, ("reset", "step"), whose, "an environment of Gymnasium's interface")
+    _check_has(env, ("reset", "step"), whose, "an environment with Gymnasium's interface")
     if getattr(env, "action_space", None) is None:
         raise UsageError(
             f"{whose} has no action_space; give it one, for example gymnasium.spaces.Discrete(4)"
@@ -72,8 +71,8 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
         for leaf in flatten(getattr(env, name)):
             if not isinstance(leaf, kinds):
                 raise UsageError(
-                    f"{whose}: the {name} of a VecEnv is made of torchbeast's spaces, got "
-                    f"{leaf!r}: convert it by torchbeast.core.envs.spaces.{converter}"
+                    f"{whose}: expected torchbeast's spaces as {name} of a VecEnv, got {leaf!r}: "
+                    f"convert it by torchbeast.core.envs.spaces.{converter}"
                 )
 
 
@@ -135,9 +134,7 @@ def is_vector(env: Any) -> bool:
 
 def _refuse_other_things(env: Any, whose: str) -> None:
     if env is None:
-        raise UsageError(
-            f"{whose}: expected an environment, got None: does its function return it?"
-        )
+        raise UsageError(f"{whose}: expected an environment, got None: return it from the function")
     if isinstance(env, type):
         raise UsageError(
             f"{whose}: expected an environment, got the class {env.__name__}: return an instance "
@@ -232,15 +229,15 @@ FinalInfo = Mapping[int, Mapping[str, Any]]
 def check_keywords(keywords: Sequence[str]) -> None:
     """Raises ValueError unless the keywords can be names of log columns."""
     if isinstance(keywords, str):
-        raise ValueError(f"info_keywords must be a list of names, got the text {keywords!r}")
+        raise ValueError(f"info_keywords must be a list of names, got the string {keywords!r}")
     for name in keywords:
         if not name or name.strip() != name or not name.isprintable() or "," in name:
             raise ValueError(
-                "info_keywords become columns of the log, and need names of printable characters "
-                f"without commas, or spaces around them, got {name!r}"
+                "info_keywords become columns of the log: expected printable names without commas "
+                f"or surrounding spaces, got {name!r}"
             )
     if len(set(keywords)) < len(keywords):
-        raise ValueError(f"info_keywords must name each number once, got {' '.join(keywords)}")
+        raise ValueError(f"info_keywords must be unique, got {' '.join(keywords)}")
 
 
 def final_info_of(env: Any) -> FinalInfo:
@@ -275,8 +272,8 @@ def give_options(env: Any, options: Mapping[str, Any]) -> None:
     """
     if not hasattr(env, "set_options"):
         raise UsageError(
-            f"{env.env_id} takes no options: only environments of Gymnasium's and PettingZoo's "
-            "interfaces do, and VecEnvs that have a method set_options"
+            f"{env.env_id} takes no options: only environments with Gymnasium's or PettingZoo's "
+            "interface do, and VecEnvs with a method set_options"
         )
     env.set_options(options)
 

@@ -154,7 +154,7 @@ class GymVectorEnv:
         if mode not in _MODES:
             raise UsageError(
                 f"{self.env_id} is a vector environment whose metadata have no autoreset_mode of "
-                f"Gymnasium 1.1 or newer, got {found!r}: make it with such a Gymnasium, or set "
+                f"Gymnasium 1.1 or newer, got {found!r}: update Gymnasium, or set "
                 f'metadata["autoreset_mode"] of your own class to one of {", ".join(_MODES)}'
             )
         is_own = _is_own(self._env)
@@ -296,8 +296,8 @@ class _OfTensors:
         declared = _declared_mode(env) or _SAME_STEP
         if (mode := str(getattr(declared, "value", declared))) != _SAME_STEP:
             raise UsageError(
-                f"{env_id} is a vector environment of tensors with the autoreset mode {mode}: give "
-                f"it {_SAME_STEP}, in which the step that ends an episode begins the next one"
+                f"{env_id} is a vector environment of tensors with the autoreset mode {mode}: use "
+                f"{_SAME_STEP}, in which the step that ends an episode starts the next one"
             )
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:

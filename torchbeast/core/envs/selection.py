@@ -61,14 +61,14 @@ def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
     known = names(observation)
     if not known:
         raise UsageError(
-            f"{whose}: its observations are not a dict, so they have no {keys[0]!r}: leave out "
+            f"{whose}: its observations are not a dict, so they have no {keys[0]!r}: remove "
             "observation_keys"
         )
     for key in keys:
         if not select(observation, [key]):
             raise UsageError(
                 f"{whose}: its observations have no {key!r}{did_you_mean(key, known) or ';'} "
-                f"observation_keys may name {' '.join(known)}"
+                f"choose from {' '.join(known)}"
             )
 
 

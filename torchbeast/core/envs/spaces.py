@@ -180,9 +180,9 @@ class Box:
         if wrong.any():
             entry = int(wrong.argmax())
             raise ValueError(
-                f"each entry of a Box of {self.dtype} is a choice among 1 to {_MOST_CHOICES:,} "
-                f"integers, got {low[entry]:,.0f}, ..., {high[entry]:,.0f} in entry {entry}: "
-                "declare the bounds that you mean, or a Box of float32"
+                f"each entry of a Box of {self.dtype} must have 1 to {_MOST_CHOICES:,} values, got "
+                f"{low[entry]:,.0f}, ..., {high[entry]:,.0f} in entry {entry}: declare the actual "
+                "bounds, or a Box of float32"
             )
 
 
@@ -235,7 +235,7 @@ def space_to_json(space: ActionSpace | ObservationSpace) -> dict[str, Any]:
     if isinstance(space, (tuple, dict)):
         return _nest_to_json(space, space_to_json)
     if not isinstance(space, ActionLeaf | ArraySpec):
-        raise ValueError(f"neither a space of actions nor of observations: {space!r}")
+        raise ValueError(f"neither an action space nor an observation space: {space!r}")
     return {"type": type(space).__name__, **_values_to_json(dataclasses.asdict(space))}
 
 
@@ -450,8 +450,8 @@ def observation_space_of(observation: Any, space: Any, path: str) -> Observation
 def _leaf_space(space: Any, leaf: Any, path: str) -> ObservationSpace:
     if unfixed := [name for name in _class_names(space) if name in _UNFIXED]:
         raise ValueError(
-            f"{path} has a space of type {unfixed[0]}, whose size may change from step to step; "
-            "pad it to an array of one shape"
+            f"{path} has a space of type {unfixed[0]}, whose size can change between steps; pad it "
+            "to an array of fixed shape"
         )
     try:
         return _leaf_spec(space)
@@ -547,8 +547,8 @@ def _check_range(array: np.ndarray, dtype: np.dtype[Any], path: str) -> None:
 
 def _mismatch(path: str, expected: str, got: str) -> ValueError:
     return ValueError(
-        f"{path}: expected {expected}, as the environment's observation_space (without one, its "
-        f"first observation) says, got {got}: make both agree"
+        f"{path}: expected {expected}, as in the environment's observation_space (or its first "
+        f"observation, without one), got {got}: make them match"
     )
 
 

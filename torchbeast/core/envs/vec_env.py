@@ -320,9 +320,9 @@ def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:
     """Raises UsageError when keywords are given and the environments have no info."""
     if keywords and not hasattr(env, "final_info"):
         raise UsageError(
-            f"info_keywords {' '.join(keywords)} name numbers in the info of an episode's last "
-            f"step, but {env.env_id} has no info: remove them, or give your own VecEnv an "
-            "attribute final_info"
+            f"info_keywords {' '.join(keywords)} are read from the info of an episode's last step, "
+            f"but {env.env_id} has no info: remove them, or add an attribute final_info to your "
+            "own VecEnv"
         )
 
 
@@ -503,7 +503,7 @@ class SyncVecEnv:
                 raise UsageError(str(error)) from error
             flag = f"observation_keys {' '.join(others)}"
             raise UsageError(
-                f"{error}, or leave it out: {flag}, in Python a wrapper of the environment"
+                f"{error}, or remove it: {flag}, or in Python a wrapper of the environment"
             ) from error
 
     def _space_of_keys(self, first: Any, keys: Sequence[str]) -> ObservationSpace:
@@ -652,8 +652,8 @@ def check_takes_options(env: Any, whose: str) -> None:
     """Raises UsageError if an environment's reset takes no options; whose: its name."""
     if not accepts(env.reset, "options") and not _accepts_any(env.reset):
         raise UsageError(
-            f"{whose} takes no options: give its reset a parameter `options`, as Gymnasium's "
-            "environments have"
+            f"{whose} takes no options: add a parameter `options` to its reset, like Gymnasium's "
+            "environments"
         )
 
 

@@ -150,7 +150,7 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
         if "gae_lambda" in algo.given and algo.config.gae_lambda != self.gae_lambda:
             raise ValueError(
                 f"gae_lambda is {algo.config.gae_lambda:g} in {algo.algo.__name__} and "
-                f"{self.gae_lambda:g} in {type(self).__name__}: give it once"
+                f"{self.gae_lambda:g} in {type(self).__name__}: set it once"
             )
         return algo.replaced(gae_lambda=self.gae_lambda)
 
@@ -185,7 +185,7 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
         if not algo.algo.corrects_lag:
-            ours = "holds rollouts of older policies too"
+            ours = "has rollouts from older policies too"
             raise self._unfit(algo, ours, "does not correct for policy lag")
         if self.replay_size and not algo.algo.learns_from_replay:
             raise IncompatibleParts(
@@ -271,5 +271,5 @@ class HindsightExperienceReplayBuffer(ReplayBuffer):
         require(
             self.n_step == 1,
             f"{type(self).__name__} changes the goal of single steps, but n_step is {self.n_step}: "
-            "leave it out, or use ReplayBuffer",
+            "remove it, or use ReplayBuffer",
         )

@@ -138,8 +138,8 @@ def _newest(parts: Sequence[Tensor], dim: int, columns: int) -> Tensor:
     size = whole.shape[dim]
     if size < columns:
         raise ValueError(
-            f"{size} of {columns} columns were learnt from: minibatches() of an algorithm that "
-            "learns from such a replay must yield all columns, in their order, as split does"
+            f"{size} of {columns} columns were trained on: minibatches() of an algorithm that "
+            "trains on such a replay must yield all columns in order, as split does"
         )
     return whole.narrow(dim, size - columns, columns).roll(size % columns, dim)
 

@@ -153,8 +153,8 @@ class OptimiserStep(Generic[BatchT]):
         """
         if config.max_lag is not None and not issubclass(algo.takes, Rollout):
             raise UsageError(
-                f"max_lag limits the age of rollouts, but {type(algo).__name__} trains on steps of "
-                "a replay, of any age: leave it out"
+                f"max_lag limits the age of rollouts, but {type(algo).__name__} trains on replayed "
+                "steps of any age: remove it"
             )
         self.algo = algo
         self._config = config
@@ -473,7 +473,7 @@ def _check_minimiser(algo: Algorithm[Any], term: str, name: str) -> None:
     """Raises ValueError unless one of the algorithm's optimisers has this name."""
     if name not in algo.optimisers:
         raise ValueError(
-            f"{type(algo).__name__}.minimised_by gives the term {term} to {name}: give it to one "
+            f"{type(algo).__name__}.minimised_by gives the term {term} to {name}: assign it to one "
             f"of its optimisers, {', '.join(algo.optimisers)}"
         )
 

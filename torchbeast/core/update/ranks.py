@@ -147,7 +147,7 @@ def check_same_place(messages: Sequence[Mapping[str, Any]]) -> None:
     if len(set(numbers)) > 1:
         raise ValueError(
             f"the learners are at different minibatches of their batches, {numbers}: minibatches() "
-            "must yield equally many in each of them"
+            "must yield the same number in each of them"
         )
 
 

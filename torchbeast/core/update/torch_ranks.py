@@ -222,7 +222,7 @@ class TorchRanks:
         _log.info("torch.distributed: %s", str(error).strip())
         if "timed out" in str(error).lower() or "timeout" in str(error).lower():
             return f"another learner has not answered for {self._timeout_s:g} s"
-        return "another learner has ended, or is out of reach"
+        return "another learner has ended, or cannot be reached"
 
     def _ended(self) -> str:
         """Returns that others have ended, and why; "" if none has said so."""

@@ -69,7 +69,9 @@ class ReplayReader:
         except RecursionError:
             raise ValueError("the header is nested too deeply") from None
         found = self.header["format"]
-        require(found == FORMAT, f"its format is {found}, this TorchBeast reads format {FORMAT}")
+        require(
+            found == FORMAT, f"its format is {found}, but this TorchBeast reads format {FORMAT}"
+        )
 
     def into(self, array: np.ndarray) -> None:
         """Reads a contiguous array; a bool may be 0 or 1 only."""

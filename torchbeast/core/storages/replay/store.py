@@ -72,7 +72,7 @@ class RolloutStore(ABC):
             each = self.bytes_per_transition
             raise MemoryError(
                 f"a replay of {capacity} transitions takes {capacity * each} bytes of memory, "
-                f"{each} each, which cannot be reserved"
+                f"{each} each, which cannot be allocated"
             ) from None
         self._generator = np.random.default_rng(seed)
         self.lock = threading.Lock()
@@ -271,7 +271,7 @@ def _check_capacity(capacity: int, unroll_length: int) -> None:
     least = 2 * unroll_length
     require(
         least <= capacity < 2**31,
-        f"a replay has room for 2 rollouts of {unroll_length} steps or more, {least} to "
+        f"a replay must hold at least 2 rollouts of {unroll_length} steps or more, {least} to "
         f"{2**31 - 1} transitions; got {capacity}",
     )
 

@@ -327,9 +327,9 @@ class TransitionReplay(RolloutStore):
         differs = np.flatnonzero(~np.isclose(given, computed, rtol=1e-3, atol=1e-5))
         if len(differs):
             _log.warning(
-                "%d of %d sampled steps have another reward than compute_reward returns for their "
-                "goals, for example %g instead of %g. Hindsight trains on both kinds of rewards: "
-                "if a wrapper changes the reward, give it a compute_reward that agrees",
+                "%d of %d sampled steps have a different reward than compute_reward returns for "
+                "their goals, for example %g instead of %g. Hindsight trains on both kinds of "
+                "rewards: if a wrapper changes the reward, add a matching compute_reward to it",
                 *(len(differs), len(kept), given[differs[0]], computed[differs[0]]),
             )
 
@@ -408,8 +408,8 @@ def check_goals(observation: Any, frame_stack: int) -> None:
     names = sorted(observation) if isinstance(observation, Mapping) else []
     require(
         {GOAL, ACHIEVED} <= set(names),
-        f"hindsight needs observations with {ACHIEVED} and {GOAL}, as Gymnasium's goal "
-        f"environments give them, got {names or 'no dict'}",
+        f"hindsight needs observations with {ACHIEVED} and {GOAL}, as in Gymnasium's goal "
+        f"environments, got {names or 'no dict'}",
     )
     require(
         frame_stack == 1,
