@@ -170,8 +170,7 @@ def test_a_run_that_is_tested_brings_what_its_agent_was_made_of_alone(
     checkpoints.save(savedir / "a" / "model.tar", {"flags": RECORDED | agent})
     test = ("--mode", "test", "--xpid", "a")
     new, old = flags_of(program, savedir, *test[:3], "b"), flags_of(program, savedir, *test)
-    before = {"normalise_returns": False}
-    assert old == new | agent | before | {"use_lstm": True, "xpid": "a"}
+    assert old == new | agent | {"use_lstm": True, "xpid": "a"}
     assert flags_of(program, savedir, *test, "--no_use_lstm")["use_lstm"] is False
 
 

@@ -182,7 +182,7 @@ def test_a_run_that_cannot_write_at_its_start_is_refused(tmp_path: Path) -> None
     with largest_file(0):
         with pytest.raises(
             UsageError,
-            match=r"the run's folder .*run cannot be used \(File too large\): give another",
+            match=r"the run's folder .*run cannot be used \(File too large\): use another",
         ):
             RunFolder(tmp_path / "run", {})
     RunFolder(tmp_path / "run", {}).finish(successful=True)  # the folder is not locked
