@@ -108,7 +108,7 @@ def test_an_algorithm_that_takes_replayed_columns_for_new_ones_is_refused() -> N
 
 def test_laser_without_a_replay_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     check_learns_from_replay(config("--algo", "laser"), "laser")
-    assert "set replay_size" in capsys.readouterr().out
+    assert "Set replay_size" in capsys.readouterr().out
 
 
 # --- files
@@ -207,7 +207,7 @@ def test_a_replay_that_was_not_written_is_written_by_the_next_save(tmp_path: Pat
     replay = replay_of(inserted=40, save=Mock(side_effect=[OSError(28, "full"), None]))
     kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
     with pytest.raises(
-        CheckpointNotWritten, match=r"replay.bin \(full\); there is none yet: make room"
+        CheckpointNotWritten, match=r"replay.bin \(full\); there is none yet: free some space"
     ):
         kept.save(training())
     kept.save(training())

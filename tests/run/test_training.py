@@ -329,7 +329,7 @@ def test_a_state_that_is_not_finite_is_not_saved_as_good(tmp_path: Path) -> None
     run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
     run.model.register_buffer("running_mean", torch.full((3,), float("nan")))
     run.learn()
-    assert "model.running_mean is not finite already" in str(run.supervisor.failure)
+    assert "model.running_mean was already not finite" in str(run.supervisor.failure)
 
 
 def test_a_full_disk_does_not_hide_the_nan(tmp_path: Path) -> None:
