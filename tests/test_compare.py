@@ -197,7 +197,7 @@ def test_a_suite_of_a_file_is_read(tmp_path: Path) -> None:
     file.write_text('{"envs": ["A-v1", "B-v1"], "presets": {"ppo": ["cartpole-ppo"]}}')
     assert suite(str(file)).words("ppo", None) == ["env=A-v1,B-v1", "--preset=cartpole-ppo"]
     file.write_text('{"envs": ["A-v1"]}')
-    with pytest.raises(UsageError, match=r"must hold .*presets"):
+    with pytest.raises(UsageError, match=r"must contain .*presets"):
         suite(str(file))
 
 

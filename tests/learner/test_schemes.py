@@ -206,7 +206,7 @@ def test_a_description_names_every_part() -> None:
     said = impala_of(col_remote_workers=3, col_communication="asynchronous").describe()
     for part in ("3 processes with 2 environments each", "asynchronous", "IMPALA", "mlp"):
         assert part in said
-    assert "nobody waits" in said and "OnPolicyVTraceBuffer" in said
+    assert "without waiting" in said and "OnPolicyVTraceBuffer" in said
     central = impala_of(inference="central", **FREE_WORKERS).describe()
     assert "actions in the learner's process" in central and "actions, of the newest" in central
     assert "1 process with 2" in scheme_of(col_remote_workers=1).describe()

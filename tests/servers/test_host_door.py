@@ -253,7 +253,7 @@ def test_a_host_that_does_not_fit_is_refused_with_the_reason(
     follow(hosts, fake)
     assert list(fake.refused) == again and len(fake.taken) == 1
     assert all(reason in why for why in fake.refused.values())
-    assert caplog.text.count("the host b is not used") == 1, "it dials again and again"
+    assert caplog.text.count("ignoring the host b") == 1, "it dials again and again"
 
 
 def test_memory_is_promised_once(
