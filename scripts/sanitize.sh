@@ -46,5 +46,7 @@ fi
 # ThreadSanitizer keeps each address that it has suppressed and looks through them all at the next
 # one: minutes for a message of 8 MiB. It need not.
 tsan="suppressions=$PWD/scripts/tsan.supp:history_size=4:suppress_equal_addresses=0"
+# The only signal handler is that of the tests: it prints the stacks of a program that hangs.
+tsan+=":report_signal_unsafe=0"
 TSAN_OPTIONS="$tsan:allocator_may_return_null=1" run tsan 3
 echo "No sanitizer reported an error."

@@ -186,8 +186,8 @@ class TestRayReplay:
         with joined(shared, "h") as agent:
             for error, said in (
                 (exceptions.ObjectStoreFullError("no"), "Ray's object store and the disk"),
-                (exceptions.OutOfDiskError("no"), "full, .*: use a smaller --batch_size"),
-                (of_actor.as_instanceof_cause(), "full, .*: use a smaller --batch_size"),
+                (exceptions.OutOfDiskError("no"), "full: use a smaller --batch_size"),
+                (of_actor.as_instanceof_cause(), "full: use a smaller --batch_size"),
                 (
                     exceptions.ActorUnavailableError("no", None),
                     "has ended; progress is saved in the checkpoint",

@@ -109,7 +109,7 @@ def test_rollouts_that_the_object_store_cannot_hold_are_refused_with_the_figures
     check_object_store(where, MEGABYTE, rollouts=60, weights_bytes=10 * MEGABYTE)
     with pytest.raises(UsageError) as error:
         check_object_store(where, MEGABYTE, rollouts=61, weights_bytes=10 * MEGABYTE)
-    for words in ("61 rollouts of 1.0 MB", "need 101.0 MB", "holds 100.0 MB", "--num_buffers"):
+    for words in ("61 rollouts of 1.0 MB", "need 101.0 MB", "is 100.0 MB", "--num_buffers"):
         assert words in str(error.value)
 
 

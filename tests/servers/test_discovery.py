@@ -259,7 +259,7 @@ def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> No
     servers.update({"a:50": CATCH, "b:50": CATCH})
     assert discovery.find(["a:50", "b:50"], 8, 1.0, PLAIN).num_envs == 8
     for number in (4, 9):
-        with pytest.raises(UsageError, match=f"8 environments, but --num_envs is {number}: give"):
+        with pytest.raises(UsageError, match=f"8 environments, but --num_envs is {number}: use"):
             discovery.find(["a:50", "b:50"], number, 1.0, PLAIN)
 
 
