@@ -266,7 +266,7 @@ def test_time_limits_of_tensors_without_last_observations_are_terminations(
 def test_an_environment_of_tensors_that_begins_episodes_late_is_refused() -> None:
     late = Tensors(cartpole)
     late.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="autoreset mode NextStep: give it SameStep"):
+    with pytest.raises(UsageError, match="autoreset mode NextStep: use SameStep"):
         adopted(late, "x")
 
 

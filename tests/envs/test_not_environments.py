@@ -93,11 +93,11 @@ OF_SEVERAL = [
     (contract(frame_stack=None, env_id=None), "expected a VecEnv, got a .* without env_id, frame"),
     (
         contract(observation_space=spaces.Box(0, 1, (2,))),
-        r"observation_space of a VecEnv .*, got Box\(.*: convert it by .*observation_spec$",
+        r"observation_space of a VecEnv, got Box\(.*: convert it by .*observation_spec$",
     ),
     (
         contract(action_space=spaces.Discrete(2)),
-        r"action_space of a VecEnv .*, got Discrete\(2\): convert it by .*from_gymnasium$",
+        r"action_space of a VecEnv, got Discrete\(2\): convert it by .*from_gymnasium$",
     ),
 ]
 

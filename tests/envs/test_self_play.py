@@ -187,7 +187,7 @@ def test_a_version_of_another_agent_is_refused(tmp_path: Path) -> None:
     version = as_version(agent, 0.0)
     version["weights"] = {"weight": torch.zeros(3)}
     torch.save(version, version_path(tmp_path, 100))
-    with pytest.raises(UsageError, match="use a new folder for each run"):
+    with pytest.raises(UsageError, match="use a new selfplay folder for each run"):
         env.reset(0)
 
 

@@ -123,7 +123,7 @@ def test_terms_of_another_network_than_the_optimisers_are_refused(make_rollout: 
 @pytest.mark.parametrize(
     ("extra", "error", "match"),
     [
-        ("policy_logits", ValueError, "Forgetful reads extras.*add 'policy_logits' to its `needs`"),
+        ("policy_logits", ValueError, "Forgetful needs extras.*add 'policy_logits' to its `needs`"),
         ("my_extra", KeyError, "my_extra"),
     ],
 )

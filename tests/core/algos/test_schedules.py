@@ -52,7 +52,7 @@ def test_a_function_that_returns_no_share_is_an_error_that_names_it(found: Any) 
     def broken(share: float) -> Any:
         return found
 
-    with pytest.raises(UsageError, match=r"schedule .*broken must return a number .* share 0.5"):
+    with pytest.raises(UsageError, match=r"schedule .*broken must return a number .* fraction 0.5"):
         Schedule(1.0, broken).at(1, 2)
 
 
