@@ -620,7 +620,7 @@ def test_other_files_and_newer_formats_are_told() -> None:
     with pytest.raises(ValueError, match="the file is not a saved replay"):
         replay.load(io.BytesIO(b"PK" * 100))
     data = small().replace(b'"format": 2', b'"format": 3')
-    with pytest.raises(ValueError, match="its format is 3, this TorchBeast reads format 2"):
+    with pytest.raises(ValueError, match="its format is 3, but this TorchBeast reads format 2"):
         replay.load(io.BytesIO(data))
 
 
