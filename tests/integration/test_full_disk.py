@@ -91,7 +91,7 @@ def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> N
     assert run.end() == 0
     assert saved_step(workshop, "a") == 2000 and workshop.meta("a")["successful"] is True
     log = (workshop.run_folder("a") / "out.log").read_text()
-    assert "stdout cannot be written (No space left on device): output there" in log
+    assert "stdout cannot be written (No space left on device): output to it" in log
     assert "] Trained for 2,000 steps" in log
     workshop.assert_nothing_is_left()
 
