@@ -174,7 +174,7 @@ def test_a_fixed_lag_is_the_only_reason_that_is_named_when_workers_wait_for_it()
     """In the middle of a run and at its end, when the shares differ."""
     for found in (NO_ROOM, SLOW_LEARNER):
         sentence = said(found, setup(fixed_lag=1))
-        assert "because of --fixed_lag 1" in sentence and "--model" not in sentence
+        assert "with --fixed_lag 1" in sentence and "--model" not in sentence
 
 
 def test_every_diagnosis_fits_a_line_and_names_only_flags_of_the_program() -> None:

@@ -136,10 +136,8 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
             "system for --savedir or a larger --log_interval",
         )
     if shares.queueing >= _MUCH and facts.fixed_lag is not None:
-        turns = f"workers and learner wait for each other because of --fixed_lag {facts.fixed_lag}"
-        return Diagnosis(
-            "room", f"{turns} ({idle}, workers blocked {room}); without it runs are faster"
-        )
+        turns = f"workers and learner take turns with --fixed_lag {facts.fixed_lag}"
+        return Diagnosis("room", f"{turns} ({idle}, workers blocked {room})")
     if shares.queueing >= _MUCH and shares.learning >= _BUSY:
         return Diagnosis(
             "learner",
