@@ -288,7 +288,7 @@ def test_a_free_learner_and_its_workers_do_not_wait_for_each_other(tmp_path: Pat
         ),
         (
             lambda: off_policy_of(storage=small(replay_ratio=float("inf"))),
-            'ReplayBuffer in this scheme: with replay_ratio inf, .* col_communication="synchronous"',
+            'ReplayBuffer in this scheme: with replay_ratio .* col_communication="synchronous"',
         ),
         (
             lambda: off_policy_of(grad_remote_workers=2),
