@@ -56,7 +56,7 @@ def check_outputs(flags: BenchFlags) -> None:
 def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
     """Measures all stages, interleaved; returns their samples by name."""
     made, is_compiled = Stages(flags, supervisor), _is_compiled()
-    print(made.compute, flush=True)
+    print(made.summary, flush=True)
     print(made.cost_of_leaves(), flush=True)
     if not is_compiled:
         print(_LEFT_OUT, flush=True)

@@ -61,6 +61,7 @@ class Stages:
         made = assemble(self._config, agent, PublishedWeights)
         keep_freed_memory(made.compute.device.type)
         self._agent, self._step, self.compute = made.agent, made.optimiser_step, made.compute
+        self.summary = made.compute.summary(made.agent.model)
         self._algo = made.algo
         self._space = stacked_space(spaces[0], spaces[2])
 

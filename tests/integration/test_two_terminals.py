@@ -91,7 +91,7 @@ def test_more_environments_than_num_envs_are_refused_with_a_message(workshop: Wo
     servers.wait_for("Serving 6 environments")
     code, said = workshop.run("polybeast_learner", *SMALL, "--num_envs", "4")
     assert code == 2, said
-    assert "serve 6 environments, but --num_envs is 4: give --num_envs 6, or" in said, said
+    assert "serve 6 environments, but --num_envs is 4: use --num_envs 6, or" in said, said
 
 
 @pytest.mark.long
@@ -101,7 +101,7 @@ def test_fewer_environments_than_num_envs_are_refused_with_a_message(workshop: W
     args = [*SMALL, "--num_envs", "4", "--connect_timeout", "2"]
     code, said = workshop.run("polybeast_learner", *args)
     assert code == 2, said
-    assert "serve 2 environments, but --num_envs is 4: give --num_envs 2, or" in said, said
+    assert "serve 2 environments, but --num_envs is 4: use --num_envs 2, or" in said, said
     assert "Traceback" not in said, said
 
 
