@@ -60,12 +60,12 @@ class Curriculum(Callback):
         """Begins with a short corridor."""
         learner.set_env_options({"length": self.length})
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         """Makes the corridor longer, at the next reset of each environment."""
-        if figures["mean_episode_return"] > 0.9 and self.length < LONGEST:
+        if metrics["mean_episode_return"] > 0.9 and self.length < LONGEST:
             self.length = min(2 * self.length, LONGEST)
             learner.set_env_options({"length": self.length})
-        figures["length"] = self.length  # a column of logs.csv
+        metrics["length"] = self.length  # a column of logs.csv
 
 
 def main(is_taught: bool = True, target_steps: int = 60_000) -> float:

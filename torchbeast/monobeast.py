@@ -23,7 +23,7 @@ from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.run.assemble import precision
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
@@ -64,13 +64,13 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
         on_demand = flags.synchronous_rollouts > 0
         return process_source(learner, spec, acting, flags.processes, on_demand, ending)
 
-    collection = Collection(
+    facts = RunFacts(
         program=PROGRAM,
         num_envs=flags.processes.environments(),
         processes=flags.processes.processes(),
         fixed_lag=flags.processes.fixed_lag,
     )
-    settings = flags.run_settings(spec.name, collection)
+    settings = flags.run_settings(spec.name, facts)
     described = DescribedEnv(env=spec, observation_space=spaces[0])
     weights = functools.partial(SharedWeights, size=ring_size(flags.processes.fixed_lag))
     run = LearnerRun(settings, described, opened)

@@ -20,8 +20,8 @@ from torchbeast.core.base.checks import command, counted, typed
 from torchbeast.errors import EXIT_DONE, UsageError
 from torchbeast.fleets.supervisor import Failure, Supervisor, end_program
 from torchbeast.fleets.system import check_alone
-from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.output import lossy_output
+from torchbeast.reporting.prometheus import Metric, PrometheusEndpoint
 from torchbeast.reporting.run_folder import LOGGER_NAME, raise_failure, warning_handler
 from torchbeast.servers.addresses import server_addresses, user_basename
 from torchbeast.servers.env_servers import EnvServers, ServerPlan, spread
@@ -54,7 +54,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
     learners = flags.servers.learners()
     _check_enough_streams(plans, learners)
     supervisor = Supervisor()
-    with supervisor.signals(), Metrics().served(flags.metrics) as metrics:
+    with supervisor.signals(), PrometheusEndpoint().served(flags.metrics) as endpoint:
         addresses, security = _addresses(flags), flags.protection
         if security is not None:
             credentials(security)  # refuses files that cannot be used
@@ -73,7 +73,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)
                 servers.dial()
             while not supervisor.wait(_POLL_S):
-                metrics.show(_metrics(servers, plans))
+                endpoint.show(_metrics(servers, plans))
     return supervisor.failure
 
 

@@ -32,7 +32,7 @@ from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import launched
 from torchbeast.fleets.waiting import say
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.run.config import UNKNOWN
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
@@ -44,7 +44,7 @@ from torchbeast.servers.security import credentials, flags_of_others, silence_gr
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.run.replicas import Replica
     from torchbeast.servers.discovery import ServerFleet
-    from torchbeast.servers.door import HostDoor
+    from torchbeast.servers.join_server import JoinServer
 
 PROGRAM = "polybeast_learner"
 _SERVERS = "the servers"  # key of the message from rank 0 to the others
@@ -84,10 +84,12 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
     is_kept = replica is None or replica.leads
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,
-        _door(flags, opened.supervisor, replica) as door,
+        _join_server(flags, opened.supervisor, replica) as join_server,
     ):
-        fleet = _described(_found(flags, door, replica, opened.supervisor), flags.environment)
-        train(flags, fleet, opened, replica, door)
+        fleet = _described(
+            _found(flags, join_server, replica, opened.supervisor), flags.environment
+        )
+        train(flags, fleet, opened, replica, join_server)
     return EXIT_DONE
 
 
@@ -110,7 +112,7 @@ def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
 
 def _found(
     flags: PolyBeastLearnerFlags,
-    door: HostDoor | None,
+    join_server: JoinServer | None,
     replica: Replica | None,
     supervisor: Supervisor,
 ) -> ServerFleet:
@@ -121,8 +123,12 @@ def _found(
     """
     goes_on = supervisor.check_goes_on
     if replica is None:
-        return _find(flags, door, 1, goes_on)
-    own = _find(flags, door, replica.size, goes_on) if door is not None or replica.leads else None
+        return _find(flags, join_server, 1, goes_on)
+    own = (
+        _find(flags, join_server, replica.size, goes_on)
+        if join_server is not None or replica.leads
+        else None
+    )
     if own is not None and replica.leads:
         replica.ranks.tell(_SERVERS, json.dumps(own.descriptions))
         return own
@@ -143,7 +149,7 @@ def _found(
 
 def _find(
     flags: PolyBeastLearnerFlags,
-    door: HostDoor | None,
+    join_server: JoinServer | None,
     learners: int,
     check_goes_on: Callable[[], None],
 ) -> ServerFleet:
@@ -152,8 +158,10 @@ def _find(
 
     served = flags.fleet
     wanted, timeout = served.num_envs, served.connect_timeout
-    if door is not None:
-        return door.find(None if wanted is None else -(-wanted // learners), timeout, check_goes_on)
+    if join_server is not None:
+        return join_server.find(
+            None if wanted is None else -(-wanted // learners), timeout, check_goes_on
+        )
     if served.env_servers is None:
         named = [served.pipes_basename or user_basename()]
     else:
@@ -186,25 +194,25 @@ def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:
 
 
 @contextmanager
-def _door(
+def _join_server(
     flags: PolyBeastLearnerFlags, supervisor: Supervisor, replica: Replica | None
-) -> Iterator[HostDoor | None]:
+) -> Iterator[JoinServer | None]:
     """Lets hosts dial in for the duration of the block; yields None without --listen.
 
     Each of several learners on a machine has its own port: the port of --listen plus the learner's
     number on the machine.
     """
-    from torchbeast.servers.door import HostDoor
+    from torchbeast.servers.join_server import JoinServer
 
     if flags.fleet.listen is None:
         yield None
         return
     number, count = (0, 1) if replica is None else (replica.local_rank, replica.local_size)
-    doors = server_addresses(flags.fleet.listen, count)
-    opened = HostDoor(doors[number], flags.security)
+    addresses = server_addresses(flags.fleet.listen, count)
+    opened = JoinServer(addresses[number], flags.security)
     try:
-        others = flags_of_others("--learner", doors, flags.security)
-        say(f"Waiting for hosts at {doors[0]}: python -m torchbeast.polybeast_env {others}")
+        others = flags_of_others("--learner", addresses, flags.security)
+        say(f"Waiting for hosts at {addresses[0]}: python -m torchbeast.polybeast_env {others}")
         yield opened
     finally:
         opened.close(run_has_ended=supervisor.reason == DONE and supervisor.failure is None)
@@ -215,7 +223,7 @@ def train(
     fleet: ServerFleet,
     opened: Session,
     replica: Replica | None = None,
-    door: HostDoor | None = None,
+    join_server: JoinServer | None = None,
 ) -> None:
     """Trains with the environments of the fleet until the run ends.
 
@@ -226,26 +234,28 @@ def train(
     say(_sentence(fleet))
     own, pipeline = fleet, flags.pipeline
     env = _with_self_play(fleet.env, flags.environment.selfplay)
-    if door is None:
+    if join_server is None:
         pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is printed
         own = fleet if replica is None else fleet.share(replica.rank, replica.size)
     if replica is not None:
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
-        pipeline = pipeline.share(replica.size, *(streams if door is None else (1, replica.size)))
+        pipeline = pipeline.share(
+            replica.size, *(streams if join_server is None else (1, replica.size))
+        )
     spaces: Any = fleet.observation_space, fleet.action_space, fleet.frame_stack
     from torchbeast.servers.source import PolySource  # compiled
 
     started = flags.fleet.servers() if isinstance(flags, PolyBeastFlags) else None
-    collection = Collection(
+    facts = RunFacts(
         program=PROGRAM if started is None else "polybeast",
         num_envs=fleet.num_envs,
         processes=started,
         fixed_lag=None,
     )
-    wanted = None if door is None else flags.fleet.num_envs
+    wanted = None if join_server is None else flags.fleet.num_envs
     served: Any = dataclasses.replace(flags.fleet, num_envs=fleet.num_envs)
     settings = dataclasses.replace(  # the run records the actual number
-        dataclasses.replace(flags, fleet=served).run_settings(env.name, collection),
+        dataclasses.replace(flags, fleet=served).run_settings(env.name, facts),
         of_command=[] if wanted is None else ["--num_envs", str(wanted)],
     )
     others_serve = started is None
@@ -258,7 +268,7 @@ def train(
     LearnerRun(settings, described, opened, replica=replica).train(
         lambda spec: make_agent(spec, *spaces),
         PublishedWeights,
-        lambda learner: PolySource(learner, own, pipeline, door=door),
+        lambda learner: PolySource(learner, own, pipeline, join_server=join_server),
     )
 
 

@@ -26,7 +26,7 @@ from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
 from torchbeast.on_ray.config import Room, check_object_store, num_workers
 from torchbeast.on_ray.fleet import RayFleet
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.run.assemble import precision
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
@@ -73,14 +73,14 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
         acting = precision(flags.hardware, reproducible=False)
         return FleetSource(learner, spec, acting, fleet, flags.ray, workers)
 
-    settings = flags.run_settings(spec.name, _collection(flags, workers, room))
+    settings = flags.run_settings(spec.name, _run_facts(flags, workers, room))
     described = DescribedEnv(env=spec, observation_space=spaces[0])
     run = LearnerRun(settings, described, opened)
     run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), SharedWeights, source)
 
 
-def _collection(flags: RayBeastFlags, workers: int, room: Room) -> Collection:
-    return Collection(
+def _run_facts(flags: RayBeastFlags, workers: int, room: Room) -> RunFacts:
+    return RunFacts(
         program=PROGRAM,
         num_envs=flags.ray.environments(),
         processes=workers,

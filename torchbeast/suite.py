@@ -155,7 +155,7 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _report(rows: Sequence[Row], folder: Path) -> None:
-    if all(math.isnan(row.figures.mean_return) for row in rows):
+    if all(math.isnan(row.progress.mean_return) for row in rows):
         return
     output = [folder / "suite.json", *([folder / "suite.png"] if find_spec("matplotlib") else [])]
     compare.run(compare.CompareFlags(runs=(str(folder),), output=tuple(output)))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ModelInputs
-from torchbeast.core.actors.leaves import readings
+from torchbeast.core.actors.encoders import readings
 from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.off_policy import QNet, SACNet, TD3Net
 from torchbeast.core.base.computing import computing_in, one_thread

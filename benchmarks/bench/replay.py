@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
-from torchbeast.collect.contract import Away, Source
+from torchbeast.collect.contract import LostStream, Source
 from torchbeast.collect.replay import OwnReplay, Replay
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.nest import map_leaves
@@ -109,7 +109,7 @@ def _mixing(
 
 def _hand_back_state(batch: Rollout) -> None:
     """Hands back the state with which the next replayed rollouts begin, as a learner does."""
-    batch.hand_back(Feedback(final_state=batch.initial_agent_state))
+    batch.give_feedback(Feedback(final_state=batch.initial_agent_state))
 
 
 def still_rollout(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> Rollout:
@@ -183,6 +183,6 @@ class _Endless:
         """Nothing hangs."""
         return ""
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """There are no streams."""
         return []

@@ -482,7 +482,7 @@ std::int64_t ActorPool::num_streams() const {
   return static_cast<std::int64_t>(members_.size());
 }
 
-std::optional<Shortage> ActorPool::shortage() {
+std::optional<TooFewStreams> ActorPool::shortage() {
   MutexLock lock(mutex_);
   return note_shortage();
 }
@@ -511,7 +511,7 @@ std::int64_t ActorPool::needed(const Strength& strength) const {
   return std::max<std::int64_t>(1, (strength.all + 1) / 2);
 }
 
-std::optional<Shortage> ActorPool::note_shortage() {
+std::optional<TooFewStreams> ActorPool::note_shortage() {
   if (stopped_) return std::nullopt;
   const Strength now = strength();
   return shortage_watch_.note(now.present, needed(now), Clock::now());
@@ -570,7 +570,7 @@ void ActorPool::tell(const Report& report) {
 // Throws once a shortage has lasted for reconnect_timeout.
 void ActorPool::check_enough_streams() {
   MutexLock lock(mutex_);
-  const std::optional<Shortage> found = note_shortage();
+  const std::optional<TooFewStreams> found = note_shortage();
   if (!found || found->left > Clock::duration(0)) return;
   throw ConnectionError(std::to_string(found->connected) + " of " + std::to_string(strength().all) +
                         " streams are connected, and the run needs " +

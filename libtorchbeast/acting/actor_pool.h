@@ -118,7 +118,7 @@ class ActorPool {
   // Describes how too few streams are connected; run() ends unless enough of them connect in time.
   // Streams that are connecting for the first time count as connected. Returns nullopt if there are
   // enough, and once the pool has stopped.
-  std::optional<Shortage> shortage() EXCLUDES(mutex_);
+  std::optional<TooFewStreams> shortage() EXCLUDES(mutex_);
   // The total time of all streams since run() began, by stage.
   StageTimes times() const EXCLUDES(mutex_);
 
@@ -197,7 +197,7 @@ class ActorPool {
   };
   Strength strength() const REQUIRES(mutex_);
   std::int64_t needed(const Strength& strength) const;
-  std::optional<Shortage> note_shortage() REQUIRES(mutex_);
+  std::optional<TooFewStreams> note_shortage() REQUIRES(mutex_);
 
   const ActorPoolOptions options_;
   const std::shared_ptr<RolloutQueue> learner_queue_;

@@ -12,7 +12,7 @@
 namespace torchbeast {
 
 // A shortage: fewer streams are connected than are needed.
-struct Shortage {
+struct TooFewStreams {
   std::int64_t connected, needed;
   Clock::duration left;  // until it has lasted for the limit; 0 once it has
 };
@@ -31,13 +31,13 @@ class ShortageWatch {
 
   // Records the number of streams that are connected and needed at a time that is not before the
   // previous one. Returns the shortage, if there is one.
-  std::optional<Shortage> note(std::int64_t connected, std::int64_t needed, Clock::time_point now) {
+  std::optional<TooFewStreams> note(std::int64_t connected, std::int64_t needed, Clock::time_point now) {
     if (connected >= needed) {
       since_.reset();
       return std::nullopt;
     }
     if (!since_) since_ = now;
-    return Shortage{connected, needed, std::max(Clock::duration(0), *since_ + limit_ - now)};
+    return TooFewStreams{connected, needed, std::max(Clock::duration(0), *since_ + limit_ - now)};
   }
 
  private:

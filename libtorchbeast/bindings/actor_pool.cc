@@ -99,7 +99,7 @@ py::list away_streams(const ActorPool& pool) {
 }
 
 py::object shortage(ActorPool& pool) {
-  const std::optional<Shortage> found = without_gil([&] { return pool.shortage(); });
+  const std::optional<TooFewStreams> found = without_gil([&] { return pool.shortage(); });
   if (!found) return py::none();
   return py::make_tuple(found->connected, found->needed, in_seconds(found->left));
 }

@@ -30,7 +30,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.run_folder import session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import assemble
@@ -280,7 +280,7 @@ def test_a_learner_is_assembled_with_the_algorithm() -> None:
     assert settings.recorded["step_size"] == 0.25 and "reward_clipping" not in settings.recorded
 
 
-HERE = Collection(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
+HERE = RunFacts(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
 
 
 def resume(folder: Path, *words: str) -> MonoBeastFlags:

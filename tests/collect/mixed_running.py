@@ -50,7 +50,7 @@ class NewColumns:
     def batches(self) -> Iterator[Rollout]:
         for rollout in self._source.batches():
             check_rollout(rollout)
-            rollout.hand_back(Feedback(final_state=rollout.initial_agent_state))
+            rollout.give_feedback(Feedback(final_state=rollout.initial_agent_state))
             self.replayed += rollout.batch_size - self._batch_size
             yield rollout.columns(0, self._batch_size)
 

@@ -204,7 +204,7 @@ def test_nothing_is_stored_while_all_workers_read_weights_by_themselves(run: ByH
 
 
 def test_the_successor_of_a_worker_that_read_weights_is_sent_them_elsewhere(run: ByHand) -> None:
-    run.source._places._any_works = True
+    run.source._restarts._any_works = True
     worker = run.start(0, reads_weights=True)
     run.start(1, reads_weights=True)
     worker.die(WorkerLost("its node has left", has_left=True))
@@ -263,7 +263,7 @@ def test_every_worker_gets_seeds_of_its_own(run: ByHand) -> None:
         return worker.waiting("start")[0][0]["seed"]
 
     first, second = map(seed, run.fleet.workers)
-    run.source._places._any_works = True
+    run.source._restarts._any_works = True
     run.fleet.workers[0].die(WorkerLost("killed"))
     run.run()
     assert len({first, second, seed(run.fleet.workers[2])}) == 3
@@ -271,7 +271,7 @@ def test_every_worker_gets_seeds_of_its_own(run: ByHand) -> None:
 
 def test_answers_of_a_worker_that_was_given_up_are_dropped(run: ByHand) -> None:
     worker = run.start(0)
-    run.source._places._any_works = True
+    run.source._restarts._any_works = True
     calls = list(worker.calls)
     worker.die(WorkerLost("killed"))
     run.run()
@@ -324,7 +324,7 @@ def test_a_worker_that_hangs_is_named_and_then_given_up(monkeypatch: pytest.Monk
     monkeypatch.setattr(source, "running_time", clock)
     run = ByHand()
     worker = run.start(0)
-    run.source._places._any_works = True
+    run.source._restarts._any_works = True
     run.source._poll()
     worker.answer("activity", ActivityReport("environment", 5.0, {}, 0))
     run.run()
@@ -354,7 +354,7 @@ def test_a_worker_is_not_given_up_for_a_time_in_which_nobody_ran(
     monkeypatch.setattr(source, "running_time", RunningClock(clock))
     run = ByHand()
     worker = run.start(0)
-    run.source._places._any_works = True
+    run.source._restarts._any_works = True
     for _ in range(590):
         clock.time += 1.0
         run.source._poll()
@@ -392,7 +392,7 @@ def test_over_child_processes_an_event_runs_where_it_happens_but_never_inside_an
 
 def test_nothing_is_done_any_more_once_it_is_closed(run: ByHand) -> None:
     worker = run.start(0)
-    run.source._places._any_works = True
+    run.source._restarts._any_works = True
     run.source.close()
     for call in list(worker.calls):
         call.then(WorkerLost("killed"))
@@ -409,7 +409,7 @@ def test_a_worker_that_never_says_that_it_plays_is_given_up(
     monkeypatch.setattr(source, "running_time", clock)
     run = ByHand()
     worker = run.start(0)
-    run.source._places._any_works = True
+    run.source._restarts._any_works = True
     clock.time += 599.0
     assert run.source.hanging().startswith("worker 0 has been without an answer for 599 s")
     assert run.source.status()["waiting_workers"] == 0
@@ -443,7 +443,7 @@ def test_a_successor_that_cannot_start_is_followed_by_another(run: ByHand) -> No
     run.run()
     worker.die(ProcessDied("was killed"))
     run.run()
-    run.source._places.closed.wait = lambda pause: pauses.append(pause)
+    run.source._restarts.closed.wait = lambda pause: pauses.append(pause)
     pauses: list[float] = []
     run.fleet.workers[-1].answer("start", Failed("UsageError: the file is away", usage=True))
     run.run()

@@ -37,5 +37,5 @@ def test_environments_of_an_installed_family_can_be_acted_in_and_learnt_from(
     rollout = columns_of(player, E, [(0, 0, E)])
     check_rollout(rollout)
     step = impala(player.actor, bytes_at_once=1, reward_clipping="none")
-    figures = step.update(rollout).figures
-    assert math.isfinite(figures["total_loss"]) and figures["grad_norm"] > 0
+    metrics = step.update(rollout).metrics
+    assert math.isfinite(metrics["total_loss"]) and metrics["grad_norm"] > 0

@@ -73,9 +73,9 @@ def test_rollouts_have_masked_logits_and_are_learnt_from(running: Any) -> None:
             assert not_taken(rollout)
         for make in (impala, ppo):
             actor = actor_in(envs.make("masked:Masked", 1))
-            figures = make(actor, reward_clipping="none").update(rollout).figures
-            assert math.isfinite(figures["total_loss"]) and 0 < figures["grad_norm"] < math.inf
-            assert 0 < figures["entropy"] <= math.log(2) + 1e-6
+            metrics = make(actor, reward_clipping="none").update(rollout).metrics
+            assert math.isfinite(metrics["total_loss"]) and 0 < metrics["grad_norm"] < math.inf
+            assert 0 < metrics["entropy"] <= math.log(2) + 1e-6
     assert run.supervisor.failure is None
 
 

@@ -159,7 +159,7 @@ class Line:
     def hanging(self) -> str:
         return "worker 5 hangs"
 
-    def away(self) -> list[Any]:
+    def lost_streams(self) -> list[Any]:
         return []
 
 
@@ -279,7 +279,7 @@ def learn(run: Started, count: int) -> list[Rollout]:
     for rollout in run.source.batches():
         found.append(copy_of(rollout))
         if rollout.feeds_back:
-            rollout.hand_back(Feedback(final_state=rollout.observation[-1:].clone()))
+            rollout.give_feedback(Feedback(final_state=rollout.observation[-1:].clone()))
         run.events.append(("learnt", number_of(rollout)))
         if len(found) == count:
             return found
@@ -562,7 +562,7 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
         read = 32 - 4  # prepared batches, less those that were new alone
         assert status["samples_per_insert"] == pytest.approx(read * 2 / (29 * B), abs=1e-4)
         assert run.source.seconds() == {"environment": 1.0}
-        assert run.source.hanging() == "worker 5 hangs" and run.source.away() == []
+        assert run.source.hanging() == "worker 5 hangs" and run.source.lost_streams() == []
         assert run.source.yields is Rollout
 
 
@@ -607,7 +607,7 @@ def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
 
         saving = Background(save)
         assert file.is_written_to.wait(SOON)
-        size, inserted = run.replay.facts().size, run.happened("inserted")
+        size, inserted = run.replay.stats().size, run.happened("inserted")
         learning = Background(learn, run, 4)
         wait_for(lambda: ("learnt", 21) in run.events)
         with pytest.raises(AssertionError, match="did not end"):

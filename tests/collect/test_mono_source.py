@@ -202,7 +202,7 @@ CATCH = Setup(env_id="Catch", model="mlp", use_lstm=True, num_envs=4, batch_size
 
 
 @dataclass(frozen=True)
-class Learnt:
+class UpdateResult:
     """The result of learning from a source."""
 
     losses: list[float]
@@ -212,16 +212,16 @@ class Learnt:
 
 def learn(
     num_updates: int, fixed_lag: int, num_workers: int, num_buffers: int, batch_size: int = 4
-) -> Learnt:
+) -> UpdateResult:
     setup = dataclasses.replace(CATCH, num_groups=num_workers, batch_size=batch_size)
-    learnt = Learnt([], [], [])
+    learnt = UpdateResult([], [], [])
     with running_mono(setup, num_buffers=num_buffers, fixed_lag=fixed_lag) as running:
         step = impala(running.agent.model, entropy_cost=0.01)
         step.counters.version = setup.version
         for rollout in itertools.islice(running.source.batches(), num_updates):
             learnt.batches.append(digest(rollout))
             learnt.versions.append(set(rollout.policy_version[1:].flatten().tolist()))
-            learnt.losses.append(step.update(copy_of(rollout)).figures["total_loss"])
+            learnt.losses.append(step.update(copy_of(rollout)).metrics["total_loss"])
             running.weights.publish(running.agent.model, step.version)
     assert running.supervisor.failure is None
     return learnt
@@ -241,10 +241,10 @@ def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
     assert first.versions == [{CATCH.version + update} for update in range(50)]
 
 
-def on_demand(num_updates: int, num_buffers: int, batch_size: int = CATCH.num_envs) -> Learnt:
+def on_demand(num_updates: int, num_buffers: int, batch_size: int = CATCH.num_envs) -> UpdateResult:
     """Batches with three versions published after each."""
     setup = dataclasses.replace(CATCH, num_groups=2, batch_size=batch_size)
-    learnt, version = Learnt([], [], []), setup.version
+    learnt, version = UpdateResult([], [], []), setup.version
     options = {"fixed_lag": 0, "num_buffers": num_buffers, "on_demand": True}
     with running_mono(setup, **options) as running:
         for update, rollout in enumerate(itertools.islice(running.source.batches(), num_updates)):

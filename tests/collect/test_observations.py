@@ -101,6 +101,6 @@ def test_observations_of_any_kind_are_acted_on_and_learnt_from_in_slices(name: s
 def _updated(actor: Actor, rollout: Rollout, **slices: Any) -> float:
     """Returns the gradient norm of one update of a copy."""
     model = copy.deepcopy(actor)
-    figures = impala(model, **slices).update(rollout).figures
-    assert figures["total_loss"] == figures["total_loss"]
-    return figures["grad_norm"]
+    metrics = impala(model, **slices).update(rollout).metrics
+    assert metrics["total_loss"] == metrics["total_loss"]
+    return metrics["grad_norm"]

@@ -20,7 +20,7 @@ from background import SOON, Background, wait_for
 from shared_running import agent_of, joining, service_at
 from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
-from torchbeast.collect.replay import Filled, OwnReplay, Replay, ReplayClosed
+from torchbeast.collect.replay import OwnReplay, Replay, ReplayClosed, ReplayedColumns
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
@@ -51,7 +51,7 @@ def insert(replay: Replay, envs: Envs, agent: int, count: int = 20) -> None:
         replay.insert(play(envs, agent), slice(0, B))
 
 
-def fill(replay: Replay, first_walk: int | None = None) -> tuple[Batch, Filled]:
+def fill(replay: Replay, first_walk: int | None = None) -> tuple[Batch, ReplayedColumns]:
     batch = empty_batch(T, B + S, K)
     filled = replay.fill(batch, SPARE, first_walk)
     assert filled is not None
@@ -60,7 +60,7 @@ def fill(replay: Replay, first_walk: int | None = None) -> tuple[Batch, Filled]:
     return batch, filled
 
 
-def check(batch: Batch, filled: Filled, envs: Envs) -> list[tuple[int, int]]:
+def check(batch: Batch, filled: ReplayedColumns, envs: Envs) -> list[tuple[int, int]]:
     """Compares windows with the true rows bit for bit; returns agents and numbers of rows."""
     true, finals, found = empty_batch(T, B + S, K), [], []
     for column in range(B, B + S):
@@ -109,8 +109,8 @@ def test_a_single_agent_reads_what_its_own_replay_would_give(
             batch = play(envs, 0)
             for replay in (own, shared):
                 replay.insert(batch, slice(0, B))
-            assert own.facts() == shared.facts()
-            if own.facts().episodes:
+            assert own.stats() == shared.stats()
+            if own.stats().episodes:
                 (mine, expected), (other, found) = (fill(r, first_walk) for r in (own, shared))
                 assert expected.begins == found.begins
                 for one, another in zip(flatten(mine), flatten(other), strict=True):
@@ -118,7 +118,7 @@ def test_a_single_agent_reads_what_its_own_replay_would_give(
                 for one, another in zip(expected.finals, found.finals, strict=True):
                     assert one.tobytes() == another.tobytes() and one.shape == another.shape
                 truncations += len(found.finals[0]) if found.finals else 0
-    assert truncations > 20 and own.facts().fill == 1.0
+    assert truncations > 20 and own.stats().fill == 1.0
 
 
 def test_every_agent_walks_by_itself(path: Path) -> None:
@@ -152,7 +152,7 @@ def test_who_joins_again_begins_anew_and_keeps_what_it_inserted(path: Path) -> N
         for _ in range(20):  # rollouts that have the numbers of those that were inserted
             play(again, 0)
         with agent_of(path, how("a")) as second:
-            assert second.facts().size == 20 * B * T
+            assert second.stats().size == 20 * B * T
             assert all(fill(second, first_walk=0)[1].begins)
             second.insert(play(again, 0), slice(0, B))
         check(*fill(other), envs)
@@ -167,9 +167,9 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
         for agent in (a, b, a):
             fill(agent)
         read, inserted = 3 * S, 15 * B
-        assert a.facts().samples_per_insert == read / inserted
-        assert a.facts().fill == (inserted + 2 * B) / (2000 // T), "each track has a row 0"
-        assert a.facts().size == inserted * T and a.facts().episodes > 0
+        assert a.stats().samples_per_insert == read / inserted
+        assert a.stats().fill == (inserted + 2 * B) / (2000 // T), "each trajectory has a row 0"
+        assert a.stats().size == inserted * T and a.stats().episodes > 0
 
 
 # --- who may join
@@ -236,7 +236,7 @@ def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) ->
         with pytest.raises(ValueError, match="are free, .* of them for the replay"):
             replay.join(other, size, lambda: None)
         envs = Envs(0, T, K)
-        while agent.facts().fill < 0.5:
+        while agent.stats().fill < 0.5:
             insert(agent, envs, 0, count=1)
         replay.join(other, size, lambda: None)
         with pytest.raises(ValueError, match="the batches of one agent need"):
@@ -280,7 +280,7 @@ def honest(path: Path) -> Iterator[None]:
         yield
         insert(agent, envs, 0, count=2)
         check(*fill(agent), envs)
-        assert agent.facts().size == 22 * B * T, "only its own steps are stored"
+        assert agent.stats().size == 22 * B * T, "only its own steps are stored"
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ def test_agents_go_on_when_another_is_killed(tmp_path: Path, moment: str) -> Non
             for _ in range(3):
                 living.insert(envs.batch([envs.next_rollout(1, i) for i in range(B)]), slice(0, B))
             inserted = {"joined": 0, "before the answer": COUNT + 1, "at the end": COUNT + 1}
-            assert living.facts().size == B * T * (3 + inserted.get(moment, COUNT))
+            assert living.stats().size == B * T * (3 + inserted.get(moment, COUNT))
             if moment != "joined":
                 assert living.fill(empty_batch(T, B + S, K), slice(B, B + S), 0) is not None
         with agent_of(Path(served.address), how("dying")) as again:

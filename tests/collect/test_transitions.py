@@ -166,7 +166,7 @@ def learn_by_priority(source: TransitionSource, count: int, sizes: Any) -> list[
     batches = []
     for each, _ in zip(source.batches(), range(count), strict=False):
         assert each.weights is not None
-        each.hand_back(Feedback(priorities=sizes(each)))
+        each.give_feedback(Feedback(priorities=sizes(each)))
         batches.append(each)
     return batches
 
@@ -290,10 +290,10 @@ def test_a_synchronous_source_prepares_nothing_ahead_of_the_priorities() -> None
         batches = source.batches()
         for _ in range(205):  # 40 updates a rollout: no new one comes next
             each = next(batches)
-            each.hand_back(Feedback(priorities=torch.zeros(SIZE)))
+            each.give_feedback(Feedback(priorities=torch.zeros(SIZE)))
         favourite = each.observation[0, 0]
         sizes = torch.where(each.observation[:, 0] == favourite, 1e9, 0.0)
-        each.hand_back(Feedback(priorities=sizes))
+        each.give_feedback(Feedback(priorities=sizes))
         assert next(batches).observation[:, 0].eq(favourite).all()
 
 

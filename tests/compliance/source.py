@@ -364,7 +364,7 @@ class SourceCompliance:
         assert status["learner_queue_size"] >= 0 and alive(status)[1] == 1
         learnt = 6 * Setup.batch_size * Setup.unroll_length
         assert learnt <= status["collected_steps"], "and some that are not learnt from"
-        assert running.source.hanging() == "" and running.source.away() == []
+        assert running.source.hanging() == "" and running.source.lost_streams() == []
 
     def test_a_waiting_batch_is_counted_in_rollouts(self) -> None:
         setup = Setup(env_id="source_envs:Counting", num_envs=4, batch_size=4)

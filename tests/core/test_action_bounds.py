@@ -99,12 +99,12 @@ def test_actions_and_densities_and_their_gradients_are_finite_within_any_bounds(
         executed(box, action)
         executed(box, ours.mode(p.detach()))
         assert ours.features(action).isfinite().all()
-        figures = [ours.log_prob(p, action), ours.entropy(p), ours.kl(p, q)]
+        metrics = [ours.log_prob(p, action), ours.entropy(p), ours.kl(p, q)]
         if isinstance(ours, SquashedGaussian):
             drawn, log_prob = ours.rsample(p)
-            figures += [log_prob, ours.features(drawn).sum(-1)]
-        assert all(figure.isfinite().all() for figure in figures)
-        torch.stack([figure.mean() for figure in figures]).sum().backward()
+            metrics += [log_prob, ours.features(drawn).sum(-1)]
+        assert all(figure.isfinite().all() for figure in metrics)
+        torch.stack([figure.mean() for figure in metrics]).sum().backward()
         assert p.grad is not None and p.grad.isfinite().all()
 
 

@@ -66,10 +66,10 @@ def test_the_bonus_on_the_page_is_a_term_of_its_own(make_rollout: Callable[..., 
     weights = rollout.observation[:-1].abs().mean(-1)
     settings = {"num_mini_batch": 1, "num_epochs": 1, "entropy_cost": 0.0}
     step = ppo(net, own["PPOWithBonus"], **settings)
-    figures = step.update(rollout).figures
-    assert figures["bonus_loss"] == pytest.approx(-0.01 * (weights * entropies).mean().item())
-    assert figures["entropy_loss"] == 0 and figures["total_loss"] == pytest.approx(
-        sum(figures[name] for name in ("pg_loss", "baseline_loss", "bonus_loss"))
+    metrics = step.update(rollout).metrics
+    assert metrics["bonus_loss"] == pytest.approx(-0.01 * (weights * entropies).mean().item())
+    assert metrics["entropy_loss"] == 0 and metrics["total_loss"] == pytest.approx(
+        sum(metrics[name] for name in ("pg_loss", "baseline_loss", "bonus_loss"))
     )
 
 

@@ -153,14 +153,14 @@ def test_nothing_is_infinite_however_far_out_the_policy_is(mean: float, log_std:
     params = torch.tensor([mean, mean, log_std, log_std]).expand(64, 4).clone().requires_grad_()
     action, log_prob = distribution.rsample(params)
     corner = torch.tensor([[-0.1, 1e-3]])
-    figures = [
+    metrics = [
         log_prob,
         distribution.log_prob(params, action.detach()),
         distribution.log_prob(params, corner),
         distribution.entropy(params),
     ]
-    assert all(figure.isfinite().all() for figure in figures)
-    (action.sum() + sum(figure.sum() for figure in figures)).backward()
+    assert all(figure.isfinite().all() for figure in metrics)
+    (action.sum() + sum(figure.sum() for figure in metrics)).backward()
     assert params.grad.isfinite().all()
 
 

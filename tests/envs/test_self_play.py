@@ -23,7 +23,7 @@ from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.vec_env import vec_env_of
 from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.envs import EnvOptions, EnvSpec
-from torchbeast.run.saving import PastVersions
+from torchbeast.run.checkpoint_writer import PastVersions
 
 
 class TwoAgents(Visits):

@@ -172,13 +172,13 @@ def test_a_game_that_does_not_reach_its_goal_is_truncated_and_shows_its_last_bit
     first = env.reset(1)
     assert isinstance(first, dict)
     bits, goal = first["observation"][0].copy(), first["desired_goal"][0].copy()
-    away = int((bits == goal).argmax()) if (bits == goal).any() else 0
-    steps = [env.step(np.array([away])) for _ in range(2)]
+    lost_streams = int((bits == goal).argmax()) if (bits == goal).any() else 0
+    steps = [env.step(np.array([lost_streams])) for _ in range(2)]
     assert not any(step.terminated.any() or step.truncated.any() for step in steps)
     assert (steps[1].observation["observation"][0] == bits).all()  # type: ignore[call-overload,index]
-    last = env.step(np.array([away]))
+    last = env.step(np.array([lost_streams]))
     final = last.final_observation
     assert last.truncated.tolist() == [True] and isinstance(final, dict)
-    bits[away] = 1 - bits[away]
+    bits[lost_streams] = 1 - bits[lost_streams]
     assert (final["achieved_goal"][0] == bits).all() and (final["desired_goal"][0] == goal).all()
     assert first["observation"][0].tolist() != bits.tolist(), "what it gave is the caller's"

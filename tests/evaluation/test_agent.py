@@ -182,7 +182,7 @@ def test_the_environment_is_asked_for_spaces_that_a_checkpoint_does_not_record(
     without = {key: value for key, value in saved.items() if not key.endswith(("_space", "_stack"))}
     checkpoints.save(tmp_path / "model.tar", without)
     agent = load_agent(tmp_path)
-    assert agent.agent.sent_space == IMAGE and agent.agent.frame_stack == 4
+    assert agent.agent.single_frame_space == IMAGE and agent.agent.frame_stack == 4
     monkeypatch.setattr(agent_module, "EnvProcess", no_environment)
     without["flags"]["env_kwargs"] = {"command": "true"}
     checkpoints.save(tmp_path / "model.tar", without)

@@ -38,7 +38,7 @@ from torchbeast.fleets.fleet import LocalFleet, WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import environment_of_share
 from torchbeast.gradients.config import GradientConfig
-from torchbeast.gradients.worker import GradientWorker, Made
+from torchbeast.gradients.worker import GradientWorker, WorkerParts
 from torchbeast.gradients.workers import WORKER, GradientWorkers, gradient_workers
 from torchbeast.seeds import seed_of
 
@@ -99,7 +99,7 @@ class GivenSource:
     def hanging(self) -> str:
         return ""
 
-    def away(self) -> list[Any]:
+    def lost_streams(self) -> list[Any]:
         return []
 
 
@@ -180,11 +180,11 @@ def of_given(
     stops_early: Any,
     learning: Learning,
     batches: Sequence[Sequence[Rollout]],
-) -> Made:
+) -> WorkerParts:
     """A worker with given batches; batches: by worker."""
     step = learning.step(ranks=ranks)
     torch.manual_seed(100 + index)  # of PPO's shuffles
-    return Made(source=GivenSource(lambda: iter(batches[index])), optimiser_step=step)
+    return WorkerParts(source=GivenSource(lambda: iter(batches[index])), optimiser_step=step)
 
 
 def of_given_that_ends(
@@ -194,13 +194,15 @@ def of_given_that_ends(
     folder: str,
     learning: Learning,
     batches: Sequence[Sequence[Rollout]],
-) -> Made:
+) -> WorkerParts:
     """A worker with given batches, which makes a file when it closes its environments."""
     end = Path(folder, f"{index}").touch
     return replace(of_given(index, ranks, stops_early, learning, batches), end=end)
 
 
-def of_slow(index: int, ranks: Any, stops_early: Any, learning: Learning, batch: Rollout) -> Made:
+def of_slow(
+    index: int, ranks: Any, stops_early: Any, learning: Learning, batch: Rollout
+) -> WorkerParts:
     """Worker 0 has its batch at once; the others never, unless they are stopped."""
 
     def batches() -> Iterator[Rollout]:
@@ -216,7 +218,7 @@ def of_slow(index: int, ranks: Any, stops_early: Any, learning: Learning, batch:
             valid = torch.arange(T + 1)[:, None].expand(T + 1, B) <= done
             yield replace(batch, valid=valid, collected=done * B)
 
-    return Made(source=GivenSource(batches), optimiser_step=learning.step(ranks=ranks))
+    return WorkerParts(source=GivenSource(batches), optimiser_step=learning.step(ranks=ranks))
 
 
 class SeenSeeds:
@@ -242,7 +244,7 @@ class SeenSeeds:
 
 def of_catch(
     index: int, ranks: Any, stops_early: Any, folder: str, algo: str = "ppo", num_envs: int = 4
-) -> Made:
+) -> WorkerParts:
     """A worker that plays Catch in its own process."""
     env = make("Catch", 1)
     agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
@@ -262,7 +264,7 @@ def of_catch(
         batches_at_once=1,
     )
     source = LocalSource(learner, (), "float32", partial(SeenSeeds, folder=folder), num_envs)
-    return Made(source=source, optimiser_step=step, publish=weights.publish, end=source.end)
+    return WorkerParts(source=source, optimiser_step=step, publish=weights.publish, end=source.end)
 
 
 def as_arrays(step: Any) -> dict[str, np.ndarray]:
@@ -345,10 +347,10 @@ def running(
 
 
 def learnt(workers: GradientWorkers, updates: int) -> list[tuple[Any, dict[str, float]]]:
-    """Learns from so many rounds; returns each with its figures."""
+    """Learns from so many rounds; returns each with its metrics."""
     rounds = workers.batches()
     found = []
     for _ in range(updates):
         batch = next(rounds)
-        found.append((batch, workers.update(batch).figures))
+        found.append((batch, workers.update(batch).metrics))
     return found

@@ -84,7 +84,7 @@ def test_workers_learn_as_one_learner_from_all_their_batches(how: Any, kind: Any
     whole, centre = learning.step(), learning.step()
     with running(partial(of_given, learning=learning, batches=batches), centre, **how) as run:
         workers, _ = run
-        figures = [found for _, found in learnt(workers, 3)]
+        metrics = [found for _, found in learnt(workers, 3)]
         workers.state_dict()
         counters = copy.copy(workers.counters)
     for k in range(3):
@@ -93,7 +93,7 @@ def test_workers_learn_as_one_learner_from_all_their_batches(how: Any, kind: Any
         parts = [[half[n] for half in halves] for n in order] if kind is TwoSteps else None
         expected = update_with(whole, joined([b[k] for b in batches]), parts)
         for name in ("total_loss", "grad_norm", "entropy", "learning_rate"):
-            assert figures[k][name] == pytest.approx(expected[name], rel=1e-3), name
+            assert metrics[k][name] == pytest.approx(expected[name], rel=1e-3), name
     for name, array in as_arrays(whole).items():
         np.testing.assert_allclose(as_arrays(centre)[name], array, rtol=1e-3, atol=1e-5)
     assert counters == whole.counters
@@ -137,10 +137,10 @@ def test_a_buffer_that_follows_the_counters_is_the_same_in_the_learner_and_where
             del counts["schedule_starts"]
             expected = [(f"noted_{name}", n) for name, n in counts.items()]
             expected += [("noted_buffer", workers.counters.env_steps)]
-            figures = workers.update(next(rounds)).figures
-            assert set(expected) <= set(figures.items()), "the mean of all workers"
+            metrics = workers.update(next(rounds)).metrics
+            assert set(expected) <= set(metrics.items()), "the mean of all workers"
             workers.state_dict()
-            after = [figures["scheduled"], centre.algo.actor.scheduled.item()]
+            after = [metrics["scheduled"], centre.algo.actor.scheduled.item()]
             assert after == [workers.counters.env_steps] * 2
     assert {("noted_version", 2), ("noted_optimiser_steps", 4)} <= set(expected)
     assert ("noted_steps", 2 * T * sum(range(B, B + count))) in expected
@@ -150,7 +150,7 @@ def update_with(whole: Any, batch: Rollout, parts: Any) -> dict[str, float]:
     """Updates a learner by a batch; parts: of each worker in each of its minibatches."""
     if parts is not None:
         whole.algo.minibatches = lambda _: [joined(several) for several in parts]
-    found: dict[str, float] = whole.update(batch).figures
+    found: dict[str, float] = whole.update(batch).metrics
     return found
 
 
@@ -163,17 +163,17 @@ def test_decentralised_updates_are_bit_equal_to_centralised_ones() -> None:
         make = partial(of_given, learning=PPO_LEARNING, batches=batches)
         with running(make, centre, in_processes=True, num_workers=3, **how) as run:
             workers, _ = run
-            figures = [found for _, found in learnt(workers, 2)]
+            metrics = [found for _, found in learnt(workers, 2)]
             workers.state_dict()
-        found.append((as_arrays(centre), figures, centre.counters))
-    (central, figures, counters), (apart, other_figures, other_counters) = found
+        found.append((as_arrays(centre), metrics, centre.counters))
+    (central, metrics, counters), (apart, other_metrics, other_counters) = found
     assert counters == other_counters and counters.optimiser_steps == 2 * 2 * 3
     assert counters.env_steps == 2 * T * (3 * B + 3)
     for name, array in central.items():
         np.testing.assert_array_equal(apart[name], array, err_msg=name)
     initial = as_arrays(PPO_LEARNING.step())
     assert any((central[name] != initial[name]).any() for name in central)
-    assert other_figures == [pytest.approx(each, rel=1e-6) for each in figures]
+    assert other_metrics == [pytest.approx(each, rel=1e-6) for each in metrics]
 
 
 @pytest.mark.parametrize("how", [CENTRAL, DECENTRAL], ids=["centralised", "decentralised"])
@@ -223,9 +223,9 @@ def test_asynchronous_gradients_are_applied_as_they_come_with_bounded_lag() -> N
     assert centre.version == 6 and all(len(batch.reports) == 1 for batch, _ in rounds)
     assert centre.counters.env_steps == sum(batch.env_steps for batch, _ in rounds)
     assert any((as_arrays(centre)[name] != array).any() for name, array in before.items())
-    for _, figures in rounds:
-        assert 0 <= figures["gradient_lag"] <= 32
-        assert {"total_loss", "mean_lag", "learning_rate"} <= set(figures)
+    for _, metrics in rounds:
+        assert 0 <= metrics["gradient_lag"] <= 32
+        assert {"total_loss", "mean_lag", "learning_rate"} <= set(metrics)
 
 
 def test_a_gradient_that_is_too_old_is_dropped_and_counted() -> None:
@@ -236,7 +236,7 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted() -> None:
     with running(make, centre, max_gradient_lag=0, **FREE) as (workers, _):
         rounds = learnt(workers, 12)
         dropped = workers.status()["dropped_gradients"]
-    taken = [figures["gradient_lag"] for _, figures in rounds if "gradient_lag" in figures]
+    taken = [metrics["gradient_lag"] for _, metrics in rounds if "gradient_lag" in metrics]
     assert set(taken) <= {0.0}
     assert centre.counters.optimiser_steps <= 2 * 16 - dropped
     assert centre.counters.optimiser_steps > 3, "those of the newest weights are taken"
@@ -384,8 +384,8 @@ def test_every_arrangement_changes_the_weights_with_little_lag_and_seeds_of_its_
         rounds = learnt(workers, 4)
         workers.state_dict()
     assert any((as_arrays(centre)[name] != array).any() for name, array in before.items())
-    for number, (batch, figures) in enumerate(rounds):
-        lags = batch.lags(number) if how is not FREE else figures
+    for number, (batch, metrics) in enumerate(rounds):
+        lags = batch.lags(number) if how is not FREE else metrics
         # One free worker may have made all updates before this one.
         assert 0 <= lags["max_lag"] <= (max(2, number) if how is FREE else 2)
     files = list(tmp_path.iterdir())

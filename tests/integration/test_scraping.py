@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole programs serve the figures of their display and log to Prometheus."""
+"""Whole programs serve the metrics of their display and log to Prometheus."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ class Noting(Callback):
     def on_start(self, learner: RunningLearner) -> None:
         self.calls.append((self.name, "start", learner.steps))
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         assert threading.current_thread() is threading.main_thread()
-        assert figures["learnt_steps"] == learner.steps
+        assert metrics["learnt_steps"] == learner.steps
         self.calls.append((self.name, "step", learner.steps))
-        figures[f"of_{self.name}"] = torch.tensor(float(learner.updates))  # type: ignore
+        metrics[f"of_{self.name}"] = torch.tensor(float(learner.updates))  # type: ignore
 
     def on_end(self, learner: RunningLearner) -> None:
         self.calls.append((self.name, "end", learner.steps))
@@ -70,7 +70,7 @@ class Remembering(Callback):
     def __init__(self, state: Any = 0) -> None:
         self.count = state
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         if isinstance(self.count, int):
             self.count += 1
 
@@ -126,7 +126,7 @@ def test_loggers_get_the_figures_of_callbacks_too(
 
 def test_a_callback_ends_the_run_as_its_target_would(tmp_path: Path) -> None:
     class Enough(Callback):
-        def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+        def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
             if learner.updates == 2:
                 learner.stop()
 
@@ -201,7 +201,7 @@ def test_anything_but_a_list_of_loggers_is_refused(tmp_path: Path, loggers: Any)
 class Stepping(Callback):
     """Steps the Learner that calls it."""
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         assert isinstance(learner, Learner)
         learner.step()
 
@@ -253,13 +253,13 @@ def test_arguments_of_another_kind_are_refused(arguments: Any, sentence: str) ->
 class Worded(Callback):
     """Adds a figure that is no number."""
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
-        figures["mood"] = "good"  # type: ignore[assignment]
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
+        metrics["mood"] = "good"  # type: ignore[assignment]
 
 
 def test_a_figure_that_is_no_number_is_refused_with_its_callback(tmp_path: Path) -> None:
     learner = Learner(scheme_of(), 100, tmp_path / "run", callbacks=[Worded()])
-    sentence = r"callback Worded: .*figures\['mood'\] must be a number, got 'good'"
+    sentence = r"callback Worded: .*metrics\['mood'\] must be a number, got 'good'"
     with pytest.raises(RunError, match=f"(?s){sentence}"):
         learner.step()
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [STEPS], "the others remain"
@@ -551,7 +551,7 @@ class Acting(builtin_callbacks._Periodic):
         super().__init__(every_steps, every_seconds)
         self.acted: list[int] = []
 
-    def _act(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         self.acted.append(learner.steps)
 
 

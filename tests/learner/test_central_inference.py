@@ -44,7 +44,7 @@ def test_it_learns_with_bounded_lag_and_leaves_no_process_and_no_socket(
         after = learner.actor.state_dict()
         wait_for(lambda: learner.step()["live_streams"] == 2)
     assert all(not torch.equal(before[name], after[name]) for name in before)
-    assert all(figures["max_lag"] <= 8 for figures in found), "the queue bounds it"
+    assert all(metrics["max_lag"] <= 8 for metrics in found), "the queue bounds it"
     assert children() == [] and list(runtime_folder.iterdir()) == []
 
 

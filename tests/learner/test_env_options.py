@@ -101,7 +101,7 @@ def test_a_resumed_run_keeps_its_options_until_it_gets_others(tmp_path: Path) ->
 
 def test_a_callback_can_raise_the_level(tmp_path: Path) -> None:
     class Curriculum(Callback):
-        def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+        def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
             learner.set_env_options({"level": learner.steps // 200})
 
     scheme = scheme_of(envs=ENVS)

@@ -69,7 +69,7 @@ def test_it_learns_until_its_target_and_then_writes_the_checkpoint(tmp_path: Pat
     assert saved["stats"]["step"] == 3 * STEPS
     assert_same(saved["model_state_dict"], weights_of(learner))
     loaded = torchbeast.load_agent(tmp_path / "run").agent
-    assert loaded.sent_space == learner.scheme.train_envs_factory.sent_space
+    assert loaded.single_frame_space == learner.scheme.train_envs_factory.single_frame_space
     assert_same(loaded.model.state_dict(), weights_of(learner))
     assert [row["step"] for row in read_logs(tmp_path / "run")] == seen
     with pytest.raises(UsageError, match=r"the run has ended: it reached target_steps 59; "):
@@ -490,7 +490,7 @@ def test_a_function_of_a_notebook_reaches_the_processes(tmp_path: Path, communic
         found = [learner.step() for _ in range(4)]
         assert 0 < learner.get_metrics()["mean_length"] <= limit
     assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is True
-    assert all(figures["max_lag"] <= 8 for figures in found), "slots bound it"
+    assert all(metrics["max_lag"] <= 8 for metrics in found), "slots bound it"
 
 
 @pytest.mark.parametrize("how", ["", ", col_communication='asynchronous', inference='central'"])
@@ -572,8 +572,8 @@ def test_laser_learns_from_a_replay(tmp_path: Path) -> None:
     storage = OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400)
     scheme = scheme_of(algo=LASER.create_factory(), storage=storage)
     with Learner(scheme, 10 * STEPS, tmp_path / "run") as learner:
-        figures = learner.train()
-    assert figures["replay_fill"] > 0 and "relevant_share" in figures
+        metrics = learner.train()
+    assert metrics["replay_fill"] > 0 and "relevant_share" in metrics
     assert learner.steps == 10 * STEPS, "replayed steps do not count"
 
 

@@ -293,6 +293,6 @@ def test_other_names_beside_a_preset_are_refused(given: dict[str, Any], match: s
 
 def test_a2c_is_ppo_whose_ratios_are_all_1(tmp_path: Path) -> None:
     with Learner(Scheme.preset("a2c", ENVS), 10**6, tmp_path / "run") as learner:
-        figures = learner.step()
-    assert figures["ratio"] == pytest.approx(1, abs=0.02), "bfloat16 rounds"
-    assert figures["clip_fraction"] == 0
+        metrics = learner.step()
+    assert metrics["ratio"] == pytest.approx(1, abs=0.02), "bfloat16 rounds"
+    assert metrics["clip_fraction"] == 0

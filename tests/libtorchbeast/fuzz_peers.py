@@ -41,7 +41,7 @@ from serving import Game, playing, serving
 
 from libtorchbeast import Credentials, Host
 from torchbeast.servers.config import SecurityConfig
-from torchbeast.servers.door import HostDoor
+from torchbeast.servers.join_server import JoinServer
 
 MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
 MOST_AT_ONCE = 1 << 30  # bytes beyond that for a moment: a message of 65 MB is there several times
@@ -225,7 +225,7 @@ _SAID = {
 }
 
 
-class DoorSessions:
+class JoinServerSessions:
     """Hosts that send nonsense to a learner that they dial in to; a sound one plays beside them."""
 
     def __init__(self, folder: Path) -> None:
@@ -240,7 +240,7 @@ class DoorSessions:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        closed, door = threading.Event(), HostDoor(self._address, self._security)
+        closed, door = threading.Event(), JoinServer(self._address, self._security)
         with contextlib.ExitStack() as at_the_end:
             at_the_end.enter_context(self._sound_host())
             at_the_end.callback(door.close, run_has_ended=True)
@@ -347,7 +347,7 @@ class HostSessions:
 PEERS = {
     "server": ServerSessions,
     "learner": LearnerSessions,
-    "door": DoorSessions,
+    "door": JoinServerSessions,
     "host": HostSessions,
 }
 

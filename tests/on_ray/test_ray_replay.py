@@ -105,8 +105,8 @@ class TestRayReplay:
                 batch = envs.batch([*others, *mine])
                 for replay in (own, agent):
                     replay.insert(batch, slice(W, W + B))
-                assert own.facts() == agent.facts()
-                if not own.facts().episodes:
+                assert own.stats() == agent.stats()
+                if not own.stats().episodes:
                     continue
                 true, read = empty_batch(T, B + S, K), empty_batch(T, B + S, K)
                 expected = own.fill(true, SPARE, first_walk)
@@ -119,7 +119,7 @@ class TestRayReplay:
                     assert one.tobytes() == another.tobytes() and one.shape == another.shape
                     assert another.flags.writeable
                 truncations += len(found.finals[0]) if found.finals else 0
-        assert truncations > 10 and own.facts().fill == 1.0
+        assert truncations > 10 and own.stats().fill == 1.0
 
     def test_agents_read_of_each_other_and_are_refused_where_they_differ(
         self, shared: Served
@@ -128,8 +128,8 @@ class TestRayReplay:
             insert(a, Envs(2, T, K), 0)
             batch = empty_batch(T, B + S, K)
             assert b.fill(batch, SPARE, 0) is not None
-            facts = b.facts()
-            assert facts.size == 20 * B * T and facts.samples_per_insert == S / (20 * B)
+            stats = b.stats()
+            assert stats.size == 20 * B * T and stats.samples_per_insert == S / (20 * B)
             for leaf in flatten(batch):
                 assert (np.ascontiguousarray(leaf[:, :B]).view(np.uint8) == 1).all(), "others'"
             with pytest.raises(UsageError, match="2000, this agent --replay_size 3000"):

@@ -18,17 +18,17 @@ from torchbeast.cli.flags import (
     RayBeastFlags,
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.contract import ACTOR_STAGES, Away
+from torchbeast.collect.contract import ACTOR_STAGES, LostStream
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,
     UNKNOWN,
-    Collection,
     Reading,
     RecentShares,
+    RunFacts,
     Shares,
     alive,
     diagnose,
-    lost_streams,
+    diagnose_lost_streams,
     shares,
     spent,
 )
@@ -49,14 +49,14 @@ EVEN = Shares(environment=0.6, inference=0.3, queueing=0.1, learning=0.9, waitin
 ALL = {"starved": STARVED, "policy": SLOW_POLICY, "learner": SLOW_LEARNER, "room": NO_ROOM}
 
 
-def setup(program: str = "monobeast", **changes: Any) -> Collection:
+def setup(program: str = "monobeast", **changes: Any) -> RunFacts:
     """Returns a setup, by default of 2 processes on 2 cores."""
     usual: dict[str, Any] = {"num_envs": 8, "fixed_lag": None, "cores": 2}
     processes = None if program == "polybeast_learner" else 2
-    return Collection(program=program, processes=processes, **(usual | changes))
+    return RunFacts(program=program, processes=processes, **(usual | changes))
 
 
-def said(found: Shares, to: Collection) -> str:
+def said(found: Shares, to: RunFacts) -> str:
     diagnosis = diagnose(found, to)
     assert diagnosis is not None
     return diagnosis.sentence
@@ -193,11 +193,13 @@ def test_every_diagnosis_fits_a_line_and_names_only_flags_of_the_program() -> No
 
 
 def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:
-    assert lost_streams([], live=4) is None
-    one = lost_streams([Away("unix:/a.1", 12.3)], live=3)
+    assert diagnose_lost_streams([], live=4) is None
+    one = diagnose_lost_streams([LostStream("unix:/a.1", 12.3)], live=3)
     assert one is not None and one.limit == "lost"
     assert one.sentence == ("Lost 1 of 4 streams 12 s ago: unix:/a.1; reconnecting")
-    many = lost_streams([Away(f"unix:/a.{i // 2}", 10.0 + i) for i in range(10)], live=0)
+    many = diagnose_lost_streams(
+        [LostStream(f"unix:/a.{i // 2}", 10.0 + i) for i in range(10)], live=0
+    )
     assert many is not None and many.sentence == (
         "Lost all 10 streams, the first 19 s ago: unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
         "reconnecting"

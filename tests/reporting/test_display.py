@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from torchbeast.collect.contract import Away, Shortage
+from torchbeast.collect.contract import LostStream, TooFewStreams
 from torchbeast.core.base.checks import command
 from torchbeast.fleets.waiting import warn
-from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, lost_streams
+from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, diagnose_lost_streams
 from torchbeast.reporting.display import (
     Display,
     Progress,
@@ -36,7 +36,7 @@ def shown(
     step: int,
     status: Mapping[str, float] | None = None,
     total_steps: int = 100_000,
-    away: Sequence[Away] = (),
+    lost_streams: Sequence[LostStream] = (),
     shares: Shares = UNKNOWN,
     diagnosis: Diagnosis | None = None,
     **changes: Any,
@@ -53,7 +53,7 @@ def shown(
         progress=Progress(**(usual | changes)),
         total_steps=total_steps,
         status={"learner_queue_size": 2, "live_streams": 4} | dict(status or {}),
-        away=away,
+        lost_streams=lost_streams,
         shares=shares,
         diagnosis=diagnosis,
     )
@@ -63,8 +63,8 @@ def plain_lines(*each: tuple[float, Shown]) -> list[str]:
     """Returns the lines that are printed without a terminal."""
     stream = io.StringIO()
     with Display("Catch", stream) as display:
-        for now, figures in each:
-            display.show(figures, now=now)
+        for now, metrics in each:
+            display.show(metrics, now=now)
     return stream.getvalue().splitlines()
 
 
@@ -84,7 +84,7 @@ def test_without_a_terminal_plain_lines_are_written() -> None:
 def test_suppressed_progress_leaves_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     with Display("Catch", stream, only_warnings=True) as display:
-        display.show(shown(1000, away=[Away("here", 12.0)]), now=0.0)
+        display.show(shown(1000, lost_streams=[LostStream("here", 12.0)]), now=0.0)
         warn("nothing moves")
     assert stream.getvalue() == ""
     assert capsys.readouterr().err == "Warning: nothing moves\n"
@@ -92,13 +92,13 @@ def test_suppressed_progress_leaves_warnings(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("suppressed", [False, True])
 def test_lost_streams_and_warnings_are_in_out_log_once(tmp_path: Path, suppressed: bool) -> None:
-    run, away = RunFolder(tmp_path / "a", {}), [Away("here:50", 12.0)]
+    run, lost_streams = RunFolder(tmp_path / "a", {}), [LostStream("here:50", 12.0)]
     busy = Diagnosis("environment", "learner idle")
     with Display("Catch", io.StringIO(), only_warnings=suppressed) as display:
         for now in (0, 5, 10, 15):
-            lost = [] if now == 15 else away
-            found = lost_streams(lost, live=1) or busy
-            display.show(shown(now + 1, away=lost, diagnosis=found), now=float(now))
+            lost = [] if now == 15 else lost_streams
+            found = diagnose_lost_streams(lost, live=1) or busy
+            display.show(shown(now + 1, lost_streams=lost, diagnosis=found), now=float(now))
         warn("nothing moves")
     run.finish(successful=True)
     logged = [line.partition("] ")[2] for line in (run.path / "out.log").read_text().splitlines()]
@@ -158,7 +158,7 @@ def test_a_diagnosis_is_printed_when_the_limiting_stage_changes() -> None:
 
 
 def test_no_plain_line_is_longer_than_190_columns() -> None:
-    figures = shown(
+    metrics = shown(
         123_456_789,
         {"learner_queue_size": 1024, "live_streams": 1000},
         total_steps=1_000_000_000,
@@ -169,18 +169,21 @@ def test_no_plain_line_is_longer_than_190_columns() -> None:
         mean_lag=123.4,
         max_lag=456.0,
     )
-    (first, line) = plain_lines((0, shown(100_000_000)), (3600, figures))
+    (first, line) = plain_lines((0, shown(100_000_000)), (3600, metrics))
     assert "steps/s 6,516" in line and "lag 123.4/456" in line and len(line) <= 190
     assert "length 12  " in first and "lag 1.5/4  " in first
 
 
 def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
-    away = [Away("unix:/a.2", 11.6), Away("unix:/a.1", 3.0)]
-    busy, loss = Diagnosis("environment", "add servers"), lost_streams(away, live=2)
+    lost_streams = [LostStream("unix:/a.2", 11.6), LostStream("unix:/a.1", 3.0)]
+    busy, loss = (
+        Diagnosis("environment", "add servers"),
+        diagnose_lost_streams(lost_streams, live=2),
+    )
     lines = plain_lines(
         (0, shown(10, diagnosis=busy)),
-        (5, shown(20, {"live_streams": 2}, away=away, diagnosis=loss)),
-        (10, shown(30, {"live_streams": 2}, away=away, diagnosis=loss)),
+        (5, shown(20, {"live_streams": 2}, lost_streams=lost_streams, diagnosis=loss)),
+        (10, shown(30, {"live_streams": 2}, lost_streams=lost_streams, diagnosis=loss)),
         (15, shown(40)),
     )
     assert [line.rpartition("  streams ")[2] for line in lines if line.startswith("steps")] == [
@@ -197,8 +200,11 @@ def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
 
 def test_a_second_loss_is_reported_shortly_after_the_first_one() -> None:
     def lost(address: str) -> dict[str, Any]:
-        away = [Away(address, 1.0)]
-        return {"away": away, "diagnosis": lost_streams(away, live=3)}
+        lost_streams = [LostStream(address, 1.0)]
+        return {
+            "lost_streams": lost_streams,
+            "diagnosis": diagnose_lost_streams(lost_streams, live=3),
+        }
 
     busy = Diagnosis("environment", "add servers")
     lines = plain_lines(
@@ -211,11 +217,18 @@ def test_a_second_loss_is_reported_shortly_after_the_first_one() -> None:
 
 
 def test_losses_that_will_end_the_run_are_reported_after_those_that_will_not() -> None:
-    few, many = [Away("a:50", 9.0)], [Away("a:50", 9.0, Shortage(1, 2, 51.0))]
+    few, many = [LostStream("a:50", 9.0)], [LostStream("a:50", 9.0, TooFewStreams(1, 2, 51.0))]
     lines = plain_lines(
         *(
-            (time, shown(time + 1, away=away, diagnosis=lost_streams(away, live=1)))
-            for time, away in [(0, few), (5, many), (10, many)]
+            (
+                time,
+                shown(
+                    time + 1,
+                    lost_streams=lost_streams,
+                    diagnosis=diagnose_lost_streams(lost_streams, live=1),
+                ),
+            )
+            for time, lost_streams in [(0, few), (5, many), (10, many)]
         )
     )
     said = [line for line in lines if line.startswith("Lost ")]
@@ -284,7 +297,9 @@ def test_columns_do_not_move_when_values_become_shorter(
 
 def test_what_is_too_long_for_a_column_is_below_the_table(terminal: Terminal) -> None:
     with Display("Catch", terminal) as display:
-        display.show(shown(10, {"live_streams": 2}, away=[Away("here:1", 12.0)]), now=0.0)
+        display.show(
+            shown(10, {"live_streams": 2}, lost_streams=[LostStream("here:1", 12.0)]), now=0.0
+        )
         lines = terminal.frame()
     assert lines[2].endswith("  2 of 3") and lines[4] == "streams: 2 of 3, 1 lost 12 s ago"
 

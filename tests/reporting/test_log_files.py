@@ -13,8 +13,8 @@ from torchbeast.reporting.log_files import LogFiles, LogReader, read_fields, rea
 
 def write(folder: Path, *rows: tuple[int, dict[str, float]]) -> None:
     files = LogFiles(folder)
-    for step, figures in rows:
-        files.write(step, figures)
+    for step, metrics in rows:
+        files.write(step, metrics)
     files.close()
 
 

@@ -43,8 +43,8 @@ class Noted:
         self._note("open", run.name)
         return self
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        self._note("write", step, dict(figures))
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._note("write", step, dict(metrics))
 
     def close(self) -> None:
         self._note("close")
@@ -230,13 +230,13 @@ def test_stdout_gets_the_newest_figures_every_so_often_and_at_the_end(
     now = [0.0]
     logger = StdoutLogger(["loss", "won"], every_seconds=10, clock=lambda: now[0])
     log = logger.open(run_in(tmp_path))
-    for now[0], figures in (
+    for now[0], metrics in (
         (0.0, {"loss": 1.0, "lag": 1.0}),
         (5.0, {"loss": 2.0, "won": 1.0}),
         (10.0, {"loss": 3.0, "won": float("nan")}),
         (12.0, {"loss": 4.0}),
     ):
-        log.write(1000 + int(now[0]), figures)
+        log.write(1000 + int(now[0]), metrics)
     log.close()
     assert capsys.readouterr().out.splitlines() == [
         "step 1,000  loss 1",

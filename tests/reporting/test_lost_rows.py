@@ -87,7 +87,7 @@ def test_rows_that_are_lost_at_the_end_are_said_when_the_log_is_closed(
         def open(self, run: LoggedRun) -> Full:
             return self
 
-        def write(self, step: int, figures: Mapping[str, float]) -> None:
+        def write(self, step: int, metrics: Mapping[str, float]) -> None:
             raise OSError(28, "No space left on device")
 
         def close(self) -> None:

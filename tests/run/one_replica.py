@@ -20,7 +20,7 @@ from test_learner_run import agent
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.contract import Away, LearnerInfo
+from torchbeast.collect.contract import LearnerInfo, LostStream
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
@@ -28,14 +28,14 @@ from torchbeast.errors import exit_code_of
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import launched
 from torchbeast.learner import Callback, RunningLearner
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.run_folder import session
 from torchbeast.run import replicas
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.replicas import replica
 
 T, RANKS, COLUMNS, UPDATES = 5, 2, 4, 4
-HERE = Collection(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
+HERE = RunFacts(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
 SAID = sys.stdout  # what other ranks than 0 print is not shown
 
 
@@ -64,7 +64,7 @@ def rollout(seed: int, columns: int) -> Rollout:
 class Slow(Callback):
     """Takes longer than the time limit of the case "slow"."""
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         if learner.updates == 2:
             time.sleep(5.0)
 
@@ -121,7 +121,7 @@ class GivenSource:
     def hanging(self) -> str:
         return ""
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         return []
 
 

@@ -139,9 +139,9 @@ class Counting(Callback):
     def __init__(self) -> None:
         self.count = 0
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         self.count += 1
-        figures["count"] = self.count + 0 * learner.get_metrics()["updates"]
+        metrics["count"] = self.count + 0 * learner.get_metrics()["updates"]
         if self.count == 3:
             learner.stop()
 
@@ -155,7 +155,7 @@ class Counting(Callback):
 class Failing(Callback):
     """Fails in the second update."""
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         if learner.updates == 2:
             learner.save_model()  # while no update can run
             raise KeyError("the disk of results")

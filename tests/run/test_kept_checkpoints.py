@@ -22,8 +22,8 @@ from test_training import B, T
 from torchbeast.errors import RunError, UsageError
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWriter
 from torchbeast.run.config import CheckpointConfig
-from torchbeast.run.saving import CheckpointNotWritten, Saving
 
 NEEDED = ("step",)
 
@@ -444,7 +444,7 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
         def checkpoint(self, wait_s: float | None) -> dict[str, Any]:
             return {"weights": torch.zeros(10**6)}
 
-    saving = Saving(Folder(), {}, CheckpointConfig(keep_checkpoints=2))  # type: ignore[arg-type]
+    checkpoint_writer = CheckpointWriter(Folder(), {}, CheckpointConfig(keep_checkpoints=2))  # type: ignore[arg-type]
 
     def full(_: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -459,7 +459,7 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
         patch.setattr(os, "fsync", full)
         patch.setattr(os, "statvfs", lambda _: free)
         with pytest.raises(CheckpointNotWritten) as error:
-            saving.save(Training())  # type: ignore[arg-type]
+            checkpoint_writer.save(Training())  # type: ignore[arg-type]
     said = str(error.value)
     assert f"no checkpoint was written to {Folder.checkpoint} ({os.strerror(number)})" in said
     assert f"there is none yet: {remedy}" in said
@@ -472,6 +472,6 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
         with pytest.raises(
             CheckpointNotWritten, match=r"\(Permission denied\); there is none yet$"
         ):
-            saving.save(Training())  # type: ignore[arg-type]
-    saving.save(Training())  # type: ignore[arg-type]
+            checkpoint_writer.save(Training())  # type: ignore[arg-type]
+    checkpoint_writer.save(Training())  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["model.tar"]

@@ -32,7 +32,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.reporting.run_folder import RunConfig, run_path, session
 from torchbeast.run import checkpoint as checkpoints
@@ -110,7 +110,7 @@ def train_from(
     resumed: Path | None = None,
 ) -> None:
     """Learns from the source until it ends the run."""
-    here = Collection(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
+    here = RunFacts(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
     settings = flags.run_settings(env_id, here)
 
     def source(learner: LearnerInfo[PublishedWeights]) -> EndingSource:

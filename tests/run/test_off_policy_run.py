@@ -80,14 +80,14 @@ def test_a_run_that_goes_on_from_its_checkpoint_is_the_run_that_was_not_interrup
         "schedule_starts": {},
         "version": 5,
     }
-    rows = [figures(tmp_path / name / "run") for name in ("whole", "parts")]
+    rows = [metrics(tmp_path / name / "run") for name in ("whole", "parts")]
     assert rows[0] == rows[1] and len(rows[0]) == 5
     assert [row["step"] for row in rows[0]] == [2, 4, 6, 8, 10]
     rates = [row["actor_learning_rate"] / ACTOR_RATE for row in rows[0]]
     assert rates == pytest.approx([1.0, 0.98, 0.96, 0.94, 0.92])
 
 
-def figures(folder: Path) -> list[dict[str, Any]]:
+def metrics(folder: Path) -> list[dict[str, Any]]:
     """The log but for what depends on the clock and on the process."""
     return [
         {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_learner_run import EndingSource, agent, train_from
-from test_off_policy_run import LEARNT, figures
+from test_off_policy_run import LEARNT, metrics
 from test_training import B, T, rollout, states_equal
 
 from torchbeast.cli.command_line import parse
@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_from_its_checkpoint_is_the_run_that_was_not_interrup
         "schedule_starts": {},
         "version": BATCHES,
     }
-    rows = [figures(tmp_path / name / "run") for name in ("whole", "parts")]
+    rows = [metrics(tmp_path / name / "run") for name in ("whole", "parts")]
     assert rows[0] == rows[1] and len(rows[0]) == BATCHES
     rates = [row["learning_rate"] / rows[0][0]["learning_rate"] for row in rows[0]]
     assert rates == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6])

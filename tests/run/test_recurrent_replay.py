@@ -88,7 +88,7 @@ class Line:
     def hanging(self) -> str:
         return ""
 
-    def away(self) -> list[Any]:
+    def lost_streams(self) -> list[Any]:
         return []
 
 
@@ -160,7 +160,7 @@ def test_a_window_begins_with_the_state_after_rows_0_to_t_minus_1_of_the_one_bef
                         torch.testing.assert_close(leaf[:, column], wanted)
                 states = after_rows(agent.model, rollout, T)
                 before[lane] = rollout.map(torch.clone), states
-            rollout.hand_back(step.update(rollout).feedback)
+            rollout.give_feedback(step.update(rollout).feedback)
     assert continued > BATCHES
 
 
@@ -173,7 +173,7 @@ def test_states_of_other_rows_and_other_weights_differ() -> None:
         for rollout in source.batches():
             if rollout.replayed is not None:
                 break
-            rollout.hand_back(step.update(rollout).feedback)
+            rollout.give_feedback(step.update(rollout).feedback)
         old = copy.deepcopy(agent.model)
         step.update(rollout)
         right = after_rows(old, rollout, T)

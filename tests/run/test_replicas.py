@@ -27,7 +27,7 @@ from torchbeast.collect.config import ReplayConfig, RolloutConfig
 from torchbeast.core.update.torch_ranks import RankGone, store_of_torchrun
 from torchbeast.errors import RunError, UsageError, exit_code_of
 from torchbeast.fleets.system import Launch
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run import checkpoint as checkpoints
@@ -375,7 +375,7 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers(
 def settings_of_rank(hardware: HardwareConfig) -> Any:
     """Returns the settings of rank 3 of 4 learners, the second one on its machine."""
     ranks: Any = None
-    here = Collection(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
+    here = RunFacts(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
     flags = MonoBeastFlags(hardware=hardware)
     settings = flags.run_settings("Catch", here)
     return Replica(Launch(3, 4, 1, 2), ranks).share_of(settings)

@@ -14,7 +14,7 @@ import pytest
 from background import Background, wait_for
 from test_training import Run, rollout
 
-from torchbeast.collect.contract import Away, Shortage
+from torchbeast.collect.contract import LostStream, TooFewStreams
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError
@@ -79,9 +79,9 @@ class FedSource:
     def hanging(self) -> str:
         return f"a stream of {self._rank} hangs"
 
-    def away(self) -> list[Away]:
-        short = Shortage(0, 1, 55.0) if self._rank else None
-        return [Away(f"server {self._rank}", 5.0, short, f"refused {self._rank}")]
+    def lost_streams(self) -> list[LostStream]:
+        short = TooFewStreams(0, 1, 55.0) if self._rank else None
+        return [LostStream(f"server {self._rank}", 5.0, short, f"refused {self._rank}")]
 
 
 class Member:
@@ -195,13 +195,13 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
         assert member.source.status() == {"collected_steps": 21.0}
         assert member.source.seconds() == {"environment": 2.0, "inference": 4.0, "queueing": 6.0}
     assert members[0].source.hanging() == "a stream of 0 hangs; rank 1: a stream of 1 hangs"
-    short = Shortage(0, 1, 55.0, " of rank 1")
+    short = TooFewStreams(0, 1, 55.0, " of rank 1")
     for member, order in zip(members, ([0, 1], [1, 0]), strict=True):
-        away = [
-            Away("server 0", 5.0, None, "refused 0"),
-            Away("server 1", 5.0, short, "refused 1"),
+        lost_streams = [
+            LostStream("server 0", 5.0, None, "refused 0"),
+            LostStream("server 1", 5.0, short, "refused 1"),
         ]
-        assert member.source.away() == [away[rank] for rank in order]
+        assert member.source.lost_streams() == [lost_streams[rank] for rank in order]
 
 
 def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(

@@ -21,11 +21,11 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.system import in_bytes
 from torchbeast.run import replay as learning_replay
 from torchbeast.run.assemble import LearnerConfig
+from torchbeast.run.checkpoint_writer import REPLAY as FILE
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWriter
 from torchbeast.run.config import CheckpointConfig
 from torchbeast.run.learner_run import check_learns_from_replay
 from torchbeast.run.replay import make_replay, resume_replay
-from torchbeast.run.saving import REPLAY as FILE
-from torchbeast.run.saving import CheckpointNotWritten, Saving
 
 T, B = 10, 4
 NEEDS = ("policy_logits",)
@@ -172,10 +172,10 @@ def replay_of(**attributes: Any) -> Any:
     return Mock(lock=Lock(), **attributes)
 
 
-def saving(folder: Path, save: Any, disabled: bool = False) -> Saving:
+def writer(folder: Path, save: Any, disabled: bool = False) -> CheckpointWriter:
     config = CheckpointConfig(disable_checkpoint=disabled)
     replay = replay_of(inserted=0, save=save)
-    return Saving(Mock(checkpoint=folder / "model.tar"), {}, config, replay)
+    return CheckpointWriter(Mock(checkpoint=folder / "model.tar"), {}, config, replay)
 
 
 def training() -> Any:
@@ -189,14 +189,14 @@ def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Pa
         assert not (tmp_path / FILE).exists(), "nobody reads half of it"
         file.write(b"second half")
 
-    saving(tmp_path, save).save(training())
+    writer(tmp_path, save).save(training())
     assert (tmp_path / FILE).read_bytes() == b"first half, second half"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", FILE]
 
 
 def test_a_replay_into_which_nothing_was_inserted_is_not_written_again(tmp_path: Path) -> None:
     replay = replay_of(inserted=40)
-    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
+    kept = CheckpointWriter(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
     for inserted, written in ((40, 1), (40, 1), (80, 2)):
         replay.inserted = inserted
         kept.save(training())
@@ -205,7 +205,7 @@ def test_a_replay_into_which_nothing_was_inserted_is_not_written_again(tmp_path:
 
 def test_a_replay_that_was_not_written_is_written_by_the_next_save(tmp_path: Path) -> None:
     replay = replay_of(inserted=40, save=Mock(side_effect=[OSError(28, "full"), None]))
-    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
+    kept = CheckpointWriter(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
     with pytest.raises(
         CheckpointNotWritten, match=r"replay.bin \(full\); there is none yet: free some space"
     ):
@@ -221,7 +221,7 @@ def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:
 
     (tmp_path / FILE).write_bytes(b"old")
     with pytest.raises(CheckpointNotWritten) as error:
-        saving(tmp_path, fail).save(training())
+        writer(tmp_path, fail).save(training())
     assert str(error.value).startswith(
         f"the checkpoint {tmp_path / 'model.tar'} is new, but no replay was written to "
         f"{tmp_path / FILE} (No space left on device); an earlier one is intact: "
@@ -232,5 +232,5 @@ def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:
 
 
 def test_without_checkpoints_no_replay_is_saved(tmp_path: Path) -> None:
-    saving(tmp_path, Mock(), disabled=True).save(training())
+    writer(tmp_path, Mock(), disabled=True).save(training())
     assert list(tmp_path.iterdir()) == []

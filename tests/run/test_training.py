@@ -17,7 +17,7 @@ import torch
 from background import Background
 from learners import impala
 
-from torchbeast.collect.contract import Away
+from torchbeast.collect.contract import LostStream
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.unroll import unroll
@@ -87,7 +87,7 @@ class ListSource:
     def hanging(self) -> str:
         return ""
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         return []
 
     def seconds(self) -> dict[str, float]:
@@ -468,7 +468,7 @@ def test_a_source_is_given_the_feedback_of_every_update_before_it_is_asked_for_a
             rollout(),
             initial_agent_state=state,
             feeds_back=True,
-            hand_back=lambda feedback, name=name: given.append((name, feedback)),
+            give_feedback=lambda feedback, name=name: given.append((name, feedback)),
         )
         for name in ("first", "second")
     ]

@@ -32,29 +32,35 @@ def test_no_periodic_save_begins_once_the_run_has_ended(
     monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     """The run ends while the main thread shows it."""
-    supervisor, saving = Supervisor(), Mock()
+    supervisor, checkpoint_writer = Supervisor(), Mock()
 
     def show(*_: object) -> None:
-        if ends or saving.save.called:
+        if ends or checkpoint_writer.save.called:
             supervisor.stop("all steps are learnt")
 
     monkeypatch.setattr(Watch, "_show", show)
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
     watch = Watch(
         training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
-        saving=saving,
+        checkpoint_writer=checkpoint_writer,
         run=run(save_every_s=0.0),
     )
     watch.until_the_end()
-    assert saving.save.call_count == (not ends)
+    assert checkpoint_writer.save.call_count == (not ends)
 
 
 def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And, once it is written, again after the interval only."""
-    supervisor, saving, clock = Supervisor(), Mock(), iter([0.0, 0.0])
-    saving.save.side_effect = [NoMoment("an update"), NoMoment("an update"), None, None, None]
+    supervisor, checkpoint_writer, clock = Supervisor(), Mock(), iter([0.0, 0.0])
+    checkpoint_writer.save.side_effect = [
+        NoMoment("an update"),
+        NoMoment("an update"),
+        None,
+        None,
+        None,
+    ]
     rounds = iter(range(7))
 
     def show(*_: object) -> None:
@@ -66,17 +72,21 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
     monkeypatch.setattr(Watch, "_show", show)
     watch = Watch(
         training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
-        saving=saving,
+        checkpoint_writer=checkpoint_writer,
         run=run(save_every_s=600.0),
     )
     watch.until_the_end()
-    assert supervisor.failure is None and saving.save.call_count == 3
+    assert supervisor.failure is None and checkpoint_writer.save.call_count == 3
 
 
 def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_learnt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    supervisor, saving, times = Supervisor(), Mock(), iter([0.0, 59.0, 61.0, 62.0, 660.0, 663.0])
+    supervisor, checkpoint_writer, times = (
+        Supervisor(),
+        Mock(),
+        iter([0.0, 59.0, 61.0, 62.0, 660.0, 663.0]),
+    )
     clock, saved = [0.0], []
 
     def status() -> dict[str, int]:
@@ -90,13 +100,13 @@ def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_l
 
     source = Mock(status=status, hanging=lambda: "")
     training = Mock(updates_here=0, source=source, supervisor=supervisor)
-    saving.save.side_effect = lambda *_: saved.append(clock[0])
+    checkpoint_writer.save.side_effect = lambda *_: saved.append(clock[0])
     monkeypatch.setattr("torchbeast.run.watch.running_time", lambda: clock[0])
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
     monkeypatch.setattr(Watch, "_show", show)
     Watch(
         training=training,
-        saving=saving,
+        checkpoint_writer=checkpoint_writer,
         run=run(save_every_s=600.0),
     ).until_the_end()
     assert saved == [62.0, 663.0]
@@ -130,11 +140,11 @@ def test_the_bottleneck_is_named_at_the_end_of_runs_of_20_seconds_and_updates(
     watch = Watch(
         training=Mock(
             updates_here=updates,
-            source=Mock(status=dict, hanging=lambda: "", away=list),
+            source=Mock(status=dict, hanging=lambda: "", lost_streams=list),
             supervisor=supervisor,
             reading=lambda: next(readings),
         ),
-        saving=Mock(),
+        checkpoint_writer=Mock(),
         run=run(suppress_logs=False),
     )
     watch.until_the_end()
@@ -147,14 +157,14 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
 ) -> None:
     advice, display = Diagnosis("environment", "more servers help"), Mock()
     monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *_: advice)
-    source = Mock(away=list)
+    source = Mock(lost_streams=list)
     training = Mock(
-        updates_here=1, updates=1, progress=Progress(), figures={}, source=source, total_steps=1
+        updates_here=1, updates=1, progress=Progress(), metrics={}, source=source, total_steps=1
     )
     training.reading.return_value = Reading(0.0, {})
     watch = Watch(
         training=training,
-        saving=Mock(saved_at=0.0, failed=0),
+        checkpoint_writer=Mock(saved_at=0.0, failed=0),
         run=run(),
     )
     watch._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())

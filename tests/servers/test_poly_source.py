@@ -108,7 +108,7 @@ class _Overwriting:
 
 
 FIELDS = [field.name for field in dataclasses.fields(Rollout)]
-WITHOUT_COLUMNS = ("final_observation", "collected", "feeds_back", "hand_back")
+WITHOUT_COLUMNS = ("final_observation", "collected", "feeds_back", "give_feedback")
 
 
 def fields_with_columns(rollout: Rollout) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def test_a_source_that_has_lost_too_many_streams_says_when_the_run_ends() -> Non
             assert running.source.hanging() == ""
             rest = Background(collections.deque, batches, 0)  # a full queue would hide the loss
             server.close()
-            wait_for(running.source.away)
+            wait_for(running.source.lost_streams)
             said = running.source.hanging()
     rest.result()
     assert re.search(r"Giving up in (5\d|60) s unless at least 1 stream is connected", said), said

@@ -29,13 +29,13 @@ def agent(folder: Path, total_steps: int = 100, **settings: str) -> AgentRun:
 
 
 def log(
-    folder: Path, batches: Sequence[Batch], resumed_at: float = math.inf, **figures: float
+    folder: Path, batches: Sequence[Batch], resumed_at: float = math.inf, **metrics: float
 ) -> None:
     """Writes a row for each batch, as a run does; resumed_at: the step of its checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     files = LogFiles(folder, resumed_at)
     for step, episodes, mean in batches:
-        files.write(step, {"mean_episode_return": mean, "episodes": episodes, "x": 1.0, **figures})
+        files.write(step, {"mean_episode_return": mean, "episodes": episodes, "x": 1.0, **metrics})
     files.close()
 
 

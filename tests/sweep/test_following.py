@@ -31,10 +31,10 @@ def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     follower = LogFollower(tmp_path, 100)
     assert follower.read() == (0, 0, pytest.approx(NAN, nan_ok=True)), "there is no file yet"
     log(tmp_path, [(10, 0, NAN)])
-    assert follower.read()[:2] == (10, 0) and math.isnan(follower.figures.mean_return)
+    assert follower.read()[:2] == (10, 0) and math.isnan(follower.progress.mean_return)
     log(tmp_path, [(20, 2, 1.0), (30, 2, NAN), (40, 5, 6.0)])
     assert follower.read() == RunProgress(40, 5, (2 * 1.0 + 3 * 6.0) / 5)
-    assert follower.read() == follower.figures
+    assert follower.read() == follower.progress
 
 
 @pytest.mark.parametrize(("damage", "step"), [(b"0" * 200_000, 10), (b"\xff", 0)])

@@ -34,7 +34,7 @@ def play(row: Row, step: int, mean_return: float) -> None:
     """Leaves what a member's program leaves when it has reached a step."""
     log(row.agent.folder, [(step, 100, mean_return)], resumed_at=step - 1)
     (row.agent.folder / "model.tar").write_text(f"{row.agent.name} at {step}")
-    row.figures = row._follower.read()
+    row.progress = row._follower.read()
     row.state = "done" if step == 100 else "stopped"
     finish(row.agent.folder, successful=True)
 
@@ -170,7 +170,7 @@ def test_only_episodes_since_the_copy_count_for_a_member_that_continued_from_ano
             first, second = (33, 100, 9.0 * (number != 0)), (66, 150, 1.0)
             log(row.agent.folder, [first if members.round == 1 else second])
             (row.agent.folder / "model.tar").write_text("")
-            row.figures, row.state = row._follower.read(), "stopped"
+            row.progress, row.state = row._follower.read(), "stopped"
         if members.round == 2:
             raise KeyboardInterrupt  # ends the test
 

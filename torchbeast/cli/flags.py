@@ -9,7 +9,7 @@ from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.base.checks import require
 from torchbeast.envs.spec import EnvConfig
 from torchbeast.on_ray.config import RayConfig
-from torchbeast.reporting.metrics import MetricsConfig
+from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.servers.config import (
     FleetConfig,
     PipelineConfig,

@@ -25,7 +25,7 @@ from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import ModelConfig, kwargs_of
 from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
-from torchbeast.reporting.metrics import MetricsConfig
+from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.config import (
     CallbacksConfig,
@@ -36,7 +36,7 @@ from torchbeast.run.config import (
 )
 
 if TYPE_CHECKING:  # they import torch, as the methods do that use them
-    from torchbeast.reporting.diagnosis import Collection
+    from torchbeast.reporting.diagnosis import RunFacts
     from torchbeast.run.assemble import LearnerConfig
     from torchbeast.run.learner_run import RunSettings
 
@@ -147,7 +147,7 @@ class LearnerFlags:
 
     # --- what programs do with their flags
 
-    def run_settings(self, env_id: str, collection: Collection) -> RunSettings:
+    def run_settings(self, env_id: str, facts: RunFacts) -> RunSettings:
         """Returns the settings of a run in this environment."""
         from torchbeast.run.callbacks import of_config
         from torchbeast.run.learner_run import RunSettings
@@ -158,7 +158,7 @@ class LearnerFlags:
             checkpoints=self.checkpoints,
             display=self.display,
             learner=learner,
-            collection=collection,
+            facts=facts,
             recorded={**recorded(self), **recorded(learner.algorithm)},
             loggers=self.logs.loggers(),
             metrics=self.metrics,

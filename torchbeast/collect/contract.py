@@ -34,7 +34,7 @@ ACTOR_STAGES = ("environment", "inference", "queueing")
 _NAMED = 3  # addresses that a message names, at most
 
 
-class Shortage(NamedTuple):
+class TooFewStreams(NamedTuple):
     """Fewer streams than --min_streams are connected."""
 
     connected: int
@@ -43,12 +43,12 @@ class Shortage(NamedTuple):
     of: str = ""  # whose streams these are: " of rank 1"
 
 
-class Away(NamedTuple):
+class LostStream(NamedTuple):
     """A stream that was lost and has not reconnected."""
 
     where: str  # its server's address
     seconds: float  # since it was lost
-    shortage: Shortage | None = None  # of streams of its source, if there are too few
+    shortage: TooFewStreams | None = None  # of streams of its source, if there are too few
     why: str = ""  # the error that ended its last connection, in one line; "": no answer
 
 
@@ -90,7 +90,7 @@ class Source(Protocol):
     def hanging(self) -> str:
         """Describes workers that have been in one stage for over WAIT_S, or returns ""."""
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """Returns the streams that were lost and have not reconnected."""
 
 
@@ -183,30 +183,32 @@ class BatchTaker:
         self._changes.put(None)
 
 
-def describe_away(away: Sequence[Away], live: int) -> str:
+def describe_lost_streams(streams: Sequence[LostStream], live: int) -> str:
     """Describes the lost streams, while `live` others play, or returns ""."""
-    if not away:
+    if not streams:
         return ""
     count = (
-        f"all {len(away)}" if not live and len(away) > 1 else f"{len(away)} of {len(away) + live}"
+        f"all {len(streams)}"
+        if not live and len(streams) > 1
+        else f"{len(streams)} of {len(streams) + live}"
     )
-    ago = since(away).removeprefix("lost")
-    why = max(away, key=lambda stream: stream.seconds).why  # of the stream that was lost first
+    ago = since(streams).removeprefix("lost")
+    why = max(streams, key=lambda stream: stream.seconds).why  # of the stream that was lost first
     return (
-        f"Lost {count} streams{ago}: {_where(away)}{f' ({why})' if why else ''}; reconnecting"
-        f"{_end(away)}"
+        f"Lost {count} streams{ago}: {_where(streams)}{f' ({why})' if why else ''}; reconnecting"
+        f"{_end(streams)}"
     )
 
 
-def shortage_of(away: Sequence[Away]) -> Shortage | None:
+def shortage_of(streams: Sequence[LostStream]) -> TooFewStreams | None:
     """Returns the shortage that will end the run first, or None."""
-    found = [stream.shortage for stream in away if stream.shortage is not None]
+    found = [stream.shortage for stream in streams if stream.shortage is not None]
     return min(found, key=lambda shortage: shortage.seconds, default=None)
 
 
-def _end(away: Sequence[Away]) -> str:
+def _end(streams: Sequence[LostStream]) -> str:
     """Says when the lost streams will end the run; "" if they will not."""
-    short = shortage_of(away)
+    short = shortage_of(streams)
     if short is None:
         return ""
     return (
@@ -216,14 +218,14 @@ def _end(away: Sequence[Away]) -> str:
     )
 
 
-def since(away: Sequence[Away]) -> str:
+def since(streams: Sequence[LostStream]) -> str:
     """Returns "lost 12 s ago"; for several streams, the time of the first loss."""
-    first = max(stream.seconds for stream in away)
-    return f"lost{', the first' * (len(away) > 1)} {first:.0f} s ago"
+    first = max(stream.seconds for stream in streams)
+    return f"lost{', the first' * (len(streams) > 1)} {first:.0f} s ago"
 
 
-def _where(away: Sequence[Away]) -> str:
+def _where(streams: Sequence[LostStream]) -> str:
     """Returns the addresses, each once; if there are many, the first ones and a count."""
-    addresses = list(dict.fromkeys(stream.where for stream in away))
+    addresses = list(dict.fromkeys(stream.where for stream in streams))
     more = len(addresses) - _NAMED
     return ", ".join(addresses[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, LearnerInfo
+from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
 from torchbeast.collect.rollout_buffers import (
     BatchBuffer,
     RolloutArrays,
@@ -30,7 +30,7 @@ from torchbeast.collect.rollout_buffers import (
     slot_bytes,
     slot_fields,
 )
-from torchbeast.collect.worker import Activity, Player
+from torchbeast.collect.worker import Player, StageClock
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import map_leaves
@@ -87,7 +87,7 @@ class LocalSource:
         self._closed = threading.Event()
         self._actor = copy.deepcopy(learner.agent.model).to("cpu")
         self._actor.set_precision(precision, torch.device("cpu"))
-        self._activity = Activity()
+        self._stage_clock = StageClock()
         self._slot: RolloutArrays = map_leaves(
             lambda spec: np.empty(spec.shape, spec.dtype), slot_fields(spec, num_envs)
         )
@@ -138,22 +138,22 @@ class LocalSource:
 
     def status(self) -> dict[str, int]:
         """Returns counts by the names of log columns. Rollouts never wait for the learner here."""
-        steps = self._activity.report().steps
+        steps = self._stage_clock.report().steps
         return {"learner_queue_size": 0, "live_workers": 1, "collected_steps": steps}
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds since the start by stage; queueing: while nobody asks for a batch."""
-        seconds = self._activity.report().seconds
+        seconds = self._stage_clock.report().seconds
         return {stage: seconds[stage] for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
         """Describes a step of the environments that has taken over WAIT_S."""
-        stage, seconds, *_ = self._activity.report()
+        stage, seconds, *_ = self._stage_clock.report()
         if stage != "environment" or seconds < WAIT_S:
             return ""
         return f"the environments have been in one step for {seconds:.0f} s"
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """Returns []: there are no streams."""
         return []
 
@@ -224,7 +224,7 @@ class LocalSource:
         seed = seed_of(seed_of(learner.seed, "actor", 0, self._incarnation), "environments")
         self._loop = EnvLoop(self._env, self._actor, seed)
         weights, mode = learner.weights, learner.mode
-        self._player = Player(self._loop, self._actor, weights, self._activity, mode)
+        self._player = Player(self._loop, self._actor, weights, self._stage_clock, mode)
 
 
 def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:

@@ -79,7 +79,7 @@ class MixedSource(WithReplay):
         in_flight: number of batches in flight, one more than the number of learner threads.
         initial_state: of the actor, for one column; () without memory.
         """
-        super().__init__(online, replay.facts)
+        super().__init__(online, replay.stats)
         self._replay = replay
         self._batch_size = batch_size
         self._spare_columns = spare_columns
@@ -88,7 +88,8 @@ class MixedSource(WithReplay):
         self._lanes = [_Lane(number, online.batches()) for number in range(in_flight)]
         self._ready: queue.Queue[_Lane | None] = queue.Queue()  # as in Collector
         self._is_too_small = False
-        self._is_reached = False  # learn_start; stays True, though later tracks reduce the size
+        # learn_start; stays True, though later trajectories reduce the size
+        self._is_reached = False
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts [T+1, B + spare_columns, ...] on the CPU until the source is closed;
@@ -151,8 +152,8 @@ class MixedSource(WithReplay):
 
     def _insert(self, rollout: Rollout) -> None:
         self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
-        facts = self._replay.facts()
-        is_too_small = facts.fill == 1.0 and not facts.episodes
+        stats = self._replay.stats()
+        is_too_small = stats.fill == 1.0 and not stats.episodes
         if is_too_small and not self._is_too_small:
             _log.warning(
                 "the replay is full but does not hold a complete episode, so nothing can be "
@@ -162,7 +163,7 @@ class MixedSource(WithReplay):
 
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without its spare columns."""
-        self._is_reached = self._is_reached or self._replay.facts().size >= self._learn_start
+        self._is_reached = self._is_reached or self._replay.stats().size >= self._learn_start
         spare = slice(self._batch_size, self._batch_size + self._spare_columns)
         is_walking = bool(flatten(self._initial_state))
         walk = lane.number * self._spare_columns if is_walking else None
@@ -178,7 +179,7 @@ class MixedSource(WithReplay):
             replayed=replayed,
             collected=rollout.unroll_length * self._batch_size,
             feeds_back=is_walking,
-            hand_back=lane.receive,
+            give_feedback=lane.receive,
         ).without_resets()
 
     def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:

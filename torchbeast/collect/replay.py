@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.collect.contract import Away, Source
+from torchbeast.collect.contract import LostStream, Source
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import Arrays as Arrays
-from torchbeast.core.storages.replay.store import Facts as Facts
+from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
 from torchbeast.fleets.supervisor import Supervisor
 
 AGENT = 0  # the number of the only agent of a replay that is not shared
@@ -29,7 +29,7 @@ class ReplayClosed(Exception):
     """The replay was closed, before or during the call."""
 
 
-class Filled(NamedTuple):
+class ReplayedColumns(NamedTuple):
     """Columns that were read from a replay."""
 
     begins: list[bool]  # by column: whether its first row is an episode's
@@ -42,7 +42,7 @@ class Replay(Protocol):
     Calls raise ReplayClosed once it is closed.
     """
 
-    def facts(self) -> Facts:
+    def stats(self) -> ReplayStats:
         """Returns metrics; of a shared replay over all agents, when it was last used. Any thread
         may call it.
         """
@@ -53,7 +53,9 @@ class Replay(Protocol):
         Raises ValueError if they cannot be stored.
         """
 
-    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+    def fill(
+        self, arrays: Arrays, columns: slice, first_walk: int | None
+    ) -> ReplayedColumns | None:
         """Writes a window into each of these columns. Returns None and writes nothing until
         the replay holds a complete episode.
 
@@ -72,11 +74,11 @@ class WithReplay(ABC):
     for which a thread may wait. _closed: protected by it.
     """
 
-    def __init__(self, online: Source, facts: Callable[[], Facts]) -> None:
-        """facts: returns metrics of the replay."""
+    def __init__(self, online: Source, stats: Callable[[], ReplayStats]) -> None:
+        """stats: returns metrics of the replay."""
         self._online = online
         self.num_bytes = online.num_bytes
-        self._facts = facts
+        self._stats = stats
         self._changed = threading.Condition()
         self._closed = False
 
@@ -103,11 +105,11 @@ class WithReplay(ABC):
 
     def status(self) -> Mapping[str, float]:
         """Returns the metrics of the online source and of the replay."""
-        facts = self._facts()
+        stats = self._stats()
         return {
             **self._online.status(),
-            "replay_fill": round(facts.fill, 4),
-            "samples_per_insert": round(facts.samples_per_insert, 4),
+            "replay_fill": round(stats.fill, 4),
+            "samples_per_insert": round(stats.samples_per_insert, 4),
         }
 
     def seconds(self) -> dict[str, float]:
@@ -118,9 +120,9 @@ class WithReplay(ABC):
         """Describes workers of the online source that hang, or returns ""."""
         return self._online.hanging()
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """Returns the lost streams of the online source."""
-        return self._online.away()
+        return self._online.lost_streams()
 
 
 class OwnReplay:
@@ -129,16 +131,18 @@ class OwnReplay:
     def __init__(self, replay: RolloutReplay) -> None:
         self._replay = replay
 
-    def facts(self) -> Facts:
+    def stats(self) -> ReplayStats:
         """Returns metrics for the logs."""
-        return self._replay.facts()
+        return self._replay.stats()
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""
         with self._replay.lock:
             self._replay.insert(arrays, columns, AGENT)
 
-    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+    def fill(
+        self, arrays: Arrays, columns: slice, first_walk: int | None
+    ) -> ReplayedColumns | None:
         """Writes windows into columns; see Replay."""
         with self._replay.lock:
             return read_windows(self._replay, AGENT, arrays, columns, first_walk)
@@ -165,7 +169,7 @@ def finals_of(arrays: Arrays, columns: slice) -> list[np.ndarray]:
 
 def read_windows(
     replay: RolloutReplay, agent: int, arrays: Arrays, columns: slice, first_walk: int | None
-) -> Filled | None:
+) -> ReplayedColumns | None:
     """Writes windows into columns of a batch, see Replay.fill; agent: number of the caller."""
     if not replay.episodes:
         return None
@@ -176,4 +180,4 @@ def read_windows(
         window = replay.draw() if walk is None else replay.walk(agent, walk)
         begins.append(window.begins)
         finals += [leaves for _, leaves in replay.read(window, arrays, column)]
-    return Filled(begins, [np.stack(leaf) for leaf in zip(*finals, strict=True)])
+    return ReplayedColumns(begins, [np.stack(leaf) for leaf in zip(*finals, strict=True)])

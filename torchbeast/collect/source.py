@@ -40,7 +40,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
-from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, Away, LearnerInfo
+from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
 from torchbeast.collect.rollout_buffers import (
     Collector,
     SharedRollouts,
@@ -57,7 +57,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.fleet import Failed, Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost
-from torchbeast.fleets.places import Deaths, Places
+from torchbeast.fleets.restarts import RestartPolicy, Restarts
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import running_time
@@ -136,7 +136,7 @@ class FleetSource:
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
         self._options: Mapping[str, Any] | None = None  # for the resets of environments
         self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
-        self._places = Places(_log)
+        self._restarts = Restarts(_log)
         length, keywords = learner.rollouts.unroll_length, env.options.info_keywords
         spec = RolloutSpec(learner.agent, learner.extras, length, keywords)
         in_use = 1 + learner.batches_at_once  # one is in preparation
@@ -160,11 +160,11 @@ class FleetSource:
 
     def start(self, supervisor: Supervisor) -> None:
         """Requests workers from the fleet, and starts the threads that collect from them."""
-        self._supervisor = self._places.supervisor = supervisor
+        self._supervisor = self._restarts.supervisor = supervisor
         supervisor.on_close(self.close)
         self._weights.on_publish = self._tell_dispatcher
         for actor in self._actors:
-            self._places.start(actor)
+            self._restarts.start(actor)
         supervisor.start_thread("dispatcher", self._dispatch)
         supervisor.start_thread("collector", self._collect)
 
@@ -194,7 +194,7 @@ class FleetSource:
 
     def close(self) -> None:
         """Wakes every waiting thread, and stops granting slots. May be called again."""
-        self._places.close()
+        self._restarts.close()
         self._collector.close()
         self._wake.release()
         self._played.put(None)
@@ -217,7 +217,7 @@ class FleetSource:
             "live_workers": sum(actor.is_alive for actor in self._actors),
             **{name: stages.count(stage) for name, stage in room.items()},
             "waiting_workers": stages.count("queueing"),
-            "replaced_workers": self._places.replaced,
+            "replaced_workers": self._restarts.replaced,
             "collected_steps": sum(report.steps for report in self._reports()),
         }
 
@@ -243,7 +243,7 @@ class FleetSource:
             said.append("with a fixed lag the others wait for its turn")
         return "; ".join(said)
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """Returns []: lost workers are replaced immediately, or wait for room."""
         return []
 
@@ -286,7 +286,7 @@ class FleetSource:
 
     def _dispatch(self) -> None:
         polled = time.monotonic()
-        while not self._places.closed.is_set():
+        while not self._restarts.closed.is_set():
             left = polled + _POLL_S - time.monotonic()
             if left <= 0:
                 self._do(self._poll)
@@ -341,7 +341,7 @@ class FleetSource:
         incarnation = actor.incarnation
 
         def answered(result: Any) -> None:
-            if actor.incarnation != incarnation or self._places.closed.is_set():
+            if actor.incarnation != incarnation or self._restarts.closed.is_set():
                 return
             if isinstance(result, WorkerLost):
                 self._lost(actor, self._fleet.explain(result, actor.place))
@@ -407,7 +407,7 @@ class FleetSource:
         return self._first_version + max(0, update - self._lag)
 
     def _has_played(self, rollout: int, actor: _Actor, played: PlayedRollout) -> None:
-        self._places.works(actor)
+        self._restarts.works(actor)
         actor.report(played.activity)
         for slot, arrays in actor.in_order(rollout, played.arrays):
             free = functools.partial(self._free, actor, slot)
@@ -470,7 +470,7 @@ class FleetSource:
         actor.worker.kill()
         actor.forget_worker()
         has_left = isinstance(error, WorkerLost) and error.has_left
-        deal = self._places.replace if has_left else self._places.ended
+        deal = self._restarts.replace if has_left else self._restarts.ended
         self._supervisor.start_thread(actor.name, functools.partial(deal, actor, error))
 
     def _arguments_of(self, actor: _Actor) -> dict[str, Any]:
@@ -509,7 +509,7 @@ class _Actor:
         self.num_envs, self.first_env = num_envs, first_env
         self.slots, self._source = slots, source
         self.name = f"worker {index}"
-        self.deaths = Deaths()
+        self.restart_policy = RestartPolicy()
         self.incarnation = 0
         self.free = collections.deque(range(source.num_slots))
         self.given = 0  # number of granted rollouts, without lost ones

@@ -93,7 +93,7 @@ class TransitionSource(WithReplay):
 
     def __init__(self, online: Source, replay: TransitionReplay, schedule: Schedule) -> None:
         """Makes a source; nothing is collected before `start`."""
-        super().__init__(online, replay.facts)
+        super().__init__(online, replay.stats)
         self._replay = replay
         self._schedule = schedule
         self._ready: deque[Transitions] = deque()
@@ -175,9 +175,9 @@ class TransitionSource(WithReplay):
             if schedule.beta is None:
                 return batch
             weights = importance_weights(sample.probabilities, schedule.beta_at(total))
-            hand_back = functools.partial(self._note_priorities, sample.names)
+            give_feedback = functools.partial(self._note_priorities, sample.names)
             return dataclasses.replace(
-                batch, weights=torch.from_numpy(weights), hand_back=hand_back
+                batch, weights=torch.from_numpy(weights), give_feedback=give_feedback
             )
 
 

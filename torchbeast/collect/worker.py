@@ -66,7 +66,7 @@ class PlayedRollout(NamedTuple):
     activity: ActivityReport
 
 
-class Activity:
+class StageClock:
     """Counts the time spent in each stage. The thread that plays writes it, any thread may read."""
 
     def __init__(self, now: Callable[[], float] = running_time) -> None:
@@ -110,7 +110,7 @@ class RolloutWorker(FleetWorker):
         self._begin_again()
 
     def _begin_again(self) -> None:
-        self._activity = Activity()
+        self._stage_clock = StageClock()
         self._ended = threading.Event()
         self._sent = SentWeights()
         self._loop: EnvLoop | None = None
@@ -146,8 +146,8 @@ class RolloutWorker(FleetWorker):
         sizes = arguments["num_envs"], num_slots
         self._rollouts = SharedRollouts(rollouts, *sizes, descriptor)
         weights = self._sent if ring is None else ring
-        self._player = Player(loop, actor, weights, self._activity, arguments["mode"])
-        self._activity.enter("queueing")
+        self._player = Player(loop, actor, weights, self._stage_clock, arguments["mode"])
+        self._stage_clock.enter("queueing")
         return Started(self.activity(), ring is not None)
 
     @returning_failures
@@ -186,7 +186,7 @@ class RolloutWorker(FleetWorker):
 
     def activity(self) -> ActivityReport:
         """Returns the current stage and the totals since the start."""
-        return self._activity.report()
+        return self._stage_clock.report()
 
     def end(self) -> None:
         """Ends `play` after its current step, and every later call immediately."""
@@ -229,10 +229,10 @@ class Player:
     """Plays its environments continuously, one rollout at a time."""
 
     def __init__(
-        self, loop: EnvLoop, actor: Actor, weights: Weights, activity: Activity, mode: Mode
+        self, loop: EnvLoop, actor: Actor, weights: Weights, clock: StageClock, mode: Mode
     ) -> None:
         self._loop, self._actor, self._weights = loop, actor, weights
-        self._activity = activity
+        self._stage_clock = clock
         self._mode: Mode = mode
         self._version: int | None = None
         self._acted_with: int | None = None
@@ -252,21 +252,21 @@ class Player:
 
         Returns the number of steps: the unroll length, unless goes_on ended the rollout earlier.
         """
-        loop, activity = self._loop, self._activity
+        loop, clock = self._loop, self._stage_clock
         if self._acted_with is None:  # the very first row 0: no weights have acted yet
             self._acted_with = self._weights.version if wanted is None else wanted
         writer.write(0, loop.row, loop.acted, self._acted_with)
         t = 0
         while t < unroll_length and goes_on(t):
             t += 1
-            activity.enter("inference")
+            clock.enter("inference")
             self._version = self._weights.refresh(self._actor, self._version, wanted)
             self._acted_with = self._version
             loop.act(self._mode)
-            activity.enter("environment")
-            activity.count(loop.step())
+            clock.enter("environment")
+            clock.count(loop.step())
             writer.write(t, loop.row, loop.acted, self._acted_with)
         if t < unroll_length:
             writer.repeat(t)
-        activity.enter("queueing")
+        clock.enter("queueing")
         return t

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Mode
-from torchbeast.core.actors.env_loop import inputs_of, nothing_yet
+from torchbeast.core.actors.env_loop import initial_acted, inputs_of
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import Agent, is_actor_class
 from torchbeast.core.base.checks import require
@@ -121,7 +121,7 @@ class TrainedAgent:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self._space, self._keys = agent.sent_space, names(agent.sent_space)
+        self._space, self._keys = agent.single_frame_space, names(agent.single_frame_space)
         self.reset()
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ class TrainedAgent:
         if self.acted is None:
             stacks = stacker.reset(rows)
             with own_settings():
-                acted = nothing_yet(self.agent.model, num_envs)
+                acted = initial_acted(self.agent.model, num_envs)
         else:
             acted = self.acted
             self._check(acted, num_envs, reward)

@@ -137,7 +137,7 @@ class ExportedPolicy(nn.Module):
         stacked = self._agent.observation_space
         action = self.model.distribution.zero_action((num_envs,))
         return {
-            "observation": zeros_of(self._agent.sent_space, num_envs),
+            "observation": zeros_of(self._agent.single_frame_space, num_envs),
             "reward": torch.zeros(num_envs),
             "done": torch.ones(num_envs, dtype=torch.bool),
             "state": {

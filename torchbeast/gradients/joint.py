@@ -25,7 +25,7 @@ from torchbeast.collect.contract import Source
 from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.envs.contract import joined_info
 from torchbeast.core.storages.batch import Batch, Feedback
-from torchbeast.core.update.optimiser_step import Learnt, OptimiserStep
+from torchbeast.core.update.optimiser_step import OptimiserStep, UpdateResult
 
 
 class Report(NamedTuple):
@@ -41,7 +41,7 @@ class Report(NamedTuple):
     info: Mapping[str, list[float]] = {}  # of these episodes, by keyword
     observed: Any = ()  # of a gradient worker: the contribution to running statistics
     stop: str = ""  # of a rank: why it ends the run; "": it continues
-    away: Sequence[Sequence[Any]] = ()  # of a rank: its lost streams, fields of Away
+    away: Sequence[Sequence[Any]] = ()  # of a rank: its lost streams, fields of LostStream
     hanging: str = ""  # of a rank: `hanging` of its source
 
 
@@ -99,7 +99,7 @@ class JointBatch:
         """Returns the batch with function(tensor) in place of every tensor of this process."""
         return self if self.own is None else replace(self, own=self.own.map(function))
 
-    def hand_back(self, feedback: Feedback) -> None:
+    def give_feedback(self, feedback: Feedback) -> None:
         """Does nothing, because several learners cannot have a replay."""
 
 
@@ -127,7 +127,7 @@ class JointLearner(ABC):
         return self._step.version
 
     @abstractmethod
-    def update(self, batch: JointBatch) -> Learnt:
+    def update(self, batch: JointBatch) -> UpdateResult:
         """Updates with the batches of all learners, see OptimiserStep."""
 
     def state_dict(self) -> dict[str, Any]:

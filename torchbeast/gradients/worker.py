@@ -20,7 +20,7 @@ Threads: one thread calls all methods, except that other threads may call `stop_
 `end`. This module does not know about processes or Ray. The learner sends a function that makes the
 parts of a worker:
 
-    make(index, ranks, stops_early) -> Made(source, optimiser_step, ...)
+    make(index, ranks, stops_early) -> WorkerParts(source, optimiser_step, ...)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from torchbeast.gradients.joint import Report, load, report_of, saved
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class WorkerParts:
     """The parts of a worker."""
 
     source: Source
@@ -63,7 +63,7 @@ class Made:
     """Device of the models, to which batches are moved."""
 
 
-Make = Callable[[int, Ranks | None, Callable[[float], bool]], Made]
+Make = Callable[[int, Ranks | None, Callable[[float], bool]], WorkerParts]
 """Makes the parts of a worker, in its process. It is pickled by cloudpickle if that is installed,
 otherwise by pickle.
 
@@ -187,10 +187,10 @@ class GradientWorker(FleetWorker):
     def _update(self) -> Updated:
         try:
             with own_settings():
-                figures = self._step.update(self._batch).figures
+                metrics = self._step.update(self._batch).metrics
         except NonFiniteError as error:
             return str(error)
-        return figures, self._step.counters.state_dict()
+        return metrics, self._step.counters.state_dict()
 
     @_reporting
     def step(
@@ -258,7 +258,7 @@ class GradientWorker(FleetWorker):
             env_steps = 0 if number else batch.env_steps
             message, gradients = self._step.contribution(minibatch, number, env_steps)
             steps = self._step.counters.optimiser_steps
-            more = {"optimiser_steps": steps, "metrics": {} if number else metrics}
+            more = {"optimiser_steps": steps, "batch_metrics": {} if number else metrics}
             yield Contribution(message | more, gradients.cpu().numpy())
 
     def _load(self, counters: Mapping[str, int], weights: Weights | None) -> None:

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from torchbeast.collect.contract import WAIT_S, Away
+from torchbeast.collect.contract import WAIT_S, LostStream
 from torchbeast.collect.weights import packed
 from torchbeast.core.update.minibatch import means
-from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, OptimiserStep
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
 from torchbeast.core.update.ranks import Contribution
 from torchbeast.core.update.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
@@ -141,7 +141,7 @@ class GradientWorkers(JointLearner):
             return "has not started (no free resources, or its process is still starting)"
         return f"has been {_DOING.get(method, 'training')}"
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """Returns [], because a lost worker ends the run."""
         return []
 
@@ -216,17 +216,17 @@ class Centralised(GradientWorkers):
         self._held = [self._state()] * self._config.num_workers
         self._stored: tuple[Any, Any] = None, None  # such a state, and its stored weights
 
-    def update(self, batch: JointBatch) -> Learnt:
+    def update(self, batch: JointBatch) -> UpdateResult:
         """Takes one step per minibatch, with the gradients of all workers."""
-        centre, learnt, metrics = self._step, [], []
+        centre, learnt, of_batches = self._step, [], []
         with centre.restored_on_error():
             self._observe(batch.reports)
             for contributed in self._contributions():
-                metrics += [each.message["metrics"] for each in contributed]
+                of_batches += [each.message["batch_metrics"] for each in contributed]
                 learnt.append(self._apply(contributed))
                 if learnt[-1] and centre.algo.stops_after(learnt[-1]):
                     break
-        return Learnt(means(learnt) | means(metrics) | centre.count(batch.env_steps))
+        return UpdateResult(means(learnt) | means(of_batches) | centre.count(batch.env_steps))
 
     def _contributions(self) -> Iterator[list[Contribution]]:
         """Yields the contributions of all workers, for one optimiser step after the other."""
@@ -250,9 +250,9 @@ class Centralised(GradientWorkers):
             self._revision += 1
 
     def _apply(self, contributed: Sequence[Contribution]) -> dict[str, float]:
-        figures = self._step.apply([Contribution(m, as_tensor(g)) for m, g in contributed])
+        metrics = self._step.apply([Contribution(m, as_tensor(g)) for m, g in contributed])
         self._revision += 1
-        return figures
+        return metrics
 
     def _newer_weights(self, index: int) -> Any:
         state = self._state()
@@ -297,7 +297,7 @@ class Asynchronous(Centralised):
         goes_on = index in self._learning
         return "step", self.counters.state_dict(), self._newer_weights(index), goes_on
 
-    def update(self, batch: JointBatch) -> Learnt:
+    def update(self, batch: JointBatch) -> UpdateResult:
         """Takes steps with gradients as they arrive, until a worker has finished its batch."""
         with self._step.restored_on_error():
             while True:
@@ -305,8 +305,8 @@ class Asynchronous(Centralised):
                 if self._is_last(index, *answer):
                     report, learnt = self._learning.pop(index)
                     batch.reports.append(report)
-                    figures = means(learnt) | batch.lags(self.version)
-                    return Learnt(figures | self._step.count(report.env_steps))
+                    metrics = means(learnt) | batch.lags(self.version)
+                    return UpdateResult(metrics | self._step.count(report.env_steps))
 
     def _is_last(self, index: int, report: Report | None, contributed: Contribution | None) -> bool:
         """Takes a step with an answer; returns whether it was the last of the worker's batch."""
@@ -320,10 +320,12 @@ class Asynchronous(Centralised):
         if lag > self._config.max_gradient_lag:
             self._dropped += 1
             return False
-        figures = self._apply([contributed])
+        metrics = self._apply([contributed])
         learnt = self._learning[index][1]
-        learnt.append({**figures, **contributed.message["metrics"], "gradient_lag": float(lag)})
-        return bool(figures) and self.algo.stops_after(figures)
+        learnt.append(
+            {**metrics, **contributed.message["batch_metrics"], "gradient_lag": float(lag)}
+        )
+        return bool(metrics) and self.algo.stops_after(metrics)
 
 
 class Decentralised(GradientWorkers):
@@ -334,7 +336,7 @@ class Decentralised(GradientWorkers):
         self._store: Any = None
         self._updating: Task | None = None  # an update that has not ended
 
-    def update(self, batch: JointBatch) -> Learnt:
+    def update(self, batch: JointBatch) -> UpdateResult:
         """Lets all workers update together with their batches."""
         self._updating = "update", self._round, self._trained()
         return self._finish_update()
@@ -344,7 +346,7 @@ class Decentralised(GradientWorkers):
             self._finish_update()
         yield from super()._rounds()
 
-    def _finish_update(self) -> Learnt:
+    def _finish_update(self) -> UpdateResult:
         """Waits until all workers have updated: those that have started it wait for the others."""
         task = self._updating
         assert task is not None
@@ -354,7 +356,7 @@ class Decentralised(GradientWorkers):
                 raise NonFiniteError(answer)
         self.counters.load_state_dict(answers[0][1])
         self._updating = None
-        return Learnt(means(figures for figures, _ in answers))
+        return UpdateResult(means(metrics for metrics, _ in answers))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, which is the same in all workers, and copies it to the centre."""

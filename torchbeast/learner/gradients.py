@@ -21,7 +21,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.fleet import Fleet, LocalFleet
 from torchbeast.fleets.system import environment_of_share, keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
-from torchbeast.gradients.worker import Made
+from torchbeast.gradients.worker import WorkerParts
 from torchbeast.gradients.workers import WORKER
 from torchbeast.learner.parts import make_source, making_agent, making_weights
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
@@ -45,7 +45,7 @@ def make_worker(
     index: int,
     ranks: Ranks | None,
     stops_early: Callable[[float], bool],
-) -> Made:
+) -> WorkerParts:
     """Makes the parts of a gradient worker, in its process.
 
     config: of the run's learner, with the network that it has made. seed: of the environments and
@@ -63,7 +63,7 @@ def make_worker(
     made = assemble(own_config, lambda _: agent(), making_weights(scheme), ranks=ranks)
     keep_freed_memory(made.compute.device.type)
     learner = made.learner(config.rollouts, own, spare_columns=0, batches_at_once=1)
-    return Made(
+    return WorkerParts(
         source=make_source(scheme, learner, config, ending, stops_early),
         optimiser_step=made.optimiser_step,
         publish=made.weights.publish,

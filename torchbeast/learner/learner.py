@@ -53,11 +53,11 @@ from torchbeast.reporting.run_folder import (
 )
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten
 from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
 from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.running import RunningLearner
-from torchbeast.run.saving import CheckpointNotWritten
 from torchbeast.run.training import Training
 from torchbeast.schemes.scheme import Scheme
 
@@ -111,7 +111,7 @@ class Learner(RunningLearner):
             log_dir: Folder of the run. Default: the log_dir of the scheme's environments, else a
                 new folder in ~/logs/torchbeast.
             callbacks: Called between steps in this order, see `Callback`.
-            loggers: Get every row of logs.csv too, with the figures that callbacks add.
+            loggers: Get every row of logs.csv too, with the metrics that callbacks add.
             seed: Seed of weights, actions and every environment. Default: a random one, which is
                 recorded.
 
@@ -285,7 +285,9 @@ class Learner(RunningLearner):
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         self._session = Session(supervisor, folder)
         envs = scheme.train_envs_factory
-        described = DescribedEnv(env=spec, observation_space=envs.sent_space, make=envs.make)
+        described = DescribedEnv(
+            env=spec, observation_space=envs.single_frame_space, make=envs.make
+        )
         run = LearnerRun(settings, described, self._session, resumed)
         run.assemble(making_agent(scheme), making_weights(scheme))
         if scheme.gradients is None:
@@ -412,27 +414,27 @@ class Learner(RunningLearner):
 
     def _save_at_end(self) -> None:
         with self._own:
-            self._run.end(self._training, self._saving)
+            self._run.end(self._training, self._checkpoint_writer)
 
 
 class _RowInHand:
-    """Keeps each row of a log until callbacks have added their figures."""
+    """Keeps each row of a log until callbacks have added their metrics."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._figures: Mapping[str, float] = {}
+        self._metrics: Mapping[str, float] = {}
         self._step: int | None = None  # of the row that is kept
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps a row; one that was kept is written before."""
         self.release()
-        self._step, self._figures = step, figures
+        self._step, self._metrics = step, metrics
 
     def release(self) -> None:
         """Writes the row that is kept, if any."""
         step, self._step = self._step, None
         if step is not None:
-            self._log.write(step, self._figures)
+            self._log.write(step, self._metrics)
 
     close = release  # its owner closes the log
 

@@ -21,7 +21,7 @@ from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import RunConfig
@@ -47,7 +47,7 @@ def run_settings(
         checkpoints=CheckpointConfig(),
         display=DisplayConfig(),
         learner=learner,
-        collection=Collection(
+        facts=RunFacts(
             program="polybeast" if scheme.inference == "central" else "monobeast",
             num_envs=scheme.num_envs,
             processes=max(1, scheme.col_remote_workers),
@@ -124,7 +124,7 @@ def making_agent(scheme: Scheme) -> MakeAgent:
     envs = scheme.train_envs_factory
 
     def make(spec: ActorSpec) -> Agent:
-        agent = make_agent(spec, envs.sent_space, envs.action_space, envs.frame_stack)
+        agent = make_agent(spec, envs.single_frame_space, envs.action_space, envs.frame_stack)
         scheme.actor_factory.restart(agent.model)
         return agent
 

@@ -75,7 +75,7 @@ def _fleet(
     ]
     return ServerFleet(
         env=env,
-        observation_space=envs.sent_space,
+        observation_space=envs.single_frame_space,
         action_space=envs.action_space,
         frame_stack=envs.frame_stack,
         stream_addresses=[address for address, _ in streams],

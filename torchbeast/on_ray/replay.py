@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, Facts, Filled, ReplayClosed, has_ended
+from torchbeast.collect.replay import Arrays, ReplayClosed, ReplayedColumns, ReplayStats, has_ended
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.errors import RunError, UsageError
@@ -78,7 +78,7 @@ class TorchBeastReplay:
         """Never returns; the call ends with the actor."""
         await asyncio.Event().wait()
 
-    async def join(self, joining: JoinRequest) -> tuple[Ticket, Facts]:
+    async def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayStats]:
         """Adds an agent; see SharedReplay.join."""
 
         def forget() -> None:
@@ -87,24 +87,24 @@ class TorchBeastReplay:
         size = num_bytes(joining.batch(joining.spare_columns))
         ticket = self._replay.join(joining, size, forget)
         self._filled[ticket] = _batch(joining, joining.spare_columns)
-        return ticket, self._replay.facts()
+        return ticket, self._replay.stats()
 
     async def leave(self, ticket: Ticket) -> None:
         """Drops an agent's walks and its batch, unless it was replaced."""
         self._replay.leave(ticket)
 
-    async def insert(self, ticket: Ticket, arrays: Arrays) -> Facts:
+    async def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayStats:
         """Stores all columns of a batch; see SharedReplay.insert."""
         return self._replay.insert(ticket, arrays)
 
     async def fill(
         self, ticket: Ticket, first_walk: int | None
-    ) -> tuple[Filled | None, Arrays, Facts]:
+    ) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
         """Returns the result of SharedReplay.fill, with the windows [T+1, S, ...] in the middle."""
         self._replay.check_present(ticket)
         batch = self._filled[ticket]
-        filled, facts = self._replay.fill(ticket, batch, first_walk)
-        return filled, {} if filled is None else batch, facts
+        filled, stats = self._replay.fill(ticket, batch, first_walk)
+        return filled, {} if filled is None else batch, stats
 
 
 class RayReplayClient(SharingAgent):
@@ -130,7 +130,7 @@ class RayReplayClient(SharingAgent):
             ) from error
         self._ticket: Ticket
         try:
-            self._ticket, self._facts = self._ask("join", joining)
+            self._ticket, self._stats = self._ask("join", joining)
         except ValueError as error:
             raise UsageError(f"--replay_service {self._address}: {error}") from error
 
@@ -140,15 +140,15 @@ class RayReplayClient(SharingAgent):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
 
-    def _insert(self, finals: list[np.ndarray]) -> Facts:
+    def _insert(self, finals: list[np.ndarray]) -> ReplayStats:
         batch = {**self._inserted, "final_observation": tuple(finals)}
         return self._ask("insert", self._ticket, batch)
 
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
-        filled, batch, facts = self._ask("fill", self._ticket, first_walk)
+    def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
+        filled, batch, stats = self._ask("fill", self._ticket, first_walk)
         if filled is not None:  # arrays from the object store are read-only
-            filled = Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
-        return filled, batch, facts
+            filled = ReplayedColumns(filled.begins, [np.array(leaf) for leaf in filled.finals])
+        return filled, batch, stats
 
     def _ask(self, method: str, *arguments: Any, timeout: float = _ANSWER_S) -> Any:
         """Calls a method of the actor and returns its result, unless it is closed meanwhile."""

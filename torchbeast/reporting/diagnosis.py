@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from torchbeast.collect.contract import ACTOR_STAGES, Away, describe_away, shortage_of
+from torchbeast.collect.contract import ACTOR_STAGES, LostStream, describe_lost_streams, shortage_of
 from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import STALL_S, WAIT_S, Reminder
 
@@ -69,7 +69,7 @@ class Diagnosis(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collection:
+class RunFacts:
     """How a program collects and trains: the facts on which advice depends."""
 
     program: str  # monobeast, polybeast, polybeast_learner, raybeast
@@ -124,7 +124,7 @@ class RecentShares:
         return shares(now, before) if now.time - before.time >= _MINIMUM_S else UNKNOWN
 
 
-def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
+def diagnose(shares: Shares, facts: RunFacts) -> Diagnosis | None:
     """Returns the bottleneck of the run; None while the shares are unknown."""
     if any(map(math.isnan, shares)):
         return None
@@ -158,17 +158,19 @@ def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
     return Diagnosis("inference", text)
 
 
-def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
+def diagnose_lost_streams(lost_streams: Sequence[LostStream], live: int) -> Diagnosis | None:
     """Returns a diagnosis that names the lost streams, while `live` others play, or None.
 
     It replaces the usual advice, because more servers would not help.
     """
-    if not away:
+    if not lost_streams:
         return None
-    return Diagnosis("ending" if shortage_of(away) else "lost", describe_away(away, live))
+    return Diagnosis(
+        "ending" if shortage_of(lost_streams) else "lost", describe_lost_streams(lost_streams, live)
+    )
 
 
-def _faster_environments(facts: Collection) -> str:
+def _faster_environments(facts: RunFacts) -> str:
     if facts.processes is None:
         return "more servers (polybeast_env --num_servers) help if cores are free"
     if facts.has_free_cores:
@@ -176,14 +178,14 @@ def _faster_environments(facts: Collection) -> str:
     return f"all {facts.cores} cores are in use; only more cores or a faster environment help"
 
 
-def _more_processes(facts: Collection) -> str:
+def _more_processes(facts: RunFacts) -> str:
     """Advises to use more processes, with the flag that limits their number."""
     by_itself = "--num_servers" if facts.program == "polybeast" else "--num_workers"
     flag = "--num_envs" if facts.processes == facts.num_envs else by_itself
     return f"raise {flag}; {facts.processes} of {facts.cores} cores step environments"
 
 
-def _larger_batches(facts: Collection) -> str:
+def _larger_batches(facts: RunFacts) -> str:
     if facts.acts_where_it_steps and facts.has_free_cores:
         return _more_processes(facts)
     # polybeast_learner has such a flag too, but it does not make environments.
@@ -252,9 +254,9 @@ class Watchdog:
         if (seconds := self._stall.due(now)) is None:
             return hanging if self._hang.due(now) is not None else None
         self._hang.delay(now)
-        figures = ", ".join(f"{name} {value}" for name, value in status.items())
+        state = ", ".join(f"{name} {value}" for name, value in status.items())
         suspect = self._suspect(status, _lost(status) - self._lost, hanging)
-        return f"no update for {seconds:.0f} s: {learner or suspect} ({figures})"
+        return f"no update for {seconds:.0f} s: {learner or suspect} ({state})"
 
     def _suspect(self, status: Mapping[str, float], lost: int, hanging: str) -> str:
         """Describes the probable cause; lost: streams or workers lost since the last update."""

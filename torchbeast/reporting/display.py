@@ -30,7 +30,7 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
-from torchbeast.collect.contract import Away, since
+from torchbeast.collect.contract import LostStream, since
 from torchbeast.core.base.checks import command, interpreter, typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
 
@@ -185,7 +185,7 @@ class Shown:
     progress: Progress
     total_steps: int
     status: Mapping[str, float]  # of the source
-    away: Sequence[Away] = ()  # lost streams
+    lost_streams: Sequence[LostStream] = ()  # lost streams
     shares: Shares = UNKNOWN
     diagnosis: Diagnosis | None = None  # None: unknown yet
     run: str = ""  # name of the run
@@ -275,7 +275,7 @@ class Display(Panel):
         immediately, and logged, because nobody may be looking.
         """
         found = shown.diagnosis
-        if self._said in _OF_LOSSES and not shown.away:
+        if self._said in _OF_LOSSES and not shown.lost_streams:
             self._said = None  # the next lost stream is a new event
             _log.info("no lost streams remain; %d are connected", alive(shown.status)[1])
         if found is None or found.limit == self._said:
@@ -314,9 +314,11 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
 def _alive(shown: Shown, live: int) -> str:
     """Returns how many are alive: "4", or "2 of 4, 1 lost 12 s ago, 1 retired"."""
     retired = int(shown.status.get("retired_streams", 0))
-    others = [f"{len(shown.away)} {since(shown.away)}"] if shown.away else []
+    others = (
+        [f"{len(shown.lost_streams)} {since(shown.lost_streams)}"] if shown.lost_streams else []
+    )
     others += [f"{retired} retired"] if retired else []
-    total = live + len(shown.away) + retired
+    total = live + len(shown.lost_streams) + retired
     return ", ".join([f"{live} of {total}", *others]) if others else f"{live}"
 
 

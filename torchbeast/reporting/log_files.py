@@ -2,7 +2,7 @@
 """The interface of loggers, which log the metrics of a run, and the loggers of every run: the files
 logs.csv and fields.csv, and TensorBoard's events.
 
-    Logger  -- open(run) -->  Log  -- write(step, figures), once per update -->  close()
+    Logger  -- open(run) -->  Log  -- write(step, metrics), once per update -->  close()
     settings, reusable        one part of a run, from its start to its end
 
 logs.csv begins with `# _tick,_time,step,...` and has one row per update. New columns are added at
@@ -54,7 +54,7 @@ class LoggedRun:
 class Log(Protocol):
     """The open log of a run. Used by one thread at a time."""
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics after `step` env steps; NaN stands for a missing value."""
 
     def close(self) -> None:
@@ -90,10 +90,10 @@ class Logs:
                 self._logs.append(log)
             self._opened = opened.pop_all()
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes to each."""
         for log in self._logs:
-            log.write(step, figures)
+            log.write(step, metrics)
 
     def close(self) -> None:
         """Closes each, even if one raises; the last one first."""
@@ -108,9 +108,9 @@ class _Lossy:
         self._lost = 0  # rows since the last one that was written
         self._what = ""  # what cannot be written
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         try:
-            self._log.write(step, figures)
+            self._log.write(step, metrics)
         except OSError as error:
             if not self._lost:
                 self._what = str(error.filename or type(self._log).__name__)
@@ -158,13 +158,13 @@ class LogFiles:
         self._tick, self._time = last_tick + 1, WallTime(at_least=last_time)
         self._logs = AppendedFile(folder / "logs.csv")
 
-    def write(self, step: int, figures: Mapping[str, float | int]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float | int]) -> None:
         """Appends a row: the metrics after `step` env steps. NaN becomes an empty cell.
 
         Raises OSError if it cannot, for example on a full disk. This row is then lost, but later
         ones may succeed.
         """
-        row = {"_tick": self._tick, "_time": self._time.now(), "step": step, **figures}
+        row = {"_tick": self._tick, "_time": self._time.now(), "step": step, **metrics}
         self._add_columns(row)
         cells = [row.get(name, math.nan) for name in self._fields]
         self._logs.append(csv_line(["" if math.isnan(cell) else cell for cell in cells]))
@@ -278,7 +278,7 @@ class LogFollower:
         """folder: of the run, which need not exist yet. episodes: number in the mean."""
         self._folder, self._file = folder, -1
         self._returns: deque[float] = deque(maxlen=episodes)
-        self.figures = RunProgress()
+        self.progress = RunProgress()
 
     def read(self) -> RunProgress:
         """Reads new rows; returns the newest metrics."""
@@ -287,18 +287,18 @@ class LogFollower:
             if file != self._file:
                 self._file, self._reader = file, LogReader(self._folder)
                 self._returns.clear()
-                self.figures = RunProgress()
+                self.progress = RunProgress()
             for row in self._reader.new_rows():
                 self._add(row)
-        if self._returns and math.isnan(self.figures.mean_return):  # a log of an earlier version
-            self.figures = self.figures._replace(mean_return=statistics.fmean(self._returns))
-        return self.figures
+        if self._returns and math.isnan(self.progress.mean_return):  # a log of an earlier version
+            self.progress = self.progress._replace(mean_return=statistics.fmean(self._returns))
+        return self.progress
 
     def _add(self, row: dict[str, float]) -> None:
-        episodes = int(row.get("episodes", self.figures.episodes))
+        episodes = int(row.get("episodes", self.progress.episodes))
         if (mean := row.get("mean_episode_return")) is not None:  # of episodes in a batch
-            self._returns.extend([mean] * max(1, episodes - self.figures.episodes))
-        self.figures = RunProgress(int(row["step"]), episodes, row.get("mean_return", math.nan))
+            self._returns.extend([mean] * max(1, episodes - self.progress.episodes))
+        self.progress = RunProgress(int(row["step"]), episodes, row.get("mean_return", math.nan))
 
 
 def end_last_line(path: Path) -> None:
@@ -397,7 +397,7 @@ _GROUPS = (
 )
 
 
-def grouped(figures: Mapping[str, float]) -> dict[str, float]:
+def grouped(metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of a row that have a value, by the names that TensorBoard and Weights &
     Biases show in groups.
 
@@ -410,7 +410,7 @@ def grouped(figures: Mapping[str, float]) -> dict[str, float]:
     Means over the episodes of one batch are only in logs.csv, because most batches of long episodes
     have none.
     """
-    named = ((_tag(name), value) for name, value in figures.items() if not math.isnan(value))
+    named = ((_tag(name), value) for name, value in metrics.items() if not math.isnan(value))
     return {tag: value for tag, value in named if tag}
 
 
@@ -461,14 +461,14 @@ class TensorBoardLog:
         """writer: a SummaryWriter."""
         self._writer, self._time = writer, WallTime()
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a scalar for each metric except NaN; see `grouped`.
 
         Raises OSError if the writer's thread has failed, which then does not write any more.
         """
         try:
             now = self._time.now()
-            for name, value in grouped(figures).items():
+            for name, value in grouped(metrics).items():
                 self._writer.add_scalar(name, value, step, walltime=now)
         except OSError as error:
             raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error

@@ -52,15 +52,15 @@ class StdoutLogger:
         """Starts with the next row."""
         return StdoutLogger(self._names, self._every, self._clock)
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints a row if it is time, without values that are NaN.
 
         Args:
             step: Environment steps of the row.
-            figures: Its metrics by name.
+            metrics: Its metrics by name.
         """
         self._step = step
-        for name, value in figures.items():
+        for name, value in metrics.items():
             if not math.isnan(value) and (self._names is None or name in self._names):
                 self._kept[name] = value
         if self._clock() - self._printed >= self._every:
@@ -108,11 +108,11 @@ class ThinnedLog:
         self._row: dict[str, float] = {}  # of the updates since the last row
         self._counts: dict[str, float] = {}  # episodes in each mean of the row
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds an update to the row, and writes the row if it is time."""
-        now = figures.get("episodes", 0.0)
+        now = metrics.get("episodes", 0.0)
         ended, self._step, self._episodes = now - self._episodes, step, now
-        for name, value in figures.items():
+        for name, value in metrics.items():
             before = self._row.setdefault(name, math.nan)
             if math.isnan(value):
                 continue
@@ -202,9 +202,9 @@ class WandbLog:
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs each metric except NaN; see `grouped`."""
-        self._run.log({"step": step, **grouped(figures)})
+        self._run.log({"step": step, **grouped(metrics)})
 
     def add_video(self, step: int, path: Path) -> None:
         """Logs an mp4 file as the video of an evaluation."""

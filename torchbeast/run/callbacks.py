@@ -33,10 +33,10 @@ from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import UsageError
 from torchbeast.fleets.waiting import say
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWriter
 from torchbeast.run.config import CallbacksConfig
 from torchbeast.run.episodes import of_whole_games
 from torchbeast.run.running import RunningLearner
-from torchbeast.run.saving import CheckpointNotWritten, Saving
 from torchbeast.run.scores import Scores, weights_of
 from torchbeast.run.training import Training
 from torchbeast.seeds import seed_of
@@ -65,7 +65,7 @@ class Callback:
             def __init__(self, goal):
                 self.goal = goal
 
-            def on_step(self, learner, figures):
+            def on_step(self, learner, metrics):
                 if learner.get_metrics()["mean_return"] >= self.goal:
                     learner.stop()
         ```
@@ -84,12 +84,12 @@ class Callback:
         The state of an earlier part of the run is loaded by then.
         """
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         """Runs after every update.
 
         Args:
             learner: The running learner.
-            figures: The row of logs.csv, with the numbers that earlier callbacks have added.
+            metrics: The row of logs.csv, with the numbers that earlier callbacks have added.
                 Numbers that you add become columns in every log.
         """
 
@@ -128,10 +128,10 @@ class _Periodic(Callback):
         """Begins to wait."""
         self._mark(learner.steps)
 
-    def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         """Acts if it is time."""
         if self._is_due(learner.steps) or learner.done():
-            self._act(learner, figures)
+            self._act(learner, metrics)
             self._mark(learner.steps)
 
     def _mark(self, steps: int) -> None:
@@ -141,7 +141,7 @@ class _Periodic(Callback):
         multiples = steps // self._every_steps - self._last_step // self._every_steps
         return multiples > 0 or time.monotonic() - self._last_time >= self._every_seconds
 
-    def _act(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         raise NotImplementedError
 
 
@@ -175,7 +175,7 @@ class Checkpoints(_Periodic):
         super().__init__(every_steps, every_seconds)
         self._keep = keep
 
-    def _act(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         try:
             self._write(learner)
         except (CheckpointNotWritten, OSError) as error:
@@ -284,7 +284,7 @@ class Evaluation(_Periodic):
         )
         return self._scores
 
-    def _act(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+    def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         scores = self._scores or self._open(learner)
         seed = seed_of(self._seed, self._name, learner.steps)
         played = learner.evaluate(self.num_episodes, sampled=self._sampled, seed=seed)
@@ -293,8 +293,8 @@ class Evaluation(_Periodic):
         sentence = scores.add(weights, played, learner.checkpoint)
         if self._verbose:
             say(sentence)
-        figures[f"{self._name}_mean_return"] = statistics.fmean(played.returns)
-        figures[f"{self._name}_mean_length"] = statistics.fmean(played.lengths)
+        metrics[f"{self._name}_mean_return"] = statistics.fmean(played.returns)
+        metrics[f"{self._name}_mean_length"] = statistics.fmean(played.lengths)
 
 
 # --- what a run does with them
@@ -343,14 +343,14 @@ class Callbacks:
                 callback.on_start(learner)
             self._started.append(callback)
 
-    def step(self, learner: RunningLearner, figures: dict[str, float], fail: Fail) -> None:
-        """Calls on_step; figures: the row of the log."""
+    def step(self, learner: RunningLearner, metrics: dict[str, float], fail: Fail) -> None:
+        """Calls on_step; metrics: the row of the log."""
         for callback in self._all:
             with self._running(callback, fail):
                 try:
-                    callback.on_step(learner, figures)
+                    callback.on_step(learner, metrics)
                 finally:
-                    keep_numbers(figures)
+                    keep_numbers(metrics)
 
     def end(self, learner: RunningLearner, fail: Fail) -> None:
         """Calls on_end of those that have started, even if one fails."""
@@ -395,9 +395,9 @@ class ProgramLearner(RunningLearner):
         if numbers:
             self._envs_for(numbers[0])
 
-    def begin(self, training: Training, saving: Saving) -> None:
+    def begin(self, training: Training, checkpoint_writer: CheckpointWriter) -> None:
         """Loads the state of the earlier run, calls on_start, and lets `training` call on_step."""
-        self._hold(self._run, training, saving)
+        self._hold(self._run, training, checkpoint_writer)
         self._callbacks.load(self._run.earlier.callbacks)
         if (options := self._run.earlier.env_options) is not None:
             self.set_env_options(options)
@@ -405,8 +405,8 @@ class ProgramLearner(RunningLearner):
         if any(True for _ in self._callbacks):
             training.callbacks = self._step
 
-    def _step(self, figures: dict[str, float]) -> None:
-        self._callbacks.step(self, figures, self._fail)
+    def _step(self, metrics: dict[str, float]) -> None:
+        self._callbacks.step(self, metrics, self._fail)
         if self._is_stopped and not self._supervisor.ended:
             say(f"A callback stopped the run at step {self.steps:,}.")
             self._supervisor.stop("a callback")
@@ -503,16 +503,16 @@ def _check_methods(callback: Callback) -> None:
             )
 
 
-def keep_numbers(figures: dict[str, Any]) -> None:
-    """Makes all figures plain numbers, for example a tensor's.
+def keep_numbers(metrics: dict[str, Any]) -> None:
+    """Makes all metrics plain numbers, for example a tensor's.
 
-    Removes figures that are not numbers, because no log could write them, and raises ValueError.
+    Removes metrics that are not numbers, because no log could write them, and raises ValueError.
     """
-    wrong = {name: figures.pop(name) for name in [*figures] if not _is_number(figures[name])}
-    others = {k: float(v) for k, v in figures.items() if not isinstance(v, int | float)}
-    figures.update(others)
+    wrong = {name: metrics.pop(name) for name in [*metrics] if not _is_number(metrics[name])}
+    others = {k: float(v) for k, v in metrics.items() if not isinstance(v, int | float)}
+    metrics.update(others)
     for name, value in wrong.items():
-        raise ValueError(f"figures[{name!r}] must be a number, got {value!r}")
+        raise ValueError(f"metrics[{name!r}] must be a number, got {value!r}")
 
 
 def _is_number(value: Any) -> bool:

@@ -177,7 +177,7 @@ def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
         "reward_input": agent.spec.reward_input,
         "reads_values": agent.spec.reads_values,
         "unscaled_to_100": agent.spec.unscaled_to_100,
-        "observation_space": space_to_json(agent.sent_space),
+        "observation_space": space_to_json(agent.single_frame_space),
         "action_space": space_to_json(agent.action_space),
         "frame_stack": agent.frame_stack,
     }

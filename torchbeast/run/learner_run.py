@@ -32,11 +32,11 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
-from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.display import Progress, next_commands, summary
 from torchbeast.reporting.log_files import FILES, LoggedRun, Logger, Logs
 from torchbeast.reporting.loggers import DisplayConfig
-from torchbeast.reporting.metrics import Metrics, MetricsConfig
+from torchbeast.reporting.prometheus import MetricsConfig, PrometheusEndpoint
 from torchbeast.reporting.run_folder import RunConfig, Session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import (
@@ -48,6 +48,7 @@ from torchbeast.run.assemble import (
     assemble,
 )
 from torchbeast.run.callbacks import Callback, Callbacks, ProgramLearner
+from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
     CheckpointConfig,
     changes,
@@ -59,7 +60,6 @@ from torchbeast.run.config import (
     sentence,
 )
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.saving import PastVersions, Saving
 from torchbeast.run.training import Training
 from torchbeast.run.watch import Watch
 
@@ -105,7 +105,7 @@ class RunSettings:
     checkpoints: CheckpointConfig
     display: DisplayConfig
     learner: LearnerConfig
-    collection: Collection
+    facts: RunFacts
     recorded: Mapping[str, Any]  # every setting by the name of its flag
     loggers: Sequence[Logger] = FILES
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
@@ -287,11 +287,16 @@ class LearnerRun:
 
     def _learn(self, source: Source, learner: ProgramLearner) -> None:
         with (
-            Metrics().served(self.settings.metrics) as metrics,
-            self.training(source, learner.also_saved) as (training, saving),
+            PrometheusEndpoint().served(self.settings.metrics) as endpoint,
+            self.training(source, learner.also_saved) as (training, checkpoint_writer),
         ):
-            learner.begin(training, saving)
-            watch = Watch(run=self, training=training, saving=saving, metrics=metrics)
+            learner.begin(training, checkpoint_writer)
+            watch = Watch(
+                run=self,
+                training=training,
+                checkpoint_writer=checkpoint_writer,
+                prometheus=endpoint,
+            )
             supervisor = self.session.supervisor
             source.start(supervisor)
             training.start(self.made.compute.learner_threads)
@@ -302,21 +307,21 @@ class LearnerRun:
                 raise
             finally:
                 supervisor.stop("the program ended")
-                self.end(training, saving, learner.end)
+                self.end(training, checkpoint_writer, learner.end)
             if training.updates_here or supervisor.failure is None:
                 self._say_end(training)
 
     @contextmanager
     def training(
         self, source: Source, also_saved: Callable[[], Mapping[str, Any]] = dict
-    ) -> Iterator[tuple[Training, Saving]]:
+    ) -> Iterator[tuple[Training, CheckpointWriter]]:
         """Opens the logs, and makes the training loop and the object that saves its checkpoints.
 
         also_saved: called for every checkpoint; returns further entries.
         """
         made, folder, step = self.made, self.session.folder, self.progress.step
         config, labels = self.settings.checkpoints, checkpoints.labels(made.agent, self._recorded)
-        saving = Saving(folder, labels, config, self._saved_replay, also_saved)
+        checkpoint_writer = CheckpointWriter(folder, labels, config, self._saved_replay, also_saved)
         run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
         trace = self.settings.learner.hardware.write_profiler_trace
         is_complete = step >= self._total_steps
@@ -333,7 +338,7 @@ class LearnerRun:
                 progress=self.progress,
                 folder=folder.path,
                 trace=folder.path / "trace.json" if trace else None,
-                keep=saving.keep_last_good,
+                keep=checkpoint_writer.keep_last_good,
                 info_keywords=self.described.env.options.info_keywords,
                 learns_all=self._replica is not None,
             )
@@ -343,10 +348,13 @@ class LearnerRun:
             if leads and (pool := self.described.env.options.selfplay):
                 every = max(1, self._total_steps // _VERSIONS)
                 training.after_update = PastVersions(Path(pool), made.agent, every, step)
-            yield training, saving
+            yield training, checkpoint_writer
 
     def end(
-        self, training: Training, saving: Saving, end_callbacks: Callable[[], object] = lambda: None
+        self,
+        training: Training,
+        checkpoint_writer: CheckpointWriter,
+        end_callbacks: Callable[[], object] = lambda: None,
     ) -> None:
         """Waits for the threads of a run that has ended, calls `end_callbacks`, then saves, unless
         nothing has changed or after a NaN.
@@ -370,7 +378,7 @@ class LearnerRun:
         failure = self.session.supervisor.failure
         if failure is None or not isinstance(failure.error, NonFiniteError):
             try:
-                saving.save(training)
+                checkpoint_writer.save(training)
             except Exception as error:
                 self.session.supervisor.fail_at_end("", error)
 
@@ -396,7 +404,7 @@ class LearnerRun:
         return is_program and algorithm == usual and learner.rollouts == RolloutConfig()
 
     def _say_end(self, training: Training) -> None:
-        folder, program = self.session.folder, self.settings.collection.program
+        folder, program = self.session.folder, self.settings.facts.program
         progress = self.progress
         say(summary(progress, training.steps_here, training.seconds))
         exists = folder.checkpoint.exists()

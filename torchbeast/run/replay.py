@@ -45,8 +45,8 @@ from torchbeast.fleets.system import check_memory, in_bytes
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.replay import ON_RAY, joined_on_ray
 from torchbeast.run.assemble import LearnerConfig
+from torchbeast.run.checkpoint_writer import REPLAY
 from torchbeast.run.learner_run import LearnerRun
-from torchbeast.run.saving import REPLAY
 from torchbeast.seeds import seed_of
 from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import SharedReplayClient
@@ -253,7 +253,7 @@ def joined_replay(
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
             f"{in_bytes(size * each)} when full (plus {more:,} bytes per truncated episode). It "
-            f"has {replay.facts().size:,}.",
+            f"has {replay.stats().size:,}.",
             flush=True,
         )
         yield replay

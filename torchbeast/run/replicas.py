@@ -35,9 +35,9 @@ from typing import Any
 import torch
 
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
-from torchbeast.collect.contract import Away, BatchTaker, Shortage, Source
+from torchbeast.collect.contract import BatchTaker, LostStream, Source, TooFewStreams
 from torchbeast.core.storages.batch import Batch
-from torchbeast.core.update.optimiser_step import Learnt, NonFiniteError, OptimiserStep
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_of_torchrun
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
@@ -52,7 +52,7 @@ from torchbeast.gradients.joint import (
     saved,
     total,
 )
-from torchbeast.reporting.metrics import MetricsConfig
+from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import HardwareConfig
@@ -347,7 +347,7 @@ class RankedLearner(JointLearner):
             # Even at the end: if a rank is killed, torchrun stops the others by a signal.
             self._supervisor.fail_at_end("", error)
 
-    def update(self, batch: JointBatch) -> Learnt:
+    def update(self, batch: JointBatch) -> UpdateResult:
         """Updates with the batches of all ranks."""
         try:
             return self._step.update(batch.own)
@@ -380,9 +380,9 @@ class RankedLearner(JointLearner):
             return ""
         return f"the other learners of the run wait for a batch of rank {', '.join(late)}"
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """Returns the lost streams of all ranks."""
-        own = [_of_rank(self._rank, stream) for stream in self._source.away()]
+        own = [_of_rank(self._rank, stream) for stream in self._source.lost_streams()]
         return own + [_of_rank(rank, s) for rank, report in self._others for s in report.away]
 
     def _next(self) -> JointBatch | None:
@@ -408,7 +408,7 @@ class RankedLearner(JointLearner):
         """Takes part in a roll call; returns the reports in the order of ranks."""
         report = report_of(self._source, own, self.version)._replace(
             stop=self._supervisor.reason or "",
-            away=[[*stream] for stream in self._source.away()],
+            away=[[*stream] for stream in self._source.lost_streams()],
             hanging=self._source.hanging(),
         )
         said = self._gather(report._asdict())
@@ -435,8 +435,8 @@ def _read(rank: int, said: Mapping[str, Any]) -> Report:
         ) from None
 
 
-def _of_rank(rank: int, away: Sequence[Any]) -> Away:
-    """Returns a lost stream of a rank; away: the fields of Away, possibly from JSON."""
-    where, seconds, short, why = away
-    short = short and Shortage(*short)._replace(of=f" of rank {rank}")
-    return Away(where, seconds, short, why)
+def _of_rank(rank: int, fields: Sequence[Any]) -> LostStream:
+    """Returns a lost stream of a rank; fields: of LostStream, possibly from JSON."""
+    where, seconds, short, why = fields
+    short = short and TooFewStreams(*short)._replace(of=f" of rank {rank}")
+    return LostStream(where, seconds, short, why)

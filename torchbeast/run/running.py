@@ -20,8 +20,8 @@ from torchbeast.core.base.checks import at_least
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import expanded
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.checkpoint_writer import CheckpointWriter
 from torchbeast.run.episodes import Episodes, play
-from torchbeast.run.saving import Saving
 from torchbeast.run.training import Training
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RunningLearner:
     Example:
         ```python
         class StopAt(Callback):
-            def on_step(self, learner: RunningLearner, figures: dict[str, float]) -> None:
+            def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
                 if learner.get_metrics()["mean_return"] >= 475:
                     learner.stop()
         ```
@@ -47,9 +47,11 @@ class RunningLearner:
     _env_options: dict[str, Any]  # {"env_options": the options}, once there are some
     _own: AbstractContextManager[Any] = nullcontext()  # the run's settings of torch
 
-    def _hold(self, run: LearnerRun, training: Training, saving: Saving) -> None:
+    def _hold(
+        self, run: LearnerRun, training: Training, checkpoint_writer: CheckpointWriter
+    ) -> None:
         """Takes the parts of a run that is assembled."""
-        self._run, self._training, self._saving = run, training, saving
+        self._run, self._training, self._checkpoint_writer = run, training, checkpoint_writer
         self._is_stopped = False
         self._first_step, self._began = self.steps, time.monotonic()
 
@@ -90,7 +92,7 @@ class RunningLearner:
         """Returns the metrics of the last update and of the run so far.
 
         Returns:
-            The columns of the last row of logs.csv, including the figures of callbacks; and step,
+            The columns of the last row of logs.csv, including the metrics of callbacks; and step,
             updates, episodes, steps_per_second since the Learner was made, and mean_return and
             mean_length (in steps) of the last 100 episodes, which are NaN before the first episode
             ends.
@@ -125,7 +127,7 @@ class RunningLearner:
         Example:
             ```python
             class Curriculum(Callback):
-                def on_step(self, learner, figures):
+                def on_step(self, learner, metrics):
                     learner.set_env_options({"level": learner.steps // 100_000})
             ```
         """
@@ -167,7 +169,7 @@ class RunningLearner:
         target = self._run.session.folder.checkpoint if path is None else expanded(path)
         with self._own:
             if path is None:
-                self._saving.save(self._training)
+                self._checkpoint_writer.save(self._training)
             else:
                 checkpoints.save(target, self.checkpoint())
         return target
@@ -175,7 +177,7 @@ class RunningLearner:
     def checkpoint(self) -> dict[str, Any]:
         """Returns the contents of a checkpoint from which a run can continue, without a file."""
         with self._own:
-            return self._saving.checkpoint(self._training)
+            return self._checkpoint_writer.checkpoint(self._training)
 
     def evaluate(
         self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None

@@ -136,7 +136,7 @@ class Training:
     learns_all: bool = False
 
     def __post_init__(self) -> None:
-        self.figures: Mapping[str, float] = {}  # last row of the log
+        self.metrics: Mapping[str, float] = {}  # last row of the log
         self.row: dict[str, float] = {}  # the same, to which callbacks add
         self._missed_info: set[str] = set()  # keywords that an episode lacked
         self._lock = threading.RLock()  # callbacks copy checkpoints while they hold it
@@ -240,13 +240,13 @@ class Training:
 
     def _finish_row(self) -> None:
         """Writes the row of the log, once callbacks have added their numbers."""
-        self.row = dict(self.figures)
+        self.row = dict(self.metrics)
         try:
             if self.callbacks is not None:
                 with self._clock.pausing():
                     self.callbacks(self.row)
         finally:
-            self.figures = self.row
+            self.metrics = self.row
             with self.writing.running():
                 self.log.write(self.progress.step, self.row)
 
@@ -265,21 +265,21 @@ class Training:
         step = self.optimiser_step
         with self._traced():
             try:
-                figures, feedback = step.update(batch)
+                metrics, feedback = step.update(batch)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
-        on_host.hand_back(feedback)
+        on_host.give_feedback(feedback)
         self.progress.step = step.counters.env_steps
         self.weights.publish(step.algo.actor, step.version)
         self.seconds = time.monotonic() - self._began
         seconds = time.perf_counter() - before
         self._longest_s = max(self._longest_s, seconds)
-        self._record(on_host, {**figures, **lags, "update_seconds": seconds})
+        self._record(on_host, {**metrics, **lags, "update_seconds": seconds})
 
     def _after_update(self) -> None:
         if self.updates_here == 1:
             self.after_first_update()
-        self.after_update(self.progress.step, self.figures)
+        self.after_update(self.progress.step, self.metrics)
         if self.progress.step >= self.total_steps:
             self.supervisor.stop(DONE)
         elif self.pause_at is not None and self.progress.step >= self.pause_at:
@@ -297,13 +297,13 @@ class Training:
             return "No state was saved"
         return f"The previous state is in {path}; the checkpoint is unchanged"
 
-    def _record(self, batch: Batch, figures: dict[str, float]) -> None:
+    def _record(self, batch: Batch, metrics: dict[str, float]) -> None:
         counters, info = self.optimiser_step.counters, batch.finished_info()
         returns, lengths = batch.finished_episodes()
-        self.progress.loss = figures.get("total_loss", self.progress.loss)
-        self.progress.mean_lag = figures.get("mean_lag", math.nan)
-        self.progress.max_lag = figures.get("max_lag", math.nan)
-        self.progress.relevant_share = figures.get("relevant_share", math.nan)
+        self.progress.loss = metrics.get("total_loss", self.progress.loss)
+        self.progress.mean_lag = metrics.get("mean_lag", math.nan)
+        self.progress.max_lag = metrics.get("max_lag", math.nan)
+        self.progress.relevant_share = metrics.get("relevant_share", math.nan)
         self.progress.episodes += len(returns)
         self.progress.returns.extend(returns)
         self.progress.lengths.extend(lengths)
@@ -315,9 +315,9 @@ class Training:
             "episodes": self.progress.episodes,
             **{f"info_{k}": self._info_mean(k, info.get(k, ())) for k in self.info_keywords},
         }
-        self.figures = {
+        self.metrics = {
             **episodes,
-            **figures,
+            **metrics,
             **episodes,  # whatever names an algorithm gives to its metrics
             **self.source.status(),
             **self._times(),

@@ -16,13 +16,13 @@ from torchbeast.reporting.diagnosis import (
     Watchdog,
     alive,
     diagnose,
-    lost_streams,
+    diagnose_lost_streams,
     shares,
 )
 from torchbeast.reporting.display import Display, Shown
-from torchbeast.reporting.metrics import Metrics, learner_metrics
+from torchbeast.reporting.prometheus import PrometheusEndpoint, learner_metrics
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWriter
 from torchbeast.run.config import FIRST_CHECKPOINT_S
-from torchbeast.run.saving import CheckpointNotWritten, Saving
 from torchbeast.run.training import NoMoment, Training
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Watch:
 
     run: LearnerRun
     training: Training
-    saving: Saving
-    metrics: Metrics = field(default_factory=Metrics)
+    checkpoint_writer: CheckpointWriter
+    prometheus: PrometheusEndpoint = field(default_factory=PrometheusEndpoint)
 
     def until_the_end(self) -> None:
         """Watches until the supervisor ends the run."""
@@ -70,14 +70,14 @@ class Watch:
             supervisor.join(_LAST_UPDATE_S)
             if self.training.updates_here:
                 self._show(display, status, window, self.training.seconds)
-        is_whole = supervisor.failure is None and not self.training.source.away()
+        is_whole = supervisor.failure is None and not self.training.source.lost_streams()
         if first is not None and is_whole and not only_warnings:
             self._say_bottleneck(first)
 
     def _say_bottleneck(self, first: Reading) -> None:
         """Names the bottleneck of the run; first: a reading after its first update."""
         last = self.training.reading()
-        found = diagnose(shares(last, first), self.run.settings.collection)
+        found = diagnose(shares(last, first), self.run.settings.facts)
         is_long = last.time - first.time >= _LEAST_S
         if found is not None and is_long and self.training.updates_here >= _LEAST_UPDATES:
             say(f"Overall: {found.sentence}.")
@@ -91,27 +91,27 @@ class Watch:
     ) -> None:
         has_learnt = self.training.updates_here > 0
         recent = window.add(self.training.reading()) if has_learnt else UNKNOWN
-        away = self.training.source.away()
+        lost_streams = self.training.source.lost_streams()
         _, live = alive(status)
-        advice = diagnose(recent, self.run.settings.collection) if live else None
+        advice = diagnose(recent, self.run.settings.facts) if live else None
         shown = Shown(
             progress=replace(self.training.progress),  # a copy: learner threads change it
             total_steps=self.training.total_steps,
             status=status,
-            away=away,
+            lost_streams=lost_streams,
             shares=recent,
-            diagnosis=lost_streams(away, live) or advice,
+            diagnosis=diagnose_lost_streams(lost_streams, live) or advice,
             run=self.run.settings.run.xpid,
             updates=self.training.updates,
             stage_seconds=self.training.reading().seconds,
-            row=self.training.figures,
-            saved_at=self.saving.saved_at,
-            failed_saves=self.saving.failed,
+            row=self.training.metrics,
+            saved_at=self.checkpoint_writer.saved_at,
+            failed_saves=self.checkpoint_writer.failed,
             learnt_here=self.training.steps_here,
             took=took,
         )
         display.show(shown)
-        self.metrics.show(learner_metrics(shown))
+        self.prometheus.show(learner_metrics(shown))
 
     def _save_if_possible(self) -> bool:
         """Saves. A failure is only a warning, because a full disk may have room again next time.
@@ -119,7 +119,7 @@ class Watch:
         Returns False during a long update, so that it is tried again a second later.
         """
         try:
-            self.saving.save(self.training, _MOMENT_S)
+            self.checkpoint_writer.save(self.training, _MOMENT_S)
         except NoMoment:  # the watchdog warns if an update takes a minute
             return False
         except CheckpointNotWritten as error:

@@ -23,7 +23,7 @@ from typing import Any
 from torchbeast.collect.config import split_evenly
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, Report, end_all
-from torchbeast.fleets.places import Deaths, Places
+from torchbeast.fleets.restarts import RestartPolicy, Restarts
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import Timer, waiting_for
 from torchbeast.servers.addresses import socket_path
@@ -115,7 +115,7 @@ class EnvServers:
         self.addresses = list(addresses)
         self.folder = folder
         self._supervisor = supervisor
-        self._places = Places(_log, supervisor)
+        self._restarts = Restarts(_log, supervisor)
         self._say, self._may_dial = say, False
         self._servers = []
         streams = itertools.cycle(learners)
@@ -133,7 +133,7 @@ class EnvServers:
             self._servers.append(_Server(i, common | own, self._reported, self._ended))
         try:
             for server in self._servers:
-                self._places.start(server)
+                self._restarts.start(server)
         except Exception:
             self.close()
             raise
@@ -152,7 +152,7 @@ class EnvServers:
     @property
     def replaced(self) -> int:
         """Number of replacements of processes that died."""
-        return self._places.replaced
+        return self._restarts.replaced
 
     def dial(self) -> None:
         """Lets the servers dial in to their learners."""
@@ -182,7 +182,7 @@ class EnvServers:
 
         May be called again.
         """
-        self._places.close()
+        self._restarts.close()
         end_all(self._children())
         for server in self._servers:
             server.limit.cancel()
@@ -200,7 +200,7 @@ class EnvServers:
         """Handles a report: that a server works, what it does, or a message about a learner."""
         if "ready" in report:
             server.limit.cancel()
-            self._places.works(server)
+            self._restarts.works(server)
             server.ready.set()
             if self._may_dial and server.process is not None:
                 server.process.send({"dial": True})
@@ -217,7 +217,7 @@ class EnvServers:
         if not isinstance(error, ProcessDied):
             server.ready.clear()  # its socket is gone, or belongs to another process
         if not self._supervisor.ended:
-            self._places.ended(server, error)
+            self._restarts.ended(server, error)
 
 
 class _Server:
@@ -236,7 +236,7 @@ class _Server:
         self.name = f"environment server {index} at {self.address}"
         self.activity: Report = {}
         self.ready = threading.Event()
-        self.deaths = Deaths()
+        self.restart_policy = RestartPolicy()
         self.limit = self._new_limit()
         self._arguments, self._on_report, self._on_end = arguments, on_report, on_end
 

@@ -19,7 +19,7 @@ from typing import Any
 import libtorchbeast
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import Report
-from torchbeast.fleets.places import Deaths
+from torchbeast.fleets.restarts import RestartPolicy
 from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import credentials, explain
 
@@ -79,7 +79,7 @@ class JoiningStreams:
             self.stop()  # the run has ended, or no stream can continue
 
     def _join_again_and_again(self, learner: str) -> bool:
-        pause, failures = _FIRST_PAUSE_S, Deaths()
+        pause, restart_policy = _FIRST_PAUSE_S, RestartPolicy()
 
         def taken() -> None:
             nonlocal pause
@@ -93,7 +93,7 @@ class JoiningStreams:
             except (OSError, ValueError, UsageError) as error:
                 self._say(learner, f"{self._explained(learner, error)}; reconnecting.")
             except RuntimeError as error:
-                if failures.too_many(error):
+                if restart_policy.too_many(error):
                     raise RunError(f"failure 5 within ten minutes: {error}") from None
             self._wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -32,10 +32,10 @@ import libtorchbeast
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import (
     WAIT_S,
-    Away,
     LearnerInfo,
-    Shortage,
-    describe_away,
+    LostStream,
+    TooFewStreams,
+    describe_lost_streams,
     shortage_of,
 )
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_extras
@@ -48,8 +48,8 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import allow_descriptors, available_cores
 from torchbeast.servers.config import PipelineConfig, check_streams
 from torchbeast.servers.discovery import ServerFleet
-from torchbeast.servers.door import HostDoor
 from torchbeast.servers.env_servers import EnvServers
+from torchbeast.servers.join_server import JoinServer
 
 _log = logging.getLogger("torchbeast.streams")
 
@@ -73,7 +73,7 @@ class PolySource:
         pipeline: PipelineConfig,
         *,
         start_servers: Callable[[Supervisor], EnvServers] | None = None,
-        door: HostDoor | None = None,
+        join_server: JoinServer | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
@@ -88,7 +88,7 @@ class PolySource:
         specs_of_extras(actor, learner.extras)
         self._learner = learner
         self._start_servers = start_servers
-        self._door = door
+        self._join_server = join_server
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(
@@ -104,7 +104,7 @@ class PolySource:
             rollouts.unroll_length,
             self._queue,
             self._batcher,
-            [] if door is not None else fleet.stream_addresses,
+            [] if join_server is not None else fleet.stream_addresses,
             map_leaves(lambda leaf: leaf.cpu(), state),
             rollout_columns=columns,
             seed=learner.seed,
@@ -129,8 +129,10 @@ class PolySource:
         for i, replica in enumerate(replicas):
             supervisor.start_thread(f"inference-{i}", functools.partial(self._infer, replica))
         supervisor.start_thread("environments", self._play)
-        if (door := self._door) is not None:
-            follow = functools.partial(door.follow, self._pool, self._columns, self._env_bytes)
+        if (join_server := self._join_server) is not None:
+            follow = functools.partial(
+                join_server.follow, self._pool, self._columns, self._env_bytes
+            )
             supervisor.start_thread("hosts", lambda: follow(self._closed))
 
     def batches(self) -> Iterator[Rollout]:
@@ -196,18 +198,18 @@ class PolySource:
 
         Steps that take too long are not described, because the pool ends their stream.
         """
-        away = self.away()
-        is_long = any(stream.seconds >= WAIT_S for stream in away)
-        if not is_long and shortage_of(away) is None:
+        lost_streams = self.lost_streams()
+        is_long = any(stream.seconds >= WAIT_S for stream in lost_streams)
+        if not is_long and shortage_of(lost_streams) is None:
             return ""
-        return describe_away(away, self._pool.live_streams())
+        return describe_lost_streams(lost_streams, self._pool.live_streams())
 
-    def away(self) -> list[Away]:
+    def lost_streams(self) -> list[LostStream]:
         """Returns the streams that were lost and have not reconnected."""
         found = self._pool.shortage()
-        short = None if found is None else Shortage(*found)
+        short = None if found is None else TooFewStreams(*found)
         return [
-            Away(where, seconds, short, in_one_line(why))
+            LostStream(where, seconds, short, in_one_line(why))
             for where, seconds, why in self._pool.away_streams()
         ]
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, Facts, Filled, finals_of, read_windows
+from torchbeast.collect.replay import Arrays, ReplayedColumns, ReplayStats, finals_of, read_windows
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
@@ -152,7 +152,7 @@ class SharedReplay:
         if ticket not in self._present:
             raise RunError(_AGAIN)
 
-    def insert(self, ticket: Ticket, arrays: Arrays) -> Facts:
+    def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayStats:
         """Stores all columns of a batch.
 
         arrays: the fields of JoinRequest.batch, and final_observation. They must not change during
@@ -163,22 +163,22 @@ class SharedReplay:
         with self._lock:
             self.check_present(ticket)
             self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), ticket.agent)
-            return self.facts()
+            return self.stats()
 
     def fill(
         self, ticket: Ticket, arrays: Arrays, first_walk: int | None
-    ) -> tuple[Filled | None, Facts]:
+    ) -> tuple[ReplayedColumns | None, ReplayStats]:
         """Writes a window into every column; see Replay.fill."""
         with self._lock:
             self.check_present(ticket)
             columns = slice(0, arrays["reward"].shape[1])
             filled = read_windows(self._used, ticket.agent, arrays, columns, first_walk)
-            return filled, self.facts()
+            return filled, self.stats()
 
-    def facts(self) -> Facts:
+    def stats(self) -> ReplayStats:
         """Returns metrics for logs and for the agents."""
         with self._lock:
-            return self._used.facts()
+            return self._used.stats()
 
     def _forget(self, ticket: Ticket) -> None:
         self._present.pop(ticket)()
@@ -196,7 +196,7 @@ class SharedReplay:
         """
         free, later = self._free_memory(), 0
         if (replay := self._replay) is not None:
-            later = int((1 - replay.facts().fill) * replay.capacity * replay.bytes_per_transition)
+            later = int((1 - replay.stats().fill) * replay.capacity * replay.bytes_per_transition)
         require(
             free is None or size + later <= free,
             f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
@@ -225,30 +225,32 @@ class SharingAgent(ABC):
     """
 
     _inserted: Arrays
-    _facts: Facts
+    _stats: ReplayStats
 
-    def facts(self) -> Facts:
+    def stats(self) -> ReplayStats:
         """Returns metrics of the replay, over all agents, when it was last used."""
-        return self._facts
+        return self._stats
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""
         for name, nest in self._inserted.items():
             map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
-        self._facts = self._insert(finals_of(arrays, columns))
+        self._stats = self._insert(finals_of(arrays, columns))
 
-    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+    def fill(
+        self, arrays: Arrays, columns: slice, first_walk: int | None
+    ) -> ReplayedColumns | None:
         """Writes windows into columns; see Replay."""
-        filled, batch, self._facts = self._fill(first_walk)
+        filled, batch, self._stats = self._fill(first_walk)
         if filled is not None:
             for name, nest in batch.items():
                 map_leaves2(lambda to, leaf: np.copyto(to[:, columns], leaf), arrays[name], nest)
         return filled
 
     @abstractmethod
-    def _insert(self, finals: list[np.ndarray]) -> Facts:
+    def _insert(self, finals: list[np.ndarray]) -> ReplayStats:
         """Sends `_inserted` and its final observations."""
 
     @abstractmethod
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
+    def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
         """Returns windows [T+1, S, ...] and the result of SharedReplay.fill."""

@@ -11,11 +11,11 @@
 
 Requests and answers are pickled. Before anything is unpickled, agent and service prove to each
 other that they have the key, a file next to the socket that only the user can read. Then the agent
-sends its JoinRequest, and the service answers with Facts and the descriptor of the agent's
+sends its JoinRequest, and the service answers with ReplayStats and the descriptor of the agent's
 region. After that the agent sends one request at a time:
 
-    ("insert", final observations)   the columns are in the region --> Facts
-    ("fill", first_walk)   --> (Filled | None, Facts), the columns are in the region
+    ("insert", final observations)   the columns are in the region --> ReplayStats
+    ("fill", first_walk)   --> (ReplayedColumns | None, ReplayStats), the columns are in the region
 
 If the answer is an exception, the agent raises it. The replay survives agents that die. When the
 replay or its parent dies, the agents end with a checkpoint. The process ends when its standard
@@ -44,7 +44,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, Facts, Filled, ReplayClosed, has_ended
+from torchbeast.collect.replay import Arrays, ReplayClosed, ReplayedColumns, ReplayStats, has_ended
 from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.core.base.checks import require
 from torchbeast.errors import RunError, UsageError
@@ -140,7 +140,7 @@ class Service:
             return
         _log.info("agent %s has joined", joining.name)
         try:
-            connection.send(self.replay.facts())
+            connection.send(self.replay.stats())
             send_handle(connection, region.descriptor, None)
             with contextlib.suppress(EOFError, ConnectionError):
                 while True:
@@ -185,7 +185,7 @@ class SharedReplayClient(SharingAgent):
         self._closed = threading.Event()
         try:
             self._connection = Client(address, "AF_UNIX", authkey=_key(address))
-            self._facts = self._join(joining)
+            self._stats = self._join(joining)
         except (ValueError, AuthenticationError) as error:
             raise UsageError(f"--replay_service {address}: {error}") from error
         except (OSError, EOFError) as error:
@@ -199,9 +199,9 @@ class SharedReplayClient(SharingAgent):
         self._closed.set()
         shut(self._connection)
 
-    def _join(self, joining: JoinRequest) -> Facts:
+    def _join(self, joining: JoinRequest) -> ReplayStats:
         self._connection.send(joining)
-        answer: Facts | ValueError = self._connection.recv()
+        answer: ReplayStats | ValueError = self._connection.recv()
         if isinstance(answer, ValueError):
             raise answer
         descriptor = recv_handle(self._connection)
@@ -212,12 +212,12 @@ class SharedReplayClient(SharingAgent):
         self._inserted = self._region.inserted
         return answer
 
-    def _insert(self, finals: list[np.ndarray]) -> Facts:
+    def _insert(self, finals: list[np.ndarray]) -> ReplayStats:
         return self._ask("insert", finals)
 
-    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Facts]:
-        filled, facts = self._ask("fill", first_walk)
-        return filled, self._region.filled, facts
+    def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
+        filled, stats = self._ask("fill", first_walk)
+        return filled, self._region.filled, stats
 
     def _ask(self, method: str, argument: Any) -> Any:
         """Sends a request and returns its answer, unless it is closed meanwhile."""

@@ -86,7 +86,7 @@ def _train(
         print(f"All {len(rows)} agents are complete; increase --total_steps to continue.")
         return
     supervisor = opened.supervisor
-    opened.folder.begin(what.record(), sum(row.figures.step for row in rows))
+    opened.folder.begin(what.record(), sum(row.progress.step for row in rows))
     with ExitStack() as ending:
         runner, replay = _runner(ending, rows, config, what.shared_replay)
         folder = rows[0].agent.folder.parent

@@ -117,7 +117,7 @@ class Population:
             always = [f"--seed={turn.seed}", "--no_restart_schedules"]
             words = [*agent.words, *always, *typed(turn.settings), *pause]
             row = Row(dataclasses.replace(agent, settings=turn.settings, words=words))
-            is_past = bool(pause) and row.figures.step >= end and has_ended_well(agent.folder)
+            is_past = bool(pause) and row.progress.step >= end and has_ended_well(agent.folder)
             if row.state == "waiting" and is_past:
                 row.state = "stopped"  # before the sweep was interrupted
             rows.append(row)
@@ -140,7 +140,7 @@ class Population:
     def note(self, rows: Sequence[Row]) -> None:
         """Writes how far the members came in this round."""
         for turn, row in zip(self._now, rows, strict=True):
-            turn.step, turn.mean_return = row.figures.step, math.nan
+            turn.step, turn.mean_return = row.progress.step, math.nan
             if row.state != "failed":
                 turn.mean_return = _mean_return(row, self._copied_at(turn.member))
         self._write()
@@ -223,7 +223,7 @@ def _mean_return(row: Row, copied_at: int) -> float:
     rows of its log belong to weights that it no longer has.
     """
     if not copied_at:
-        return row.figures.mean_return
+        return row.progress.mean_return
     returns, ended = 0.0, 0.0
     rows = [each for each in read_logs(row.agent.folder) if each["step"] > copied_at]
     for before, each in reversed(list(pairwise([{}, *rows]))):
@@ -232,7 +232,7 @@ def _mean_return(row: Row, copied_at: int) -> float:
             count = min(count, row.agent.episodes - ended)
             returns, ended = returns + count * each["mean_episode_return"], ended + count
     if ended == row.agent.episodes:
-        return row.figures.mean_return  # exact: all of its episodes are newer
+        return row.progress.mean_return  # exact: all of its episodes are newer
     return returns / ended if ended else math.nan
 
 

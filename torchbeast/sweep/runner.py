@@ -161,7 +161,7 @@ class Runner:
                 row.end()
             elif self._asha is not None and not row.is_ended_early:
                 row.is_ended_early = self._asha.ends(
-                    row.agent.name, row.figures.step, row.figures.mean_return
+                    row.agent.name, row.progress.step, row.progress.mean_return
                 )
                 if row.is_ended_early:
                     process.ask_to_end()

@@ -56,10 +56,10 @@ class Row:
         self.agent = agent
         self._follower = LogFollower(agent.folder, agent.episodes)
         self._rate = Rate()
-        self.figures = self._follower.read()
-        self._first_step = self.figures.step  # of earlier processes
+        self.progress = self._follower.read()
+        self._first_step = self.progress.step  # of earlier processes
         self.steps_per_second = math.nan
-        complete = self.figures.step >= agent.total_steps and has_ended_well(agent.folder)
+        complete = self.progress.step >= agent.total_steps and has_ended_well(agent.folder)
         self.state: State = "done" if complete else "waiting"
         self.report: Report | None = None  # how its process ended
         self.is_held = False  # whether another process uses its folder
@@ -76,19 +76,19 @@ class Row:
 
     def follow(self, now: float | None = None) -> None:
         """Reads the newest metrics of a running agent."""
-        before, self.figures = self.figures, self._follower.read()
-        if self.figures.step != before.step or not math.isnan(self.steps_per_second):
+        before, self.progress = self.progress, self._follower.read()
+        if self.progress.step != before.step or not math.isnan(self.steps_per_second):
             now = time.monotonic() if now is None else now
-            self.steps_per_second = self._rate.add(self.figures.step, now)
+            self.steps_per_second = self._rate.add(self.progress.step, now)
 
     def end(self) -> None:
         """Notes that the agent has ended."""
         self.follow()
-        if self.report is None and self.figures.step > self._first_step:
+        if self.report is None and self.progress.step > self._first_step:
             self.report = {"why": "it did not save its checkpoint in time"}
         if self.why:
             self.state = "failed"
-        elif self.figures.step >= self.agent.total_steps:
+        elif self.progress.step >= self.agent.total_steps:
             self.state = "done"
         else:
             self.state = "stopped by the scheduler" if self.is_ended_early else "stopped"
@@ -111,13 +111,13 @@ class Row:
     @property
     def cells(self) -> dict[str, str]:
         """The metrics as text; unknown ones are a dash."""
-        figures = self.figures
+        progress = self.progress
         rate = self.steps_per_second if self.state == "running" else math.nan
         return {
-            "steps": f"{figures.step:,} of {self.agent.total_steps:,}",
+            "steps": f"{progress.step:,} of {self.agent.total_steps:,}",
             "steps/s": figure(rate, ",.0f"),
-            "episodes": f"{figures.episodes:,}",
-            "mean return": number(figures.mean_return),
+            "episodes": f"{progress.episodes:,}",
+            "mean return": number(progress.mean_return),
         }
 
 
@@ -167,7 +167,7 @@ def said(row: Row) -> str:
     if row.is_held:
         return "waiting for another process in its folder"
     if row.state == "stopped by the scheduler":
-        return f"{row.state} at step {row.figures.step:,}"
+        return f"{row.state} at step {row.progress.step:,}"
     return f"failed: {row.reason}" if row.state == "failed" else row.state
 
 
@@ -195,9 +195,9 @@ class Standing(NamedTuple):
 
 def standing(row: Row) -> Standing:
     """Returns the rank of an agent."""
-    is_done, figures = row.state == "done", row.figures
-    value = -math.inf if math.isnan(figures.mean_return) else figures.mean_return
-    return Standing(is_done, 0 if is_done else figures.step, value)
+    is_done, progress = row.state == "done", row.progress
+    value = -math.inf if math.isnan(progress.mean_return) else progress.mean_return
+    return Standing(is_done, 0 if is_done else progress.step, value)
 
 
 Ranked = Sequence[Row]
@@ -263,19 +263,19 @@ def as_csv(ranking: Sequence[Ranked]) -> str:
     for place, group in enumerate(ranking, 1):
         for row in group:
             settings = row.agent.settings.values()
-            lines.append(csv_line([place, row.agent.name, *settings, *_figures(row)]))
+            lines.append(csv_line([place, row.agent.name, *settings, *_progress_cells(row)]))
     return "".join(lines)
 
 
-def _figures(row: Row) -> list[str | int | float]:
-    figures = row.figures
-    mean = "" if math.isnan(figures.mean_return) else figures.mean_return
-    return [row.state, figures.step, row.agent.total_steps, figures.episodes, mean, row.reason]
+def _progress_cells(row: Row) -> list[str | int | float]:
+    progress = row.progress
+    mean = "" if math.isnan(progress.mean_return) else progress.mean_return
+    return [row.state, progress.step, row.agent.total_steps, progress.episodes, mean, row.reason]
 
 
 def _plot(rows: Sequence[Row], output: Path) -> None:
     """Plots the agents that have finished episodes, if any, and if matplotlib is installed."""
-    folders = [row.agent.folder for row in rows if not math.isnan(row.figures.mean_return)]
+    folders = [row.agent.folder for row in rows if not math.isnan(row.progress.mean_return)]
     if not folders:
         return
     try:

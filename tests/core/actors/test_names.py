@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchbeast.core.actors.leaves import (
+from torchbeast.core.actors.encoders import (
     NAME_SIZE,
     MapTorso,
     NamesTorso,

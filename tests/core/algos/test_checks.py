@@ -85,7 +85,7 @@ def learn(returned: Callable[[Losses], Any], make_rollout: Make) -> Any:
     step = impala(net(), type("Mine", (Mine,), {"returned": returned}))
     before = [parameter.clone() for parameter in step.algo.actor.parameters()]
     try:
-        return step.update(make_rollout(T, B)).figures
+        return step.update(make_rollout(T, B)).metrics
     finally:
         after = list(step.algo.actor.parameters())
         is_same = all(map(torch.equal, before, after))
@@ -102,8 +102,8 @@ def test_losses_that_cannot_be_minimised_or_logged_are_refused(
 
 
 def test_losses_without_a_mistake_are_learnt_from(make_rollout: Make) -> None:
-    figures = learn(with_metric(torch.tensor(2.0)), make_rollout)
-    assert figures["my_metric"] == 2.0
+    metrics = learn(with_metric(torch.tensor(2.0)), make_rollout)
+    assert metrics["my_metric"] == 2.0
     assert learn(with_metric(losses.mean(RAW)), make_rollout)["my_metric"] == 1.0
     doubled = learn(with_term(weight), make_rollout)
     assert doubled["my_loss"] == doubled["pg_loss"] != 0

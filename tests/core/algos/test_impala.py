@@ -238,14 +238,14 @@ def test_an_update_reports_the_mean_entropy_in_nats(
     with torch.no_grad():
         logits = algorithm.algo.actor.policy(rollout.observation[:-1])
     expected = torch.distributions.Categorical(logits=logits).entropy().mean().item()
-    assert algorithm.update(rollout).figures["entropy"] == pytest.approx(expected, rel=1e-5)
+    assert algorithm.update(rollout).metrics["entropy"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_update_reports_its_losses_and_changes_the_weights(make_rollout: Make) -> None:
     algorithm, rollout = impala(), make_rollout(T, B)
     losses = terms_of(algorithm, rollout)
     before = weights(algorithm)
-    stats = algorithm.update(rollout).figures
+    stats = algorithm.update(rollout).metrics
     for name, loss in losses.items():
         assert stats[name] == pytest.approx(loss.item())
     assert stats["total_loss"] == pytest.approx(sum(loss.item() for loss in losses.values()))
@@ -264,7 +264,7 @@ def test_an_update_is_one_rmsprop_step_with_clipped_gradients(make_rollout: Make
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     assert norm > 0.1
     optimizer.step()
-    assert algorithm.update(rollout).figures["grad_norm"] == pytest.approx(norm.item())
+    assert algorithm.update(rollout).metrics["grad_norm"] == pytest.approx(norm.item())
     torch.testing.assert_close(algorithm.algo.actor.state_dict(), model.state_dict())
 
 
@@ -315,14 +315,14 @@ def test_a_gradient_that_is_not_finite_is_named_before_any_weight_is_touched(
         algorithm.update(rollout)
     torch.testing.assert_close(weights(algorithm), before, rtol=0, atol=0)
     handle.remove()
-    assert math.isfinite(algorithm.update(rollout).figures["grad_norm"])
+    assert math.isfinite(algorithm.update(rollout).metrics["grad_norm"])
 
 
 def test_the_learning_rate_goes_linearly_to_0_over_total_steps(make_rollout: Make) -> None:
     updates = 4
     algorithm = impala(total_steps=updates * T * B, learning_rate=0.1)
     rates = [
-        algorithm.update(make_rollout(T, B)).figures["learning_rate"] for _ in range(updates + 2)
+        algorithm.update(make_rollout(T, B)).metrics["learning_rate"] for _ in range(updates + 2)
     ]
     assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0])
 
@@ -330,7 +330,7 @@ def test_the_learning_rate_goes_linearly_to_0_over_total_steps(make_rollout: Mak
 def test_the_learning_rate_grows_from_0_over_warmup_steps(make_rollout: Make) -> None:
     updates, size = 8, T * B
     algorithm = impala(total_steps=updates * size, warmup_steps=4 * size, learning_rate=0.8)
-    rates = [algorithm.update(make_rollout(T, B)).figures["learning_rate"] for _ in range(updates)]
+    rates = [algorithm.update(make_rollout(T, B)).metrics["learning_rate"] for _ in range(updates)]
     falling = [0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
     grown = [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]
     assert rates == pytest.approx([a * b for a, b in zip(falling, grown, strict=True)])
@@ -365,7 +365,7 @@ def test_a_restored_checkpoint_makes_the_identical_next_step(make_rollout: Make)
     first.update(make_rollout(T, B))
     other.load_state_dict(saved_and_loaded(first.state_dict()))
     rollout = make_rollout(T, B, truncated=[(2, 1)])
-    assert first.update(rollout).figures == other.update(rollout).figures
+    assert first.update(rollout).metrics == other.update(rollout).metrics
     torch.testing.assert_close(first.state_dict(), other.state_dict(), rtol=0, atol=0)
     assert other.version == 2
 
@@ -374,7 +374,7 @@ def test_a_longer_run_continues_a_checkpoint_on_its_own_schedule(make_rollout: M
     short, long = (impala(total_steps=n * T * B, learning_rate=1.0) for n in (1, 4))
     short.update(make_rollout(T, B))
     long.load_state_dict(saved_and_loaded(short.state_dict()))
-    assert long.update(make_rollout(T, B)).figures["learning_rate"] == pytest.approx(0.75)
+    assert long.update(make_rollout(T, B)).metrics["learning_rate"] == pytest.approx(0.75)
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:

@@ -267,8 +267,8 @@ def test_every_state_of_an_online_column_is_learnt_from(make_mixed: Make) -> Non
 
 
 def figures_and_weights(step: OptimiserStep[Any], rollout: Rollout) -> tuple[Any, Any]:
-    figures = [step.update(rollout).figures for _ in range(3)]
-    return figures, copy.deepcopy(step.algo.actor.state_dict())
+    metrics = [step.update(rollout).metrics for _ in range(3)]
+    return metrics, copy.deepcopy(step.algo.actor.state_dict())
 
 
 @pytest.mark.parametrize("replayed", [None, columns()], ids=["None", "all false"])
@@ -322,11 +322,11 @@ def test_entropy_and_env_steps_count_online_columns_only(make_mixed: Make) -> No
     rollout = make_mixed()
     policies = model.policy[: T * B].view(T, B, ACTIONS).detach()[:, :2]
     entropies = -(policies.softmax(-1) * policies.log_softmax(-1)).sum(-1)
-    figures = step.update(rollout).figures
-    assert figures["entropy"] == pytest.approx(entropies.mean().item())
-    assert figures["entropy_loss"] == pytest.approx(-0.01 * entropies.sum().item())
-    assert figures["learning_rate"] == pytest.approx(0.1)
-    assert step.update(rollout).figures["learning_rate"] == pytest.approx(0.075)
+    metrics = step.update(rollout).metrics
+    assert metrics["entropy"] == pytest.approx(entropies.mean().item())
+    assert metrics["entropy_loss"] == pytest.approx(-0.01 * entropies.sum().item())
+    assert metrics["learning_rate"] == pytest.approx(0.1)
+    assert step.update(rollout).metrics["learning_rate"] == pytest.approx(0.075)
     assert (step.counters.env_steps, step.counters.learnt_steps) == (2 * T * 2, 2 * T * B)
 
 
@@ -361,7 +361,7 @@ def test_slices_and_threads_learn_and_report_what_the_whole_does(
     whole = laser(copy.deepcopy(model), kind, **settings)
     cut = {"bytes_at_once": width * COLUMN, "num_threads": num_threads}
     parts = laser(model, kind, **settings, **cut)
-    found, expected = parts.update(rollout).figures, whole.update(rollout).figures
+    found, expected = parts.update(rollout).metrics, whole.update(rollout).metrics
     assert {"relevant_share", "replay_kl", "entropy"} <= set(expected)
     assert 0.1 < expected["relevant_share"] < 0.9
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -382,9 +382,9 @@ def test_metrics_are_means_over_the_valid_replayed_steps(
     found = betas(model, rollout)[counted]
     threshold = middle_of(found)
     step = laser(model, replay_kl_threshold=threshold, bytes_at_once=bytes_at_once)
-    figures = step.update(rollout).figures
-    assert figures["relevant_share"] == (found < threshold).float().mean().item() == 0.5
-    assert figures["replay_kl"] == pytest.approx(found.mean().item(), rel=1e-4)
+    metrics = step.update(rollout).metrics
+    assert metrics["relevant_share"] == (found < threshold).float().mean().item() == 0.5
+    assert metrics["replay_kl"] == pytest.approx(found.mean().item(), rel=1e-4)
 
 
 def test_nothing_is_reported_where_no_replayed_step_is_learnt_from(make_mixed: Make) -> None:
@@ -396,10 +396,10 @@ def test_nothing_is_reported_where_no_replayed_step_is_learnt_from(make_mixed: M
         make_mixed(valid=valid),
     ):
         for bytes_at_once in (None, 1):
-            figures = laser(bytes_at_once=bytes_at_once).update(rollout).figures
-            assert not {"relevant_share", "replay_kl"} & set(figures)
-            assert "entropy" in figures and all(map(math.isfinite, figures.values()))
-    only_replayed = laser().update(make_mixed(replayed=columns(*range(B)))).figures
+            metrics = laser(bytes_at_once=bytes_at_once).update(rollout).metrics
+            assert not {"relevant_share", "replay_kl"} & set(metrics)
+            assert "entropy" in metrics and all(map(math.isfinite, metrics.values()))
+    only_replayed = laser().update(make_mixed(replayed=columns(*range(B)))).metrics
     assert "entropy" not in only_replayed and only_replayed["entropy_loss"] == 0.0
 
 
@@ -446,9 +446,9 @@ def test_joint_actions_are_learnt_from_replay(make_rollout: Make, space: Any) ->
         extras={"policy_logits": params},
         replayed=columns(*REPLAYED),
     )
-    figures = laser(model).update(rollout).figures
-    assert figures["replay_kl"] > 0.1
-    assert figures["relevant_share"] < 1.0
+    metrics = laser(model).update(rollout).metrics
+    assert metrics["replay_kl"] > 0.1
+    assert metrics["relevant_share"] < 1.0
 
 
 @pytest.mark.parametrize(
@@ -474,8 +474,8 @@ def test_a_space_without_relevance_is_refused_unless_there_is_no_trust_region(
         extras={"policy_logits": params},
         replayed=columns(*REPLAYED),
     )
-    theirs = laser(copy.deepcopy(model), IMPALA).update(rollout).figures
-    assert laser(model, replay_kl_threshold=math.inf).update(rollout).figures == theirs
+    theirs = laser(copy.deepcopy(model), IMPALA).update(rollout).metrics
+    assert laser(model, replay_kl_threshold=math.inf).update(rollout).metrics == theirs
 
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan])

@@ -137,8 +137,8 @@ def test_masked_actions_have_no_gradient_and_no_nan() -> None:
     gradient = algo.actor.logits.grad
     assert gradient is not None and gradient[1, 1] == 0, "masked wherever state 1 is left"
     assert gradient[0].abs().gt(0).all() and gradient[1, [0, 2]].abs().gt(0).all()
-    figures = OptimiserStep(algo, StepConfig(), total_steps=100).update(transitions()).figures
-    assert all(math.isfinite(figure) for figure in figures.values())
+    metrics = OptimiserStep(algo, StepConfig(), total_steps=100).update(transitions()).metrics
+    assert all(math.isfinite(figure) for figure in metrics.values())
 
 
 @pytest.mark.parametrize("network", [QTable, PolicyTable])

@@ -53,11 +53,11 @@ def test_each_optimiser_minimises_its_own_terms_in_its_own_network(slices: dict[
     du = mean(0.5 * 1, -1 * 2) = -0.75;  dv = mean(0.5 * 1, -1 * -1) = 0.75;  dw = -2 * 1.5 = -3
     """
     step = toy(**slices)
-    figures = step.update(two_transitions()).figures
+    metrics = step.update(two_transitions()).metrics
     assert numbers(step.algo.actor) == pytest.approx([0.5 + 0.01 * 3])
     assert numbers(step.algo.critic) == pytest.approx([1 + 0.1 * 0.75, 2 - 0.1 * 0.75])
     assert numbers(step.algo.target) == pytest.approx([1 + 0.25 * 0.075, 2 - 0.25 * 0.075])
-    assert figures == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "critic_loss": 0.5 * (0.25 + 1) / 2,
             "actor_loss": -3.0,
@@ -83,12 +83,12 @@ def test_each_optimisers_gradient_is_clipped_by_its_own_norm() -> None:
 def test_what_is_replayed_does_not_count_as_collected() -> None:
     step = toy(total_steps=10)
     for env_steps in (1, 0, 2):
-        rates = step.update(two_transitions(env_steps)).figures
+        rates = step.update(two_transitions(env_steps)).metrics
     counters = step.counters
     assert (counters.env_steps, counters.learnt_steps) == (3, 6)
     assert (counters.optimiser_steps, counters.version) == (3, 3)
     assert rates["critic_learning_rate"] == pytest.approx(CRITIC_RATE * (1 - 1 / 10))
-    assert step.update(two_transitions()).figures["actor_learning_rate"] == pytest.approx(
+    assert step.update(two_transitions()).metrics["actor_learning_rate"] == pytest.approx(
         ACTOR_RATE * 0.7
     )
 
@@ -107,7 +107,7 @@ def test_a_restored_checkpoint_makes_the_identical_next_step() -> None:
         first.update(random_transitions())
     other.load_state_dict(saved_and_loaded(first.state_dict()))
     batch = random_transitions()
-    assert first.update(batch).figures == other.update(batch).figures
+    assert first.update(batch).metrics == other.update(batch).metrics
     torch.testing.assert_close(other.state_dict(), first.state_dict(), rtol=0, atol=0)
     assert other.counters == first.counters
     assert numbers(other.algo.target) != numbers(other.algo.critic), "the target lags behind"
@@ -180,7 +180,7 @@ class Delayed(Toy):
 
 def test_an_optimiser_without_a_term_does_not_move() -> None:
     step = OptimiserStep(Delayed(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
-    assert step.update(two_transitions()).figures["actor_grad_norm"] == 0
+    assert step.update(two_transitions()).metrics["actor_grad_norm"] == 0
     assert numbers(step.algo.actor) == [0.5]
     step.update(two_transitions())
     assert numbers(step.algo.actor) != [0.5]

@@ -229,7 +229,7 @@ def test_a_truncation_learns_as_if_the_episode_went_on(make_rollout: Make) -> No
 def test_metrics_are_those_of_their_definitions(make_rollout: Make) -> None:
     net, rollout = TinyNet(), masked(make_rollout(T, B, **ENDS["both"]), *INVALID)
     algo: Any = ppo(net, num_mini_batch=1, num_epochs=1).algo
-    figures = {
+    metrics = {
         name: (figure.total / figure.steps).item()
         for name, figure in algo.losses(whole(algo, rollout)).metrics.items()
     }
@@ -247,7 +247,7 @@ def test_metrics_are_those_of_their_definitions(make_rollout: Make) -> None:
         "ratio_distance": abs(ratios - 1).mean(),
     }
     assert 0 < expected["clip_fraction"] < 1
-    assert figures == pytest.approx(expected, rel=1e-4)
+    assert metrics == pytest.approx(expected, rel=1e-4)
     errors = slow_advantages(net, rollout, algo.config.gae_lambda)[valid]
     targets = errors + net.baseline(rollout.observation[:-1]).squeeze(-1).detach().numpy()[valid]
     explained = algo.metrics(prepared(algo, rollout))["explained_variance"].item()
@@ -261,7 +261,7 @@ def test_nothing_is_explained_of_targets_that_are_all_equal(make_rollout: Make) 
         net.baseline.bias.zero_()
     rollout = make_rollout(T, B)
     rollout = dataclasses.replace(rollout, reward=torch.zeros_like(rollout.reward))
-    assert "explained_variance" not in ppo(net).update(rollout).figures
+    assert "explained_variance" not in ppo(net).update(rollout).metrics
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -273,11 +273,11 @@ def test_what_an_invalid_step_holds_changes_nothing(make_rollout: Make, bad: flo
     for row, column in INVALID:
         broken.reward[row, column] = bad
         broken.extras["policy_logits"][row, column] = bad
-    figures = []
+    metrics = []
     for step, batch in ((clean, rollout), (dirty, broken)):
         torch.manual_seed(3)
-        figures.append(step.update(batch).figures)
-    assert figures[0] == figures[1] and all(map(math.isfinite, figures[0].values()))
+        metrics.append(step.update(batch).metrics)
+    assert metrics[0] == metrics[1] and all(map(math.isfinite, metrics[0].values()))
     torch.testing.assert_close(dirty.state_dict(), clean.state_dict(), rtol=0, atol=0)
 
 
@@ -301,7 +301,7 @@ def test_the_policy_that_acted_is_the_same_in_all_epochs(make_rollout: Make) -> 
     rollout = acted_by(net, make_rollout(T, B))
     step: Any = ppo(net, num_mini_batch=1, num_epochs=4, learning_rate=0.01)
     kls: list[float] = []
-    step.algo.stops_after = lambda figures: kls.append(figures["approx_kl"])
+    step.algo.stops_after = lambda metrics: kls.append(metrics["approx_kl"])
     step.update(rollout)
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert 1e-6 < kls[1] < kls[2] < kls[3]
@@ -406,7 +406,7 @@ def test_more_minibatches_than_there_is_to_share_are_refused(
 
 def test_an_update_counts_every_epoch_as_learnt_and_its_steps_once(make_rollout: Make) -> None:
     step = ppo(mlp(), num_epochs=3, num_mini_batch=2, total_steps=4 * T * B, learning_rate=0.1)
-    rates = [step.update(make_rollout(T, B)).figures["learning_rate"] for _ in range(2)]
+    rates = [step.update(make_rollout(T, B)).metrics["learning_rate"] for _ in range(2)]
     counters = step.counters
     assert (counters.env_steps, counters.learnt_steps) == (2 * T * B, 2 * 3 * T * B)
     assert (counters.optimiser_steps, counters.version) == (2 * 3 * 2, 2)
@@ -422,7 +422,7 @@ def test_a_target_kl_ends_the_update_after_the_minibatch_that_is_beyond_it(
     settings = {"num_mini_batch": 1, "num_epochs": 5, "learning_rate": 0.1}
     limited = ppo(copy.deepcopy(net), target_kl=1e-4, **settings)
     free = ppo(copy.deepcopy(net), **settings)
-    assert limited.update(rollout).figures["approx_kl"] > 0
+    assert limited.update(rollout).metrics["approx_kl"] > 0
     free.update(rollout)
     assert (limited.counters.optimiser_steps, free.counters.optimiser_steps) == (2, 5)
     assert limited.counters.env_steps == T * B
@@ -436,11 +436,11 @@ def test_slices_of_minibatches_in_threads_learn_the_same(
     rollout = masked(make_rollout(T, B, **ENDS["both"], state=net.initial_state(B)), *INVALID)
     whole_batch = ppo(copy.deepcopy(net), num_mini_batch=2)
     sliced = ppo(copy.deepcopy(net), num_mini_batch=2, bytes_at_once=1, num_threads=2)
-    figures = []
+    metrics = []
     for step in (whole_batch, sliced):
         torch.manual_seed(5)
-        figures.append(step.update(rollout).figures)
-    assert figures[0] == pytest.approx(figures[1], rel=1e-3, abs=1e-5)
+        metrics.append(step.update(rollout).metrics)
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-3, abs=1e-5)
     weights = (step.algo.actor.state_dict() for step in (whole_batch, sliced))
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 

@@ -148,9 +148,9 @@ def test_losses_are_those_of_rewards_scaled_by_the_deviation(
     torch.manual_seed(0)
     scaled = make_step(tiny_net(), reward_scale=1 / float(np.std(returns)), **settings)
     torch.manual_seed(1)
-    figures = normal.update(rollout).figures
+    metrics = normal.update(rollout).metrics
     torch.manual_seed(1)
-    assert figures == pytest.approx(scaled.update(rollout).figures, rel=1e-4, abs=1e-6)
+    assert metrics == pytest.approx(scaled.update(rollout).metrics, rel=1e-4, abs=1e-6)
     assert normal.algo.models["returns"].moments().rows.item() == 2 * T
 
 

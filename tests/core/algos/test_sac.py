@@ -254,8 +254,8 @@ def test_the_built_in_networks_learn(space: Any, body: str) -> None:
         env_steps=3,
     )
     before = [parameter.clone() for parameter in actor.parameters()]
-    figures = OptimiserStep(algo, StepConfig(), total_steps=100).update(batch).figures
-    assert all(math.isfinite(figure) for figure in figures.values())
+    metrics = OptimiserStep(algo, StepConfig(), total_steps=100).update(batch).metrics
+    assert all(math.isfinite(figure) for figure in metrics.values())
     moved = [not torch.equal(old, new) for old, new in zip(before, actor.parameters(), strict=True)]
     assert all(moved[-2:]) and any(moved[:-2])
 

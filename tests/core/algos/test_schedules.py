@@ -106,7 +106,7 @@ def test_losses_use_the_scheduled_settings_which_are_logged(make_rollout: Make) 
         entropy_cost_schedule="cosine",
         learning_rate_schedule="constant",
     )
-    rows = [step.update(make_rollout(T, B)).figures for _ in range(4)]
+    rows = [step.update(make_rollout(T, B)).metrics for _ in range(4)]
     clips, costs = [0.3, 0.25, 0.2, 0.15], [0.1 * (1 + math.cos(i * math.pi / 4)) for i in range(4)]
     assert [row["clip_param"] for row in rows] == pytest.approx(clips)
     assert [row["entropy_cost"] for row in rows] == pytest.approx(costs)
@@ -118,8 +118,8 @@ def test_losses_use_the_scheduled_settings_which_are_logged(make_rollout: Make) 
 
 
 def test_a_setting_that_does_not_change_is_not_logged(make_rollout: Make) -> None:
-    figures = impala(TinyNet(), total_steps=100).update(make_rollout(T, B)).figures
-    assert "entropy_cost" not in figures and "learning_rate" in figures
+    metrics = impala(TinyNet(), total_steps=100).update(make_rollout(T, B)).metrics
+    assert "entropy_cost" not in metrics and "learning_rate" in metrics
 
 
 def test_each_group_of_parameters_keeps_its_part_of_the_rate(make_rollout: Make) -> None:

@@ -95,8 +95,8 @@ def test_slices_of_a_masked_batch_are_learnt_as_the_whole(
     )
     whole, parts = impala(mlp(), kind), impala(mlp(), kind, bytes_at_once=1)
     parts.algo.actor.load_state_dict(whole.algo.actor.state_dict())
-    assert parts.update(rollout).figures == pytest.approx(
-        whole.update(rollout).figures, rel=1e-4, abs=1e-6
+    assert parts.update(rollout).metrics == pytest.approx(
+        whole.update(rollout).metrics, rel=1e-4, abs=1e-6
     )
     assert parts.counters.learnt_steps == rollout.num_steps == 2 * T - 3
 

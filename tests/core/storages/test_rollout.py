@@ -284,7 +284,7 @@ def test_map_reaches_every_leaf(make_rollout: Make) -> None:
     )
     moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):
-        if field.name in ("collected", "feeds_back", "hand_back"):
+        if field.name in ("collected", "feeds_back", "give_feedback"):
             continue
         leaves = flatten(getattr(moved, field.name))
         assert leaves and all(leaf.device.type == "meta" for leaf in leaves), field.name

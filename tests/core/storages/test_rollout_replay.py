@@ -31,41 +31,46 @@ class Listed:
 
     def __init__(self, slots: int, unroll_length: int) -> None:
         self.slots, self.T = slots, unroll_length
-        self.tracks: list[tuple[Life, range]] = []  # all rows that were ever inserted
-        self.chunks: list[tuple[int, range]] = []  # number of the track and rows, oldest first
+        self.trajectories: list[tuple[Life, range]] = []  # all rows that were ever inserted
+        self.chunks: list[tuple[int, range]] = []  # number of the trajectory and rows, oldest first
 
     def insert(self, rollouts: Rollouts) -> None:
         for life, first in rollouts:
             rows = range(first + 1, first + self.T + 1)
-            ends = [(other, track.stop) for other, track in self.tracks]
+            ends = [(other, trajectory.stop) for other, trajectory in self.trajectories]
             if (life, first + 1) in ends:
                 number = ends.index((life, first + 1))
-                self.tracks[number] = (life, range(self.tracks[number][1].start, rows.stop))
+                self.trajectories[number] = (
+                    life,
+                    range(self.trajectories[number][1].start, rows.stop),
+                )
             else:
-                number = len(self.tracks)
-                self.tracks.append((life, range(first, rows.stop)))
+                number = len(self.trajectories)
+                self.trajectories.append((life, range(first, rows.stop)))
                 self.chunks.append((number, range(first, first + 1)))
             self.chunks = [*self.chunks, (number, rows)][-self.slots :]
 
     def transitions(self) -> int:
-        """All stored rows but the first of a track."""
+        """All stored rows but the first of a trajectory."""
         return sum(
-            row > self.tracks[number][1].start for number, chunk in self.chunks for row in chunk
+            row > self.trajectories[number][1].start
+            for number, chunk in self.chunks
+            for row in chunk
         )
 
     def episodes(self) -> set[tuple[Life, int, int]]:
         """Lives, first rows and lengths of the episodes that can be sampled."""
         stored = {(number, row) for number, chunk in self.chunks for row in chunk}
         return {
-            (self.tracks[number][0], start, end - start)
+            (self.trajectories[number][0], start, end - start)
             for number in {number for number, _ in stored}
-            for start, end in ends(*self.tracks[number])
+            for start, end in ends(*self.trajectories[number])
             if all((number, row) in stored for row in range(start, start + self.T + 1))
         }
 
 
 def ends(life: Life, rows: range) -> list[tuple[int, int]]:
-    """First rows of the complete episodes in a track, and of those that follow them."""
+    """First rows of the complete episodes in a trajectory, and of those that follow them."""
     borders = pairwise(row for row in rows if life.rows[row].values["done"])
     return [(start, end) for start, end in borders if life.rows[end].is_end]
 
@@ -108,9 +113,9 @@ def check_window(replay: RolloutReplay, window: Window, envs: Envs) -> tuple[Lif
     true = empty_batch(T, 3, k)
     true_finals = envs.write(true, 1, life, row)
     true["env_index"][:, 1], true["rollout_index"][:, 1] = life.env_index, NO_ROLLOUT
-    if window.position == T - 1 and row > 0:  # row 0 of a track, from its rollout
+    if window.position == T - 1 and row > 0:  # row 0 of a trajectory, from its rollout
         true["policy_version"][0, 1] = BEGUN_WITH
-    assert window.track.agent == life.agent
+    assert window.trajectory.agent == life.agent
     for name in true:
         for leaf, expected in zip(flatten(batch[name]), flatten(true[name]), strict=True):
             assert leaf.tobytes() == expected.tobytes(), name
@@ -190,7 +195,7 @@ def insert_all(replay: RolloutReplay, envs: Envs, rollouts: Rollouts) -> None:
 
 def row_of(window: Window) -> int:
     """The row of a life that its first rollout began in, from the definition of a position."""
-    return window.position - (window.track.unroll_length - 1)
+    return window.position - (window.trajectory.unroll_length - 1)
 
 
 def test_the_oldest_episodes_go_first_and_only_when_their_first_row_is_overwritten() -> None:
@@ -305,7 +310,7 @@ def test_rollouts_of_another_source_continue_none() -> None:
     replay.insert(other.batch(resumed[1:]), slice(None), 0)
     insert(replay, envs, [envs.next_rollout(1, 5)])
     assert replay.size == 4 * T
-    assert replay.facts().fill == 7 / 500, "four rollouts, and row 0 of three tracks"
+    assert replay.stats().fill == 7 / 500, "four rollouts, and row 0 of three trajectories"
 
 
 def test_environments_that_come_and_go_leave_nothing_but_their_rows(
@@ -389,15 +394,15 @@ def test_facts_tell_fill_and_samples_per_insert() -> None:
     T = 4
     envs, rollouts = one_life(T, [5] * 8)
     replay = RolloutReplay(fields(T, 1, 1), 20 * T)
-    assert replay.facts() == (0.0, 0.0, 0, 0)
+    assert replay.stats() == (0.0, 0.0, 0, 0)
     insert_all(replay, envs, rollouts)
     insert(replay, envs, [envs.next_rollout(1, 0)])
     insert(replay, envs, [envs.next_rollout(0, 5)])
     for _ in range(3):
         read(replay, replay.draw(), 1)
-    facts = replay.facts()
-    assert facts.fill == (len(rollouts) + 2 + 2) / 20, "two tracks have a row 0 each"
-    assert facts.samples_per_insert == 3 / (len(rollouts) + 2)
+    stats = replay.stats()
+    assert stats.fill == (len(rollouts) + 2 + 2) / 20, "two trajectories have a row 0 each"
+    assert stats.samples_per_insert == 3 / (len(rollouts) + 2)
 
 
 # --- files
@@ -438,7 +443,7 @@ def test_a_loaded_replay_continues_as_the_saved_one(
             mine, other = (each.draw() for each in (replay, copy))
             assert mine[1:] == other[1:]
             assert check_window(replay, mine, envs) == check_window(copy, other, envs)
-    assert copy.facts()[:2] == replay.facts()[:2]
+    assert copy.stats()[:2] == replay.stats()[:2]
 
 
 class Counting(io.BytesIO):

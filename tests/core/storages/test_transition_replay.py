@@ -81,10 +81,10 @@ def test_a_transition_is_what_the_lists_of_rows_say(
 
 
 def stored(replay: TransitionReplay, envs: Envs) -> list[tuple[Life, int]]:
-    """Every stored row but the first of a track."""
+    """Every stored row but the first of a trajectory."""
     chunks, length = replay._ring.chunks, replay.unroll_length
     rows = np.arange(chunks.start * length, chunks.stop * length)
-    rows = rows[~replay._ring.begin_tracks(rows)]
+    rows = rows[~replay._ring.begin_trajectories(rows)]
     return [envs.by_id[version] for version in replay._rows_of("policy_version", rows).tolist()]
 
 

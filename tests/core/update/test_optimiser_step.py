@@ -66,7 +66,7 @@ def test_steps_that_are_learnt_again_count_as_learnt_and_not_as_collected(
     make_rollout: Make,
 ) -> None:
     step: Any = impala(mlp(), Epochs, total_steps=4 * T * B, learning_rate=0.1)
-    rates = [step.update(make_rollout(T, B)).figures["learning_rate"] for _ in range(3)]
+    rates = [step.update(make_rollout(T, B)).metrics["learning_rate"] for _ in range(3)]
     counters = step.counters
     assert (counters.env_steps, counters.learnt_steps) == (3 * T * B, 3 * 2 * T * B)
     assert (counters.optimiser_steps, counters.version) == (3 * 4, 3)
@@ -79,17 +79,17 @@ def test_minibatches_are_updates_one_after_another(make_rollout: Make) -> None:
     once: Any = impala(mlp(), Epochs)
     one_by_one: Any = impala(copy.deepcopy(once.algo.actor), total_steps=10**12)
     batch = make_rollout(T, B)
-    figures = once.update(batch).figures
+    metrics = once.update(batch).metrics
     actor = one_by_one.algo.actor
     actor.observe(batch.observation[1:])
     actor.observe = lambda observation: None
     smaller = dataclasses.replace(batch, reward=0.1 * batch.reward)
     losses = [
-        one_by_one.update(half).figures["total_loss"]
+        one_by_one.update(half).metrics["total_loss"]
         for _ in range(2)
         for half in smaller.split(B // 2)
     ]
-    assert figures["total_loss"] == pytest.approx(sum(losses) / 4)
+    assert metrics["total_loss"] == pytest.approx(sum(losses) / 4)
     torch.testing.assert_close(weights(once), weights(one_by_one))
     assert buffers(once)["scale.count"] == T * B
 
@@ -102,10 +102,10 @@ def test_steps_above_max_lag_are_not_learnt_from_but_count_as_collected(make_rol
         step.counters.version = 10
         step.algo.actor.observe = lambda observation: None  # type: ignore[method-assign]
     batch = make_rollout(T, B, policy_version=torch.tensor([6, 7, 0, 9]).expand(T + 1, B))
-    figures = limited.update(batch).figures
+    metrics = limited.update(batch).metrics
     recent_alone.update(batch.take(torch.tensor([1, 3])))
     torch.testing.assert_close(weights(limited), weights(recent_alone))
-    assert figures["too_old_share"] == 0.5
+    assert metrics["too_old_share"] == 0.5
     assert limited.counters.env_steps == T * B
     assert limited.counters.learnt_steps == T * B // 2
 
@@ -116,8 +116,8 @@ def test_updates_without_a_step_do_not_make_later_batches_too_old(make_rollout: 
     shares = []
     for version in range(30):
         acted = torch.full((T + 1, B), max(0, version - 5))
-        figures = step.update(make_rollout(T, B, policy_version=acted)).figures
-        shares.append(figures["too_old_share"])
+        metrics = step.update(make_rollout(T, B, policy_version=acted)).metrics
+        shares.append(metrics["too_old_share"])
     assert shares[:4] == [0.0] * 4 and shares[4] == 1.0
     assert shares[-12:].count(0.0) == 4
 
@@ -130,7 +130,7 @@ def test_a_batch_whose_steps_are_all_too_old_changes_no_weight(
     step = make(mlp(), max_lag=3)
     step.counters.version = 10
     before = weights(step)
-    assert step.update(make_rollout(T, B)).figures["too_old_share"] == 1.0  # of version 0
+    assert step.update(make_rollout(T, B)).metrics["too_old_share"] == 1.0  # of version 0
     torch.testing.assert_close(weights(step), before, rtol=0, atol=0)
     assert step.counters.env_steps == T * B and step.counters.learnt_steps == 0
 
@@ -181,28 +181,28 @@ class StopsEarly(Epochs):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.figures: list[dict[str, float]] = []
+        self.metrics: list[dict[str, float]] = []
 
-    def stops_after(self, figures: Any) -> bool:
-        self.figures.append(figures)
-        return len(self.figures) == 3
+    def stops_after(self, metrics: Any) -> bool:
+        self.metrics.append(metrics)
+        return len(self.metrics) == 3
 
 
 def test_the_rest_of_the_minibatches_is_left_out_where_the_algorithm_says_so(
     make_rollout: Make,
 ) -> None:
     step: Any = impala(mlp(), StopsEarly)
-    total = step.update(make_rollout(T, B)).figures["total_loss"]
-    losses = [figures["total_loss"] for figures in step.algo.figures]
+    total = step.update(make_rollout(T, B)).metrics["total_loss"]
+    losses = [metrics["total_loss"] for metrics in step.algo.metrics]
     assert len(losses) == 3 and total == pytest.approx(sum(losses) / 3)
-    assert {"pg_loss", "entropy", "grad_norm"} <= set(step.algo.figures[0])
+    assert {"pg_loss", "entropy", "grad_norm"} <= set(step.algo.metrics[0])
     counters = step.counters
     assert (counters.optimiser_steps, counters.learnt_steps) == (3, 3 * T * B // 2)
     assert (counters.env_steps, counters.version) == (T * B, 1)
 
 
 class MeasuresBatches(Epochs):
-    """Reports figures of the prepared batch: a mean, one of some steps, one of none."""
+    """Reports metrics of the prepared batch: a mean, one of some steps, one of none."""
 
     def metrics(self, batch: Rollout) -> Any:
         assert not torch.is_grad_enabled() and self.prepared == 1 and self.steps == 0
@@ -217,10 +217,10 @@ class MeasuresBatches(Epochs):
 def test_metrics_of_a_batch_are_computed_once_from_what_was_prepared(make_rollout: Make) -> None:
     rollout = make_rollout(T, B)
     rewards = 0.1 * rollout.reward[1:]
-    figures = impala(mlp(), MeasuresBatches).update(rollout).figures
-    assert figures["reward"] == pytest.approx(rewards.mean().item())
-    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
-    assert "none" not in figures and figures["entropy"] > 0
+    metrics = impala(mlp(), MeasuresBatches).update(rollout).metrics
+    assert metrics["reward"] == pytest.approx(rewards.mean().item())
+    assert metrics["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
+    assert "none" not in metrics and metrics["entropy"] > 0
 
 
 class OnlyWithSteps(Epochs):
@@ -232,23 +232,23 @@ class OnlyWithSteps(Epochs):
         found = super().losses(minibatch)
         return found._replace(metrics={**found.metrics, "one": torch.ones(())})
 
-    def stops_after(self, figures: Mapping[str, float]) -> bool:
-        return figures["one"] > 0
+    def stops_after(self, metrics: Mapping[str, float]) -> bool:
+        return metrics["one"] > 0
 
 
-def test_a_minibatch_without_a_valid_step_does_not_count_in_the_figures(make_rollout: Make) -> None:
-    """Without a half of the columns, the figures are the other half's: the second minibatch's."""
+def test_a_minibatch_without_a_valid_step_does_not_count_in_the_metrics(make_rollout: Make) -> None:
+    """Without a half of the columns, the metrics are the other half's: the second minibatch's."""
     batch = make_rollout(T, B)
     right = torch.arange(B).expand(T + 1, B) >= B // 2
     step = impala(mlp(), OnlyWithSteps)
     alone = impala(copy.deepcopy(step.algo.actor), OnlyWithSteps)
     for each in (step, alone):
         each.algo.actor.observe = lambda observation: None  # type: ignore[method-assign]
-    figures = step.update(dataclasses.replace(batch, valid=right)).figures
-    assert figures["one"] == 1.0
-    assert figures == pytest.approx(alone.update(batch.columns(B // 2, B)).figures)
+    metrics = step.update(dataclasses.replace(batch, valid=right)).metrics
+    assert metrics["one"] == 1.0
+    assert metrics == pytest.approx(alone.update(batch.columns(B // 2, B)).metrics)
     nothing = dataclasses.replace(batch, valid=torch.zeros_like(right))
-    assert [*step.update(nothing).figures] == ["learning_rate"]
+    assert [*step.update(nothing).metrics] == ["learning_rate"]
 
 
 class MeasuresEveryStep(IMPALA):
@@ -277,7 +277,7 @@ def test_a_layer_keeps_its_values_exactly_while_it_is_frozen(
         for name, layer in layers.items():
             layer.requires_grad_(name not in frozen)
         before = weights(step)
-        assert math.isfinite(step.update(batch).figures["grad_norm"])
+        assert math.isfinite(step.update(batch).metrics["grad_norm"])
         moved = {name for name, now in weights(step).items() if not torch.equal(now, before[name])}
         assert moved == {name for name in before if name.split(".")[0] not in frozen}
     step.algo.actor.requires_grad_(False)
@@ -378,10 +378,10 @@ def test_a_metric_of_some_steps_is_their_mean_and_left_out_where_there_are_none(
     rollout.reward[:, 0] = -1.0
     rewards = rollout.reward[1:]
     step = impala(mlp(), MeasuresSomeSteps, bytes_at_once=bytes_at_once)
-    figures = step.update(rollout).figures
-    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
-    assert figures["all"] == pytest.approx(rewards.mean().item())
-    assert not [name for name in figures if "none" in name or "steps of" in name]
+    metrics = step.update(rollout).metrics
+    assert metrics["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
+    assert metrics["all"] == pytest.approx(rewards.mean().item())
+    assert not [name for name in metrics if "none" in name or "steps of" in name]
 
 
 class MeasuresByHalves(MeasuresSomeSteps):
@@ -395,5 +395,5 @@ def test_a_metric_is_the_mean_over_the_minibatches_that_have_it(make_rollout: Ma
     rollout = make_rollout(T, B)
     rollout.reward[:, : B // 2] = -1.0
     rewards = rollout.reward[1:]
-    figures = impala(mlp(), MeasuresByHalves).update(rollout).figures
-    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
+    metrics = impala(mlp(), MeasuresByHalves).update(rollout).metrics
+    assert metrics["positive"] == pytest.approx(rewards[rewards > 0].mean().item())

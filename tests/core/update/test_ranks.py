@@ -79,12 +79,12 @@ def mlp(has_statistics: bool = False) -> MLPNet:
 
 
 def together(learners: Sequence[OptimiserStep[Any]], batches: Sequence[Any]) -> list[Any]:
-    """Updates each learner by its batch, all at once; returns their figures or errors."""
+    """Updates each learner by its batch, all at once; returns their metrics or errors."""
     found: list[Any] = [None] * len(learners)
 
     def learn(number: int) -> None:
         try:
-            found[number] = learners[number].update(batches[number]).figures
+            found[number] = learners[number].update(batches[number]).metrics
         except Exception as error:
             found[number] = error
 
@@ -137,9 +137,9 @@ def test_ranks_of_unequal_batches_learn_as_one_does_from_all_of_them(
     for _ in range(3):
         batch = make_rollout(T, 5, terminated=[(2, 1)], truncated=[(3, 4), (4, 0)])
         batch = masked(batch) if is_masked else batch
-        expected = whole.update(batch).figures
-        figures = together(learners, apart(batch, bounds))
-        for found in figures:
+        expected = whole.update(batch).metrics
+        metrics = together(learners, apart(batch, bounds))
+        for found in metrics:
             assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for learner in learners:
         torch.testing.assert_close(state(learner), state(whole), rtol=1e-4, atol=1e-6)
@@ -157,7 +157,7 @@ def test_several_optimisers_and_target_networks_are_joined_too() -> None:
     for _ in range(3):
         batch = random_transitions(6)
         parts = [batch.map(lambda leaf: leaf[:4]), batch.map(lambda leaf: leaf[4:])]
-        expected = whole.update(batch).figures["value"]
+        expected = whole.update(batch).metrics["value"]
         assert [found["value"] for found in together(learners, parts)] == pytest.approx(
             [expected] * 2
         )
@@ -176,8 +176,8 @@ def test_a_learner_that_applies_the_gradients_of_others_gets_the_bits_that_ranks
     learners = ranks_of(centre, make, 3)
     for _ in range(3):
         batches = apart(make_rollout(T, 7, truncated=[(2, 1)]), [2, 4])
-        figures = centrally(centre, make, batches)
-        assert together(learners, batches)[1] == pytest.approx(figures, abs=0, rel=0)
+        metrics = centrally(centre, make, batches)
+        assert together(learners, batches)[1] == pytest.approx(metrics, abs=0, rel=0)
     for learner in learners:
         torch.testing.assert_close(state(learner), state(centre), rtol=0, atol=0)
         assert learner.counters == centre.counters
@@ -191,7 +191,7 @@ def centrally(centre: OptimiserStep[Any], make: Any, batches: Sequence[Rollout])
     for worker in workers:
         worker.algo.actor.load_state_dict(centre.algo.actor.state_dict())
     begun = [worker.begin(batch) for worker, batch in pairs]
-    figures = []
+    metrics = []
     minibatches = zip(*(parts for parts, _ in begun), strict=True)
     for number, several in enumerate(minibatches):
         for worker in workers:
@@ -200,18 +200,18 @@ def centrally(centre: OptimiserStep[Any], make: Any, batches: Sequence[Rollout])
             worker.contribution(part, number, 0 if number else batch.env_steps)
             for (worker, batch), part in zip(pairs, several, strict=True)
         ]
-        figures.append(centre.apply(found))
+        metrics.append(centre.apply(found))
     rates = centre.count(sum(batch.env_steps for batch in batches))
-    return {name: sum(f[name] for f in figures) / len(figures) for name in figures[0]} | rates
+    return {name: sum(f[name] for f in metrics) / len(metrics) for name in metrics[0]} | rates
 
 
 class StopsAfterTwo(PPO):
-    """Remembers the figures by which it was decided to stop."""
+    """Remembers the metrics by which it was decided to stop."""
 
-    def stops_after(self, figures: Any) -> bool:
+    def stops_after(self, metrics: Any) -> bool:
         seen: list[float] = self.__dict__.setdefault("seen", [])
-        seen.append(figures["approx_kl"])
-        return super().stops_after(figures)
+        seen.append(metrics["approx_kl"])
+        return super().stops_after(metrics)
 
 
 def test_all_ranks_stop_after_the_same_minibatch_by_the_divergence_of_all(
@@ -352,7 +352,7 @@ def test_several_learners_may_change_a_buffer_that_is_not_in_the_state_dict(
     for learner in learners:
         with torch.inference_mode():
             learner.algo.actor.table = torch.ones(1)
-    for figures in together(learners, [batch] * 2):
-        assert isinstance(figures, dict), figures
+    for metrics in together(learners, [batch] * 2):
+        assert isinstance(metrics, dict), metrics
     assert len(learners[0].algo.actor.table) > 1
     torch.testing.assert_close(*map(state, learners), rtol=0, atol=0)

@@ -53,8 +53,8 @@ def assert_learns_the_same(
     some: OptimiserStep[Rollout], whole: OptimiserStep[Rollout], rollout: Rollout
 ) -> None:
     """To the accuracy of float32: sums are added up in another order."""
-    assert some.update(rollout).figures == pytest.approx(
-        whole.update(rollout).figures, rel=1e-4, abs=1e-6
+    assert some.update(rollout).metrics == pytest.approx(
+        whole.update(rollout).metrics, rel=1e-4, abs=1e-6
     )
     for name, parameter in whole.algo.actor.named_parameters():
         found = some.algo.actor.get_parameter(name)
@@ -156,8 +156,8 @@ def test_threads_in_bfloat16_lose_no_gradient_to_those_that_record_none(
     rollout = make_rollout(
         T, 24, truncated=[(row, column) for row in (2, 4) for column in range(24)]
     )
-    expected = whole.update(rollout).figures["grad_norm"]
-    assert parts.update(rollout).figures["grad_norm"] == pytest.approx(expected, rel=0.02)
+    expected = whole.update(rollout).metrics["grad_norm"]
+    assert parts.update(rollout).metrics["grad_norm"] == pytest.approx(expected, rel=0.02)
     for name, parameter in whole.algo.actor.named_parameters():
         found = model.get_parameter(name)
         assert found.grad is not None and parameter.grad is not None

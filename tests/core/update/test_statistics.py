@@ -91,7 +91,7 @@ def test_slices_of_a_batch_are_learnt_with_the_statistics_of_all(
     rollout, whole = make_wide(), learner()
     model = copy.deepcopy(whole.algo.actor)
     slices = learner(model, bytes_at_once=1, num_threads=num_threads)
-    assert slices.update(rollout).figures == pytest.approx(whole.update(rollout).figures, rel=1e-4)
+    assert slices.update(rollout).metrics == pytest.approx(whole.update(rollout).metrics, rel=1e-4)
     torch.testing.assert_close(statistics(model), statistics(whole.algo.actor), rtol=0, atol=0)
     for name, parameter in whole.algo.actor.named_parameters():
         torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad, msg=name)
@@ -157,4 +157,4 @@ def test_statistics_of_nethack_do_not_blow_up_the_loss(make_rollout: Make) -> No
     )
     algorithm = impala(agent.model, reward_clipping="none")
     for _ in range(3):
-        assert abs(algorithm.update(rollout).figures["total_loss"]) < 10 * T * B
+        assert abs(algorithm.update(rollout).metrics["total_loss"]) < 10 * T * B

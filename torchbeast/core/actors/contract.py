@@ -184,8 +184,8 @@ class Actor(nn.Module, ABC):
             zero_action.
         compute_dtype: The dtype in which features may be computed. The program sets it before the
             actor trains or acts. Outputs and state are float32 in any case.
-        reward_input: The form in which `seen_reward` gives rewards to the network. The program sets
-            it too.
+        reward_input: The form in which `transform_reward` gives rewards to the network. The program
+            sets it too.
         separable: Whether each column's outputs depend on that column's inputs alone, so that
             several threads may compute gradients of slices of a batch's columns. An actor that
             normalises over the batch, or stores something in `self` while it computes, is not
@@ -251,7 +251,7 @@ class Actor(nn.Module, ABC):
         """Returns the initial state, leaves [layers, batch_size, hidden]; () when feed-forward."""
         return ()
 
-    def seen_reward(self, reward: Tensor) -> Tensor:
+    def transform_reward(self, reward: Tensor) -> Tensor:
         """Returns rewards as inputs of a network, of the same shape: clipped to [-1, 1] for
         "abs_one", as in the original's networks; for "none" sign(r) log(1 + |r|), which keeps their
         order and stays below 20 for rewards of hundreds of millions.

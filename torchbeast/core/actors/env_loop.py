@@ -66,7 +66,7 @@ class EnvLoop:
             VecStep(observation, no_reward, ~nothing, nothing, nothing, None), final_info={}
         )
         with own_settings():
-            self.acted = nothing_yet(actor, env.num_envs)
+            self.acted = initial_acted(actor, env.num_envs)
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         """Gives the environments options for their next resets; see contract.give_options."""
@@ -116,7 +116,7 @@ def inputs_of(
     return ModelInputs(*rows, last_action)
 
 
-def nothing_yet(actor: Actor, num_envs: int) -> Acted:
+def initial_acted(actor: Actor, num_envs: int) -> Acted:
     """Returns an action of zeros and the initial state, from which the first action is chosen."""
     extras = zeros_of(actor.extra_specs, 1, num_envs)
     action = actor.distribution.zero_action((1, num_envs))

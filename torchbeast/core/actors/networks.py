@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
-from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
+from torchbeast.core.actors.encoders import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
     DeepTorso,
     FixupTorso,
@@ -242,7 +242,7 @@ class TorsoActorCritic(ActorCritic):
             features = F.relu(self.norm(features))
         parts = [
             features.float().view(steps, batch, -1),
-            owner.seen_reward(inputs.reward).unsqueeze(-1),
+            owner.transform_reward(inputs.reward).unsqueeze(-1),
         ]
         if self.last_action is not None:
             parts.append(self.last_action(inputs.last_action))

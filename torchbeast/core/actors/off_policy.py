@@ -38,7 +38,7 @@ from torchbeast.core.actors.distributions import (
     SquashedGaussian,
     distribution_for,
 )
-from torchbeast.core.actors.leaves import torso_for
+from torchbeast.core.actors.encoders import torso_for
 from torchbeast.core.actors.networks import BUILT_IN, check_hidden
 from torchbeast.core.actors.torsos import FlatTorso, ImageTorso
 from torchbeast.core.base.computing import computing_in

@@ -25,7 +25,7 @@ from torchbeast.core.actors.contract import (
     zeros_of,
 )
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
-from torchbeast.core.actors.leaves import (
+from torchbeast.core.actors.encoders import (
     Kind,
     as_read_before,
     is_large_image,
@@ -229,7 +229,8 @@ class Agent(NamedTuple):
         observation_bytes: Bytes of one environment's observation, with frames stacked.
         observation_space: The observation space as the policy sees it, with frames stacked.
         frame_stack: Number of frames in a stack.
-        sent_space: The observation space as the environment sends it, before frames are stacked.
+        single_frame_space: The observation space as the environment sends it, before frames are
+            stacked.
         action_space: The action space.
     """
 
@@ -238,7 +239,7 @@ class Agent(NamedTuple):
     observation_bytes: int = 0
     observation_space: ObservationSpace = ()
     frame_stack: int = 1
-    sent_space: ObservationSpace = ()
+    single_frame_space: ObservationSpace = ()
     action_space: ActionSpace = ()
 
     def summary(self) -> str:

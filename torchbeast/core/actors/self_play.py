@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import distribution_for
-from torchbeast.core.actors.env_loop import inputs_of, nothing_yet
+from torchbeast.core.actors.env_loop import initial_acted, inputs_of
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
@@ -100,7 +100,7 @@ class Opponent:
                     f"{path} is a version of an agent for a game other than {env.env_id}: use a "
                     "new selfplay folder for each run"
                 ) from error
-        self._state = nothing_yet(self._model, env.num_envs).state
+        self._state = initial_acted(self._model, env.num_envs).state
 
     def act(self, inputs: ModelInputs) -> ArrayNest:
         """Returns an action for every column, leaves [E, ...]; inputs: leaves [1, E, ...]."""

@@ -309,12 +309,12 @@ class Algorithm(ABC, Generic[BatchT]):
         """
         return [batch]
 
-    def stops_after(self, figures: Mapping[str, float]) -> bool:
+    def stops_after(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether to skip the remaining minibatches of a batch, after one with steps.
 
         Args:
-            figures: Terms, metrics and gradient norms of the present minibatch, computed before its
-                optimiser step. Learners that update together get the same figures: decide by these
+            metrics: Terms, metrics and gradient norms of the present minibatch, computed before its
+                optimiser step. Learners that update together get the same metrics: decide by these
                 alone, so that all of them decide alike.
         """
         return False

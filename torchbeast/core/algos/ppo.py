@@ -146,10 +146,10 @@ class PPO(OnPolicy):
             )
         return losses.baseline_loss(targets - values, how, mask)
 
-    def stops_after(self, figures: Mapping[str, float]) -> bool:
+    def stops_after(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether the policy has moved further than target_kl from the one that acted."""
         limit = self.config.target_kl
-        return limit is not None and figures.get("approx_kl", 0.0) > limit
+        return limit is not None and metrics.get("approx_kl", 0.0) > limit
 
 
 def _of_ratios(log_ratios: Tensor, clip: float, mask: Tensor | None) -> dict[str, Mean]:
@@ -160,13 +160,13 @@ def _of_ratios(log_ratios: Tensor, clip: float, mask: Tensor | None) -> dict[str
     log_ratios = losses.masked(log_ratios, mask)
     ratios = log_ratios.exp()
     distances = (ratios - 1.0).abs()
-    figures = {
+    metrics = {
         "approx_kl": ratios - 1.0 - log_ratios,
         "clip_fraction": (distances > clip).float(),
         "ratio": ratios,
         "ratio_distance": distances,
     }
-    return {name: losses.mean(figure, mask) for name, figure in figures.items()}
+    return {name: losses.mean(metric, mask) for name, metric in metrics.items()}
 
 
 def _with_normal_advantages(minibatch: Rollout) -> Rollout:

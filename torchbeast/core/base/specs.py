@@ -129,7 +129,7 @@ class ActorSpec(Spec):
         name: "auto", the name of a built-in network, or "my_module:MyNet".
         kwargs: Keyword arguments of the class, as JSON has them.
         use_lstm: Whether it has an LSTM.
-        reward_input: The form of its reward input, see Actor.seen_reward.
+        reward_input: The form of its reward input, see Actor.transform_reward.
         reads_values: Whether it encodes observations by the value ranges of their space. False: by
             dtype and shape alone, as networks of older checkpoints do.
         unscaled_to_100: Whether a built-in network uses floats with bounds from 1 to 100 unscaled,

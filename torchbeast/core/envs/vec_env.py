@@ -164,7 +164,7 @@ class _WithFactory(_ProtocolType):
                 log_dir=None if log_dir is None else expanded(log_dir),
                 info_keywords=tuple(info_keywords),
                 action_space=env.action_space,
-                sent_space=env.observation_space,
+                single_frame_space=env.observation_space,
                 frame_stack=env.frame_stack,
                 num_agents=getattr(env, "num_agents", 1),
             )
@@ -240,7 +240,7 @@ class VecEnvFactory:
         log_dir: Folder of the run's logs.
         info_keywords: Numbers to log.
         action_space: Space of one environment's actions.
-        sent_space: Space of one environment's observations, without stacks.
+        single_frame_space: Space of one environment's observations, without stacks.
         frame_stack: Number of frames in a stack.
         num_agents: Number of agents of a game, each of which counts as an environment.
     """
@@ -251,7 +251,7 @@ class VecEnvFactory:
     log_dir: Path | None
     info_keywords: tuple[str, ...]
     action_space: ActionSpace
-    sent_space: ObservationSpace
+    single_frame_space: ObservationSpace
     frame_stack: int
     num_agents: int = 1
 
@@ -265,7 +265,7 @@ class VecEnvFactory:
     @property
     def observation_space(self) -> ObservationSpace:
         """Space of one environment's observations as the policy sees them."""
-        return stacked_space(self.sent_space, self.frame_stack)
+        return stacked_space(self.single_frame_space, self.frame_stack)
 
     def __call__(self) -> VecEnv:
         """Makes vec_env_size environments."""

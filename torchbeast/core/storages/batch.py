@@ -70,7 +70,7 @@ class Batch(Protocol):
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """Returns a batch with function(tensor) in place of every tensor."""
 
-    def hand_back(self, feedback: Feedback, /) -> None:
+    def give_feedback(self, feedback: Feedback, /) -> None:
         """Gives the source what the update returned, before you ask for the next batch."""
 
     def split(self: Self, max_columns: int) -> Sequence[Self]:

@@ -35,7 +35,7 @@ from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import Mean, both, mean
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
-_NO_TENSORS = ("collected", "feeds_back", "hand_back")
+_NO_TENSORS = ("collected", "feeds_back", "give_feedback")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Rollout:
             none.
         collected: Steps that no other batch counts. None: all online steps.
         feeds_back: Whether a replay needs Feedback.final_state for the rollouts that follow these.
-        hand_back: Takes the Feedback of the update.
+        give_feedback: Takes the Feedback of the update.
     """
 
     observation: Nest[Tensor]
@@ -91,7 +91,7 @@ class Rollout:
     replayed: Tensor | None = None
     collected: int | None = None
     feeds_back: bool = False
-    hand_back: Callable[[Feedback], None] = ignore
+    give_feedback: Callable[[Feedback], None] = ignore
 
     @property
     def unroll_length(self) -> int:

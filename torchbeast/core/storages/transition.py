@@ -19,7 +19,7 @@ from torch import Tensor
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
-_OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "hand_back")
+_OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "give_feedback")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Transitions:
         info: Numbers in the info of these games, by keyword.
         collected_by: Mean and oldest version of the weights that acted meanwhile. None: nothing was
             collected.
-        hand_back: Takes the Feedback of the update.
+        give_feedback: Takes the Feedback of the update.
     """
 
     observation: Nest[Tensor]
@@ -61,7 +61,7 @@ class Transitions:
     episodes: tuple[tuple[float, int], ...] = ()
     info: Mapping[str, Sequence[float]] = field(default_factory=dict)
     collected_by: tuple[float, int] | None = None
-    hand_back: Callable[[Feedback], None] = ignore
+    give_feedback: Callable[[Feedback], None] = ignore
 
     @property
     def batch_size(self) -> int:

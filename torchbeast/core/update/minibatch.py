@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients and figures of a minibatch, from slices of its columns, in several threads.
+"""The gradients and metrics of a minibatch, from slices of its columns, in several threads.
 
     batch [T+1, B] -- split --> [T+1, b] [T+1, b] ... --> whichever thread is free --> .grad, summed
 
@@ -47,12 +47,12 @@ Learn = Callable[[Any], _Learnt]  # learns from a slice: adds its gradients to t
 class MinibatchReport:
     """A learner's findings in a minibatch, apart from the gradients.
 
-    figures: addends. steps: learnt from. env_steps: newly collected, counted with the first
+    metrics: addends. steps: learnt from. env_steps: newly collected, counted with the first
     minibatch of a batch. minibatch: its number in the batch. feedback: for the replay, which only
     a single learner can have.
     """
 
-    figures: Mapping[str, Any]  # scalar tensors, or floats
+    metrics: Mapping[str, Any]  # scalar tensors, or floats
     steps: int
     env_steps: int
     minibatch: int
@@ -84,7 +84,7 @@ class Slices:
         )
 
     def backward(self, batch: Batch, learn: Learn) -> _Learnt:
-        """Adds the gradients of all slices to the parameters; returns sums of the figures, and the
+        """Adds the gradients of all slices to the parameters; returns sums of the metrics, and the
         feedback of all columns.
 
         An error in any thread is raised after all have ended.
@@ -110,8 +110,8 @@ class Slices:
             wait(helped)
         for helper in helped:
             helper.result()
-        figures, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
-        sums = {n: torch.stack([each[n] for each in figures]).sum() for n in figures[0]}
+        metrics, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
+        sums = {n: torch.stack([each[n] for each in metrics]).sum() for n in metrics[0]}
         return sums, joined_feedback(feedback, batch.batch_size)
 
 
@@ -182,30 +182,30 @@ def addends(metrics: Mapping[str, Tensor | Mean], share: float) -> dict[str, Ten
     return found
 
 
-def divided(figures: Mapping[str, float]) -> dict[str, float]:
+def divided(metrics: Mapping[str, float]) -> dict[str, float]:
     """Divides each total of a Mean by its number of steps, or leaves it out where that is 0."""
-    steps = {name: figures.get(STEPS_OF + name, 1.0) for name in figures}
+    steps = {name: metrics.get(STEPS_OF + name, 1.0) for name in metrics}
     return {
-        name: figure / steps[name]
-        for name, figure in figures.items()
+        name: metric / steps[name]
+        for name, metric in metrics.items()
         if steps[name] and not name.startswith(STEPS_OF)
     }
 
 
-def fetched(figures: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """Returns the figures as floats, with a single transfer from the device."""
-    tensors = {name: figure for name, figure in figures.items() if isinstance(figure, Tensor)}
+def fetched(metrics: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """Returns the metrics as floats, with a single transfer from the device."""
+    tensors = {name: metric for name, metric in metrics.items() if isinstance(metric, Tensor)}
     if not tensors:
-        return {name: float(figure) for name, figure in figures.items()}
+        return {name: float(metric) for name, metric in metrics.items()}
     values = torch.stack([tensor.detach().float() for tensor in tensors.values()]).tolist()
-    return {**figures, **dict(zip(tensors, values, strict=True))}  # in their order
+    return {**metrics, **dict(zip(tensors, values, strict=True))}  # in their order
 
 
 def means(learnt: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of each figure over the minibatches, or batches, that have it."""
+    """Returns the mean of each metric over the minibatches, or batches, that have it."""
     values: dict[str, list[float]] = {}
-    for figures in learnt:
-        for name, value in figures.items():
+    for metrics in learnt:
+        for name, value in metrics.items():
             values.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
 

@@ -120,10 +120,10 @@ def is_separable(algo: Algorithm[Any]) -> bool:
     return algo.separable and algo.actor.separable
 
 
-class Learnt(NamedTuple):
+class UpdateResult(NamedTuple):
     """The result of an update."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     """The numbers to log, by name of the column."""
     feedback: Feedback = NO_FEEDBACK
     """Priorities and final states, for the replay that the batch came from."""
@@ -179,13 +179,14 @@ class OptimiserStep(Generic[BatchT]):
         """Version of the weights: number of updates, across restarts."""
         return self.counters.version
 
-    def update(self, batch: BatchT) -> Learnt:
+    def update(self, batch: BatchT) -> UpdateResult:
         """Learns from a batch.
 
-        The figures are terms, total_loss, metrics and grad_norm (before clipping), each a mean over
-        the minibatches, metrics of the whole batch, and learning_rate. With several optimisers the
-        figures grad_norm and learning_rate have the optimiser's name in front: "critic_grad_norm".
-        A minibatch without a valid step does not count there, and a metric of no steps is left out.
+        The metrics are terms, total_loss, those of `losses`, and grad_norm (before clipping), each
+        a mean over the minibatches; those of the whole batch; and learning_rate. With several
+        optimisers the metrics grad_norm and learning_rate have the optimiser's name in front:
+        "critic_grad_norm". A minibatch without a valid step does not count there, and a metric of
+        no steps is left out.
 
         Raises NonFiniteError when a loss or gradient is NaN or infinite, and ValueError when
         `losses` returns terms that cannot be minimised. The weights are then as the previous
@@ -194,17 +195,17 @@ class OptimiserStep(Generic[BatchT]):
         with self.restored_on_error(), naming_needs(self.algo):
             if self._ranks is None:
                 self.algo.observe(batch)
-                minibatches, metrics = self._begin(batch)
+                minibatches, of_batch = self._begin(batch)
             else:
                 self.statistics.join(batch, self._ranks)
-                minibatches, metrics = self.begin(batch)
+                minibatches, of_batch = self.begin(batch)
             learnt = list(self._learnt(minibatches, batch.env_steps))
             if not learnt:
                 raise ValueError("minibatches() yielded none: yield one or more for each batch")
-        figures = means(found for found, _ in learnt) | metrics
-        figures |= self.count(sum(found.env_steps for _, found in learnt))
+        metrics = means(found for found, _ in learnt) | of_batch
+        metrics |= self.count(sum(found.env_steps for _, found in learnt))
         feedback = [found.feedback for _, found in learnt]
-        return Learnt(figures, joined_feedback(feedback, batch.batch_size))
+        return UpdateResult(metrics, joined_feedback(feedback, batch.batch_size))
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
@@ -260,7 +261,7 @@ class OptimiserStep(Generic[BatchT]):
         return self._joining.packed(found)
 
     def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
-        """Takes one step of every optimiser, with the gradients of all; returns its figures.
+        """Takes one step of every optimiser, with the gradients of all; returns its metrics.
 
         The result is the same as one learner's with all their minibatches in one. Raises
         NonFiniteError as `update` does.
@@ -301,15 +302,15 @@ class OptimiserStep(Generic[BatchT]):
     def _learnt(
         self, minibatches: Iterator[BatchT], env_steps: int
     ) -> Iterator[tuple[dict[str, float], MinibatchReport]]:
-        """Learns from one minibatch after the other; yields the figures of each, and what all
+        """Learns from one minibatch after the other; yields the metrics of each, and what all
         learners found in it.
         """
         for number, minibatch in enumerate(minibatches):
             find = self._found if self._ranks is None else self._found_together
             found = find(minibatch, number, 0 if number else env_steps)
-            figures = self._apply(found)
-            yield figures, found
-            if figures and self.algo.stops_after(figures):
+            metrics = self._apply(found)
+            yield metrics, found
+            if metrics and self.algo.stops_after(metrics):
                 return
 
     def _found(self, minibatch: BatchT, number: int, env_steps: int) -> MinibatchReport:
@@ -328,17 +329,17 @@ class OptimiserStep(Generic[BatchT]):
         return self._joining.unpacked(messages, self._ranks.add(own.gradients))
 
     def _apply(self, found: MinibatchReport) -> dict[str, float]:
-        """Takes one step of every optimiser; returns its figures. Without a step to learn from, in
+        """Takes one step of every optimiser; returns its metrics. Without a step to learn from, in
         any learner, it takes none and returns {}.
         """
         norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
-        figures = divided(fetched({**found.figures, **norms}))
-        self._check_finite(figures)
-        if not found.steps and not any(figures[m.norm_name] for m in self._minimisers):
+        metrics = divided(fetched({**found.metrics, **norms}))
+        self._check_finite(metrics)
+        if not found.steps and not any(metrics[m.norm_name] for m in self._minimisers):
             return {}
-        self._step(figures)
+        self._step(metrics)
         self.counters.learnt_steps += found.steps
-        return figures
+        return metrics
 
     def _learning_from(self, minibatch: BatchT) -> Learn:
         """Returns a function that adds the gradients of one slice of the minibatch."""
@@ -351,8 +352,8 @@ class OptimiserStep(Generic[BatchT]):
                 metrics = {}
             if self.algo.reduction == "mean":
                 terms = {name: share * term for name, term in terms.items()}
-            figures = {**terms, TOTAL: self._backward(terms), **addends(metrics, share)}
-            return {name: figure.detach() for name, figure in figures.items()}, feedback
+            summands = {**terms, TOTAL: self._backward(terms), **addends(metrics, share)}
+            return {name: summand.detach() for name, summand in summands.items()}, feedback
 
         return learn
 
@@ -382,18 +383,18 @@ class OptimiserStep(Generic[BatchT]):
             if minimiser.name in losses
         ]
 
-    def _check_finite(self, figures: Mapping[str, float]) -> None:
+    def _check_finite(self, metrics: Mapping[str, float]) -> None:
         """Raises NonFiniteError unless terms, their sum and the gradients are finite.
 
-        figures: terms first, then their sum. Metrics, which follow, may be NaN.
+        metrics: terms first, then their sum. Metrics, which follow, may be NaN.
         """
-        for name, value in figures.items():
+        for name, value in metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteError(self._failure(f"{name} is {value}"))
             if name == TOTAL:
                 break
         for minimiser in self._minimisers:
-            if not math.isfinite(figures[minimiser.norm_name]):
+            if not math.isfinite(metrics[minimiser.norm_name]):
                 name = first_non_finite(_named_parameters(self.algo))
                 raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
 
@@ -405,10 +406,10 @@ class OptimiserStep(Generic[BatchT]):
             "learning rate"
         )
 
-    def _step(self, figures: Mapping[str, float]) -> None:
+    def _step(self, metrics: Mapping[str, float]) -> None:
         """Clips gradients and takes a step, for each optimiser separately."""
         for minimiser in self._minimisers:
-            norm = figures[minimiser.norm_name]
+            norm = metrics[minimiser.norm_name]
             clip_gradients(minimiser.parameters, norm, self._config.grad_norm_clipping)
             minimiser.optimiser.step()
         self.counters.optimiser_steps += 1
@@ -439,7 +440,7 @@ class _Minimiser:
     """An optimiser and its parameters, frozen ones included."""
 
     name: str
-    prefix: str  # of the names of its figures
+    prefix: str  # of the names of its metrics
     optimiser: Optimizer
     parameters: list[nn.Parameter]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners that take every optimiser step together, each from its own minibatch.
 
-    rank 0: gradients, figures --+                       +--> the same step
-    rank 1: gradients, figures --+-- gather, sum --> all +--> the same step
+    rank 0: gradients, metrics --+                       +--> the same step
+    rank 1: gradients, metrics --+-- gather, sum --> all +--> the same step
 
 Their weights stay bit-equal without being sent, because all compute the same step from the same
 numbers: a loss that is not finite, or an algorithm that leaves out the rest of its minibatches, is
@@ -66,7 +66,7 @@ class JointGradients:
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         pieces = [self._gradient(parameter, found.steps) for parameter in trained]
         message = {
-            "figures": fetched(found.figures),
+            "metrics": fetched(found.metrics),
             "steps": found.steps,
             "env_steps": found.env_steps,
             "minibatch": found.minibatch,
@@ -93,9 +93,9 @@ class JointGradients:
         for parameter, piece, has in zip(trained, pieces, have, strict=True):
             if has and parameter.requires_grad:  # it may have been frozen meanwhile
                 parameter.grad = piece.view_as(parameter).to(parameter)
-        figures = _joined_figures(messages, terms_add_up=not self._is_mean)
+        metrics = _joined_metrics(messages, terms_add_up=not self._is_mean)
         env_steps = sum(message["env_steps"] for message in messages)
-        return MinibatchReport(figures, steps, env_steps, messages[0]["minibatch"])
+        return MinibatchReport(metrics, steps, env_steps, messages[0]["minibatch"])
 
     def _gradient(self, parameter: nn.Parameter, steps: int) -> Tensor:
         """Returns a parameter's gradient as a vector of our dtype."""
@@ -105,17 +105,17 @@ class JointGradients:
         return gradient * steps if self._is_mean else gradient
 
 
-def _joined_figures(messages: Sequence[Mapping[str, Any]], terms_add_up: bool) -> dict[str, float]:
+def _joined_metrics(messages: Sequence[Mapping[str, Any]], terms_add_up: bool) -> dict[str, float]:
     """Returns several learners' addends as if one learner had all their steps.
 
     terms_add_up: terms are sums over the steps, not means.
     """
-    names = list(dict.fromkeys(name for message in messages for name in message["figures"]))
+    names = list(dict.fromkeys(name for message in messages for name in message["metrics"]))
     terms = names[: names.index(TOTAL) + 1]
     found = {}
     for name in names:
-        having = [message for message in messages if name in message["figures"]]
-        values = [(message["figures"][name], message["steps"]) for message in having]
+        having = [message for message in messages if name in message["metrics"]]
+        values = [(message["metrics"][name], message["steps"]) for message in having]
         is_part = name.startswith(STEPS_OF) or STEPS_OF + name in names
         if is_part or (terms_add_up and name in terms):
             found[name] = sum(value for value, _ in values)

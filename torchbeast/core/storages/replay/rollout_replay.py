@@ -25,13 +25,13 @@ from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
 from torchbeast.core.storages.replay.store import Arrays, RolloutStore
-from torchbeast.core.storages.replay.tracks import Track
+from torchbeast.core.storages.replay.trajectories import Trajectory
 
 
 class Window(NamedTuple):
-    """T + 1 consecutive rows of a track."""
+    """T + 1 consecutive rows of a trajectory."""
 
-    track: Track
+    trajectory: Trajectory
     episode: int  # position of the episode's first row
     position: int  # position of the window's first row
 
@@ -63,7 +63,7 @@ class RolloutReplay(RolloutStore):
         # steps that lie before the window.
         self._walks: dict[tuple[int, int], tuple[int, int]] = {}
 
-    # --- facts
+    # --- statistics
 
     @property
     def episodes(self) -> int:
@@ -76,9 +76,9 @@ class RolloutReplay(RolloutStore):
         """Returns a window that begins at any row of any episode, both drawn uniformly, for which T
         rows after it are stored. LookupError when there is no episode.
         """
-        track, start, length = self._locate(self._draw_episode())
-        starts = min(length, track.end - self.unroll_length - start)
-        return Window(track, start, start + int(self._generator.integers(starts)))
+        trajectory, start, length = self._locate(self._draw_episode())
+        starts = min(length, trajectory.end - self.unroll_length - start)
+        return Window(trajectory, start, start + int(self._generator.integers(starts)))
 
     def walk(self, agent: int, number: int) -> Window:
         """Returns the next window of a walk through an episode, T rows after the last one.
@@ -93,8 +93,8 @@ class RolloutReplay(RolloutStore):
         if not self._goes_on(row, before):
             row, before = self._draw_episode(), 0
         self._walks[agent, number] = row, before + self.unroll_length
-        track, start, _ = self._locate(row)
-        return Window(track, start, start + before)
+        trajectory, start, _ = self._locate(row)
+        return Window(trajectory, start, start + before)
 
     def forget_walks(self, agent: int) -> None:
         """Lets every walk of an agent go on at the beginning of another episode."""
@@ -103,16 +103,16 @@ class RolloutReplay(RolloutStore):
     def _goes_on(self, row: int, before: int) -> bool:
         if row not in self._ring.episodes:
             return False
-        track, start, length = self._locate(row)
-        return before < length and start + before + self.unroll_length < track.end
+        trajectory, start, length = self._locate(row)
+        return before < length and start + before + self.unroll_length < trajectory.end
 
     def _draw_episode(self) -> int:
         if not len(self._ring.episodes):
             raise LookupError("the replay has no complete episode yet")
         return self._ring.episodes.draw(self._generator)
 
-    def _locate(self, row: int) -> tuple[Track, int, int]:
-        """Returns the track of an episode, the position of its first row, and its length."""
+    def _locate(self, row: int) -> tuple[Trajectory, int, int]:
+        """Returns the trajectory of an episode, the position of its first row, and its length."""
         return *self._ring.locate(row), self._ring.episodes.length(row)
 
     # --- reading
@@ -125,25 +125,27 @@ class RolloutReplay(RolloutStore):
         when the window has been overwritten.
         """
         require(
-            window.episode >= window.track.start,
+            window.episode >= window.trajectory.start,
             "the window's episode was overwritten: read windows before the next insert",
         )
         positions = np.arange(window.position, window.position + self.unroll_length + 1)
-        self._read_others(window.track, positions, batch, column)
+        self._read_others(window.trajectory, positions, batch, column)
         starts = np.where(batch["done"][:, column], positions, window.episode)
         frames = stack_positions(positions, np.maximum.accumulate(starts), self.frame_stack)
         stacks = [leaf[:, column] for leaf in flatten(batch["observation"])]
-        self._read_stacks(self._ring.ring_rows_at(window.track, frames), stacks)
+        self._read_stacks(self._ring.ring_rows_at(window.trajectory, frames), stacks)
         self.sampled += self.unroll_length
         return self._finals(window, batch["truncated"][:, column], stacks)
 
-    def _read_others(self, track: Track, positions: np.ndarray, batch: Arrays, column: int) -> None:
+    def _read_others(
+        self, trajectory: Trajectory, positions: np.ndarray, batch: Arrays, column: int
+    ) -> None:
         """Writes all fields but the observation."""
-        rows = runs(self._ring.ring_rows_at(track, positions))
+        rows = runs(self._ring.ring_rows_at(trajectory, positions))
         leaves = flatten({name: batch[name] for name in self._ring.fields})
         for leaf, source in zip(leaves, self._ring.others, strict=True):
             copy_runs(leaf[:, column], source, rows)
-        batch["env_index"][:, column] = track.env_index
+        batch["env_index"][:, column] = trajectory.env_index
         batch["rollout_index"][:, column] = NO_ROLLOUT
 
     def _read_stacks(self, frame_rows: np.ndarray, stacks: list[np.ndarray]) -> None:
@@ -160,7 +162,7 @@ class RolloutReplay(RolloutStore):
         """Returns the final observations of truncations in rows 1..T; truncated: [T+1]."""
         found: list[Final] = []
         for row in (1 + np.flatnonzero(truncated[1:])).tolist():
-            newest = self._ring.final(window.track.row(window.position + row))
+            newest = self._ring.final(window.trajectory.row(window.position + row))
             pairs = zip(stacks, newest, strict=True)
             whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
             found.append((row, [leaf[0] for leaf in whole]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts joined to tracks, in a ring: what the replays have in common.
+"""Rollouts joined to trajectories, in a ring: what the replays have in common.
 
     insert    columns [T+1, B] --> rows 1..T, newest frames only --> ring of chunks
 
@@ -21,7 +21,7 @@ from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.frame_stack import frame_spec, newest
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.storages.replay.file import ReplayReader, ReplayWriter, integer
-from torchbeast.core.storages.replay.tracks import Track, TrackRing
+from torchbeast.core.storages.replay.trajectories import Trajectory, TrajectoryRing
 
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
@@ -30,7 +30,7 @@ _MANY_ENVIRONMENTS = 10_000  # more may have left the run
 _PRIORITIES = "has_priorities"  # in the header of a file
 
 
-class Facts(NamedTuple):
+class ReplayStats(NamedTuple):
     """Figures for logs."""
 
     fill: float  # share of the memory in use; at 1.0 every rollout overwrites the oldest
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
 
 
 class RolloutStore(ABC):
-    """Rollouts joined to tracks, at most `capacity` transitions.
+    """Rollouts joined to trajectories, at most `capacity` transitions.
 
         store.insert(arrays, slice(0, 8), agent=0)
 
@@ -48,7 +48,7 @@ class RolloutStore(ABC):
     torch's memory.
 
     inserted, sampled: steps inserted and read so far. lock: hold it for every call but
-    `facts`, if several threads make calls.
+    `stats`, if several threads make calls.
     """
 
     def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
@@ -67,7 +67,7 @@ class RolloutStore(ABC):
         _check_capacity(capacity, self.unroll_length)
         try:
             num_chunks = capacity // self.unroll_length
-            self._ring = TrackRing(self._specs, self.unroll_length, num_chunks)
+            self._ring = TrajectoryRing(self._specs, self.unroll_length, num_chunks)
         except MemoryError:
             each = self.bytes_per_transition
             raise MemoryError(
@@ -82,20 +82,21 @@ class RolloutStore(ABC):
         """Forgets everything stored and counted; chunks are numbered from first_chunk on."""
         self._ring.clear(first_chunk)
         self._clear_sampling()
-        self._open: dict[tuple[int, int], Track] = {}  # by agent and environment: may be continued
+        # By agent and environment: may be continued.
+        self._open: dict[tuple[int, int], Trajectory] = {}
         self.inserted = 0
         self.sampled = 0
 
-    # --- facts
+    # --- statistics
 
     @property
     def size(self) -> int:
         """The number of stored transitions."""
         return self._ring.size
 
-    def facts(self) -> Facts:
-        """Returns figures for logs."""
-        return Facts(
+    def stats(self) -> ReplayStats:
+        """Returns metrics for logs."""
+        return ReplayStats(
             fill=len(self._ring.chunks) / self._ring.num_chunks,
             samples_per_insert=self.sampled / max(1, self.inserted),
             size=self.size,
@@ -110,7 +111,8 @@ class RolloutStore(ABC):
         arrays: with final_observation, leaves [K, *shape] of the truncations in rows 1..T of all
         columns, by column, then row. agent: number of the agent that acted.
 
-        A rollout whose rollout_index does not follow its environment's last one begins a new track.
+        A rollout whose rollout_index does not follow its environment's last one begins a new
+        trajectory.
 
         Raises ValueError when rollouts have another length.
         """
@@ -130,53 +132,56 @@ class RolloutStore(ABC):
             env_index, rollout = (
                 int(arrays[name][0, column]) for name in ("env_index", "rollout_index")
             )
-            track = self._open.get((agent, env_index))
-            if track is None or rollout != track.rollout + 1:
-                track = self._begin(Track(agent, env_index, rollout, self.unroll_length), rows)
-            track.rollout = rollout
-            self._append(track, rows, frames if own.start < own.stop else [])
+            trajectory = self._open.get((agent, env_index))
+            if trajectory is None or rollout != trajectory.rollout + 1:
+                new = Trajectory(agent, env_index, rollout, self.unroll_length)
+                trajectory = self._begin(new, rows)
+            trajectory.rollout = rollout
+            self._append(trajectory, rows, frames if own.start < own.stop else [])
             self.inserted += self.unroll_length
 
     def new_source(self, agent: int) -> None:
         """Announces that the agent's next rollouts are from another source, such as a resumed
         run's, which counts them from zero: none of them follows one that is stored.
         """
-        self._open = {key: track for key, track in self._open.items() if key[0] != agent}
+        self._open = {key: trajectory for key, trajectory in self._open.items() if key[0] != agent}
 
-    def _begin(self, track: Track, rows: list[np.ndarray]) -> Track:
-        """Begins a track with row 0 of a rollout, in a chunk of zeros."""
+    def _begin(self, trajectory: Trajectory, rows: list[np.ndarray]) -> Trajectory:
+        """Begins a trajectory with row 0 of a rollout, in a chunk of zeros."""
         if len(self._open) >= _MANY_ENVIRONMENTS + 2 * self._ring.num_chunks:
-            # Most tracks without a stored row are of environments that left the run.
+            # Most trajectories without a stored row are of environments that left the run.
             self._open = {key: old for key, old in self._open.items() if old.start < old.end}
-        self._open[track.agent, track.env_index] = track
+        self._open[trajectory.agent, trajectory.env_index] = trajectory
         row_0 = [np.zeros_like(leaf) for leaf in rows]
         for alone, leaf in zip(row_0, rows, strict=True):
             alone[-1] = leaf[0]
-        self._append(track, row_0, [])
-        return track
+        self._append(trajectory, row_0, [])
+        return trajectory
 
-    def _append(self, track: Track, rows: list[np.ndarray], finals: list[np.ndarray]) -> None:
-        """Copies rows 1..T of leaves [T+1, *shape] to the next chunk of a track.
+    def _append(
+        self, trajectory: Trajectory, rows: list[np.ndarray], finals: list[np.ndarray]
+    ) -> None:
+        """Copies rows 1..T of leaves [T+1, *shape] to the next chunk of a trajectory.
 
-        finals: see TrackRing.finish.
+        finals: see TrajectoryRing.finish.
         """
-        ring_rows = self._ring.extend(track)
+        ring_rows = self._ring.extend(trajectory)
         for to, leaf in zip(self._ring.leaves, rows, strict=True):
             to[ring_rows] = leaf[1:]
-        self._note_rows(track)
-        self._ring.finish(track, finals)
+        self._note_rows(trajectory)
+        self._ring.finish(trajectory, finals)
 
     # --- files
 
     def save(self, file: BinaryIO) -> None:
         """Writes the contents and the state of sampling, chunk by chunk."""
-        tracks = self._ring.tracks(self._open.values())
+        trajectories = self._ring.trajectories(self._open.values())
         state, numbers = self._sampling_state()
         header = {
             **self._description(),
             "first_chunk": self._ring.chunks.start,
             "chunks": len(self._ring.chunks),
-            "tracks": [self._saved(track) for track in tracks],
+            "tracks": [self._saved(trajectory) for trajectory in trajectories],
             "episodes": len(self._ring.episodes),
             "inserted": self.inserted,
             "sampled": self.sampled,
@@ -185,7 +190,7 @@ class RolloutStore(ABC):
             "generator": self._generator.bit_generator.state,
         }
         writer = ReplayWriter(file, header)
-        self._ring.write(writer, tracks)
+        self._ring.write(writer, trajectories)
         writer.array(np.array(self._ring.episodes.rows, np.int64))
         if numbers is not None:
             writer.array(numbers)
@@ -213,9 +218,9 @@ class RolloutStore(ABC):
         for name, own in self._description().items():
             require(header[name] == own, f"its {name} is {header[name]}, not {own}")
         self._clear(integer(header["first_chunk"]))
-        tracks = [self._restored(*entry) for entry in header["tracks"]]
+        trajectories = [self._restored(*entry) for entry in header["tracks"]]
         chunks, count = integer(header["chunks"]), integer(header["episodes"])
-        self._ring.read(reader, tracks, chunks)
+        self._ring.read(reader, trajectories, chunks)
         require(count <= chunks * self.unroll_length, f"it cannot have {count} episodes")
         order = reader.array((count,), "int64").tolist()
         rows = chunks * self.unroll_length
@@ -226,17 +231,18 @@ class RolloutStore(ABC):
         self._generator.bit_generator.state = header["generator"]
         self._restore_sampling(header, numbers)
 
-    def _saved(self, track: Track) -> list[int]:
-        """Returns a track without its chunks, as JSON values."""
-        is_open = self._open.get((track.agent, track.env_index)) is track
-        return [track.agent, track.env_index, track.rollout, track.overwritten, int(is_open)]
+    def _saved(self, trajectory: Trajectory) -> list[int]:
+        """Returns a trajectory without its chunks, as JSON values."""
+        agent, env_index = trajectory.agent, trajectory.env_index
+        is_open = self._open.get((agent, env_index)) is trajectory
+        return [agent, env_index, trajectory.rollout, trajectory.overwritten, int(is_open)]
 
-    def _restored(self, *entry: int) -> Track:
+    def _restored(self, *entry: int) -> Trajectory:
         agent, env_index, rollout, overwritten, is_open = map(integer, entry)
-        track = Track(agent, env_index, rollout, self.unroll_length, overwritten)
+        trajectory = Trajectory(agent, env_index, rollout, self.unroll_length, overwritten)
         if is_open:
-            self._open[agent, env_index] = track
-        return track
+            self._open[agent, env_index] = trajectory
+        return trajectory
 
     def _description(self) -> dict[str, Any]:
         """Returns what a file and the replay that loads it must have in common, as JSON values."""
@@ -252,8 +258,8 @@ class RolloutStore(ABC):
     def _clear_sampling(self) -> None:
         """Begins with nothing that refers to stored rows."""
 
-    def _note_rows(self, track: Track) -> None:  # noqa: B027
-        """Takes note of a track's newest chunk, which is written; its ends are not noted yet."""
+    def _note_rows(self, trajectory: Trajectory) -> None:  # noqa: B027
+        """Notes a trajectory's newest chunk, which is written; its ends are not noted yet."""
 
     def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
         """Returns what `_restore_sampling` needs: JSON values, and a float64 for each stored row,

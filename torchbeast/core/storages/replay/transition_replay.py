@@ -2,7 +2,7 @@
 """A replay of transitions, for off-policy algorithms.
 
     insert    columns [T+1, B] --> ring of chunks, newest frames only (RolloutStore)
-    sample    steps of any track, uniformly or by priority --> arrays [B, ...], stacks rebuilt
+    sample    steps of any trajectory, uniformly or by priority --> arrays [B, ...], stacks rebuilt
 
 A transition is named by the row of its first step's outcome: row e holds its action and reward, the
 row before e the observation that the action was chosen by. With n-step returns it continues through
@@ -31,7 +31,7 @@ from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.frame_stack import shifted
 from torchbeast.core.storages.replay.store import RolloutStore
-from torchbeast.core.storages.replay.tracks import Track
+from torchbeast.core.storages.replay.trajectories import Trajectory
 
 _log = logging.getLogger("torchbeast.replay")
 
@@ -221,7 +221,7 @@ class TransitionReplay(RolloutStore):
 
     def _is_whole(self, names: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """Returns whether rows name transitions of which everything is stored."""
-        known: np.ndarray = (starts >= 0) & ~self._ring.begin_tracks(names)
+        known: np.ndarray = (starts >= 0) & ~self._ring.begin_trajectories(names)
         known[known] = (self._stack_rows(starts[known]) >= 0).all(axis=1)
         return known & ~is_reset(*(self._rows_of(name, names) for name in ("done", "episode_step")))
 
@@ -264,8 +264,8 @@ class TransitionReplay(RolloutStore):
         stacks[:, -1] = rows
         for place in range(self.frame_stack - 2, -1, -1):
             before = self._ring.rows_beside(rows, -1)
-            # The rows before a track's first are fillers; an episode's first repeats itself.
-            before[self._ring.begin_tracks(rows)] = -1
+            # The rows before a trajectory's first are fillers; an episode's first repeats itself.
+            before[self._ring.begin_trajectories(rows)] = -1
             rows = np.where(self._rows_of("done", rows), rows, before)
             stacks[:, place] = rows
         return stacks
@@ -357,28 +357,30 @@ class TransitionReplay(RolloutStore):
         self._left = np.zeros(rows if self._how.hindsight is not None else 0, np.int32)
         self._highest = 1.0
 
-    def _note_rows(self, track: Track) -> None:
+    def _note_rows(self, trajectory: Trajectory) -> None:
         if self._alpha:
-            is_first = track.overwritten + len(track.chunks) == 1
-            rows = self._ring.ring_rows(track.chunks[-1])
+            is_first = trajectory.overwritten + len(trajectory.chunks) == 1
+            rows = self._ring.ring_rows(trajectory.chunks[-1])
             priority = 0.0 if is_first else self._highest
             self._tree.set(np.arange(rows.start, rows.stop), priority)
         if self._how.hindsight is not None:
-            self._note_steps_left(track, track.end - self.unroll_length, track.episode)
+            self._note_steps_left(
+                trajectory, trajectory.end - self.unroll_length, trajectory.episode
+            )
 
-    def _note_steps_left(self, track: Track, first: int, episode: int | None) -> None:
-        """Notes for the rows of a track how many steps there are to the end of their episode.
+    def _note_steps_left(self, trajectory: Trajectory, first: int, episode: int | None) -> None:
+        """Notes for the rows of a trajectory how many steps there are to the end of their episode.
 
         first: position from which on nothing is noted. episode: position of the first row of the
         episode that ran before; None: not known.
         """
-        new = self._ring.ring_rows_at(track, np.arange(first, track.end))
+        new = self._ring.ring_rows_at(trajectory, np.arange(first, trajectory.end))
         self._left[new] = _RUNNING
-        start = max(track.start, episode or 0)
+        start = max(trajectory.start, episode or 0)
         for end in (first + np.flatnonzero(self._ring.fields["done"][new])).tolist():
             positions = np.arange(start, end)
             if len(positions):
-                self._left[self._ring.ring_rows_at(track, positions)] = end - positions
+                self._left[self._ring.ring_rows_at(trajectory, positions)] = end - positions
             start = max(start, end)
 
     def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
@@ -391,13 +393,13 @@ class TransitionReplay(RolloutStore):
         names = np.array(self._ring.rows, np.int64)
         rows = self._ring_rows(names)
         if self._alpha and len(rows):
-            self._tree.set(rows, np.where(self._ring.begin_tracks(names), 0.0, self._highest))
+            self._tree.set(rows, np.where(self._ring.begin_trajectories(names), 0.0, self._highest))
             if numbers is not None:
                 self._tree.set(rows, numbers[len(numbers) - len(rows) :])
                 self._highest = float(state["highest"])
         if self._how.hindsight is not None:
-            for track in self._ring.tracks([]):
-                self._note_steps_left(track, track.start, None)
+            for trajectory in self._ring.trajectories([]):
+                self._note_steps_left(trajectory, trajectory.start, None)
 
 
 def check_goals(observation: Any, frame_stack: int) -> None:

@@ -13,7 +13,7 @@ from fake_nethack import FakeNetHack
 from gymnasium import spaces
 from test_networks import inputs_of
 
-from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of, needs_statistics
+from torchbeast.core.actors.encoders import Kind, is_large_image, kind_of, needs_statistics
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet, SmallNet
 from torchbeast.core.actors.registry import default_model
 from torchbeast.core.actors.torsos import DeepTorso, ShallowTorso, SmallTorso

@@ -6,8 +6,9 @@
 
 The rows of chunk c are numbered from c * T on. The memory of row n is *ring row* n % (6 * T).
 
-A *track* is the rows of one environment that follow each other without a gap. The rollouts of an
-environment overlap in one row, so a track stores row 0 of its first rollout and rows 1..T of all:
+A *trajectory* is the rows of one environment that follow each other without a gap. The rollouts of
+an environment overlap in one row, so a trajectory stores row 0 of its first rollout and rows 1..T
+of all:
 
     rollouts    0 1 2 3 4                      T = 4
                         0 1 2 3 4
@@ -16,7 +17,7 @@ environment overlap in one row, so a track stores row 0 of its first rollout and
     positions         3   4 ... 7   8 .. 11   12 ...
 
 Row 0 is the last of a separate chunk. A *position* is therefore T times the number of the chunk
-within the track, plus the row within the chunk.
+within the trajectory, plus the row within the chunk.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from torchbeast.core.storages.replay.file import ReplayReader, ReplayWriter
 
 
 @dataclass(slots=True, eq=False)
-class Track:
+class Trajectory:
     """Rows of one environment of one agent, of which the oldest may be overwritten."""
 
     agent: int
@@ -130,20 +131,20 @@ class EpisodeList:
         self._found = {row: (place, self.length(row)) for place, row in enumerate(rows)}
 
 
-class TrackRing:
-    """A ring of chunks, their tracks, and the episodes that can be sampled. A chunk is added in two
-    steps:
+class TrajectoryRing:
+    """A ring of chunks, their trajectories, and the episodes that can be sampled. A chunk is added
+    in two steps:
 
-        rows = ring.extend(track)         overwrites the oldest chunk if the ring is full
+        rows = ring.extend(trajectory)    overwrites the oldest chunk if the ring is full
         ...                               the caller fills these ring rows
-        ring.finish(track, finals)        lists the episodes that have become complete
+        ring.finish(trajectory, finals)   lists the episodes that have become complete
 
     fields: arrays [num_rows, *shape], a nest for each field of a row except the observation.
     others: the same arrays as a list. frames: the observation's leaves. leaves: all of these.
     episodes: the list.
 
-    K is the number of truncations in a chunk. A truncation in row 0 of a track does not count: its
-    final observation was in a rollout before.
+    K is the number of truncations in a chunk. A truncation in row 0 of a trajectory does not count:
+    its final observation was in a rollout before.
     """
 
     def __init__(self, rows: Mapping[str, Any], unroll_length: int, num_chunks: int) -> None:
@@ -162,14 +163,15 @@ class TrackRing:
         """Forgets everything; chunks are numbered from first_chunk on."""
         self.episodes = EpisodeList()
         self._first = self._written = first_chunk  # of the next chunk
-        self._tracks: list[Track | None] = [None] * self.num_chunks  # by index
-        # By index: the chunk's number within its track.
+        self._trajectories: list[Trajectory | None] = [None] * self.num_chunks  # by index
+        # By index: the chunk's number within its trajectory.
         self._nth = np.zeros(self.num_chunks, np.int64)
-        # By index: the number of the chunk before and after it in its track; -1: there is none.
+        # By index: the number of the chunk before and after it in its trajectory; -1: there is
+        # none.
         self._before = np.full(self.num_chunks, -1, np.int64)
         self._after = np.full(self.num_chunks, -1, np.int64)
         self._finals: dict[int, list[np.ndarray]] = {}  # by chunk: leaves [K, C, ...], by row
-        self._row_0s = 0  # number of chunks with the row 0 of a track only
+        self._row_0s = 0  # number of chunks with the row 0 of a trajectory only
 
     @property
     def chunks(self) -> range:
@@ -191,33 +193,33 @@ class TrackRing:
         start = chunk % self.num_chunks * self.unroll_length
         return slice(start, start + self.unroll_length)
 
-    def ring_rows_at(self, track: Track, positions: np.ndarray) -> np.ndarray:
-        """Returns the ring rows at stored positions of a track, both int64 of the same shape."""
+    def ring_rows_at(self, trajectory: Trajectory, positions: np.ndarray) -> np.ndarray:
+        """Returns the ring rows at stored positions of a trajectory; both int64 of one shape."""
         nth, places = np.divmod(positions, self.unroll_length)
         first, last = int(nth.min()), int(nth.max())
-        stored = range(first - track.overwritten, last - track.overwritten + 1)
-        starts = [track.chunks[n] % self.num_chunks * self.unroll_length for n in stored]
+        stored = range(first - trajectory.overwritten, last - trajectory.overwritten + 1)
+        starts = [trajectory.chunks[n] % self.num_chunks * self.unroll_length for n in stored]
         return np.array(starts)[nth - first] + places
 
-    def tracks(self, others: Iterable[Track]) -> list[Track]:
-        """Returns every track that has stored chunks, and others."""
-        tracks = [*(self._track(chunk) for chunk in self.chunks), *others]
-        return list({id(track): track for track in tracks}.values())
+    def trajectories(self, others: Iterable[Trajectory]) -> list[Trajectory]:
+        """Returns every trajectory that has stored chunks, and others."""
+        trajectories = [*(self._trajectory(chunk) for chunk in self.chunks), *others]
+        return list({id(trajectory): trajectory for trajectory in trajectories}.values())
 
-    def _track(self, chunk: int) -> Track:
-        track = self._tracks[chunk % self.num_chunks]
-        assert track is not None
-        return track
+    def _trajectory(self, chunk: int) -> Trajectory:
+        trajectory = self._trajectories[chunk % self.num_chunks]
+        assert trajectory is not None
+        return trajectory
 
-    def locate(self, row: int) -> tuple[Track, int]:
-        """Returns the track of a stored row, and its position there."""
+    def locate(self, row: int) -> tuple[Trajectory, int]:
+        """Returns the trajectory of a stored row, and its position there."""
         chunk, place = divmod(row, self.unroll_length)
         nth = int(self._nth[chunk % self.num_chunks])
-        return self._track(chunk), nth * self.unroll_length + place
+        return self._trajectory(chunk), nth * self.unroll_length + place
 
     def rows_beside(self, rows: np.ndarray, step: int) -> np.ndarray:
-        """Returns the numbers of the rows before (step -1) or after (1) these in their tracks, -1
-        where it is not stored; int64 [N] both.
+        """Returns the numbers of the rows before (step -1) or after (1) these in their
+        trajectories, -1 where it is not stored; int64 [N] both.
         """
         length = self.unroll_length
         chunks, places = rows // length, rows % length + step
@@ -229,8 +231,8 @@ class TrackRing:
         )
 
     def rows_ahead(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the rows that many steps after these in their tracks, which must
-        be stored; int64 [N] all.
+        """Returns the numbers of the rows that many steps after these in their trajectories, which
+        must be stored; int64 [N] all.
         """
         chunks, places = np.divmod(rows, self.unroll_length)
         places = places + steps
@@ -239,9 +241,9 @@ class TrackRing:
             places = np.where(beyond, places - self.unroll_length, places)
         return chunks * self.unroll_length + places
 
-    def begin_tracks(self, rows: np.ndarray) -> np.ndarray:
-        """Returns which of these stored rows are in a chunk that holds the row 0 of a track only;
-        bool [N].
+    def begin_trajectories(self, rows: np.ndarray) -> np.ndarray:
+        """Returns which of these stored rows are in a chunk that holds the row 0 of a trajectory
+        only; bool [N].
         """
         return self._nth[rows // self.unroll_length % self.num_chunks] == 0
 
@@ -251,66 +253,68 @@ class TrackRing:
         index = int(self.fields["truncated"][self.ring_rows(chunk)][:place].sum())
         return [leaf[index] for leaf in self._finals[chunk]]
 
-    def extend(self, track: Track) -> slice:
-        """Gives the next chunk to a track and returns its ring rows."""
+    def extend(self, trajectory: Trajectory) -> slice:
+        """Gives the next chunk to a trajectory and returns its ring rows."""
         chunk = self._written
         if len(self.chunks) == self.num_chunks:
             self._forget(self.chunks[0])
         index = chunk % self.num_chunks
-        self._tracks[index], self._nth[index] = track, track.overwritten + len(track.chunks)
+        self._trajectories[index] = trajectory
+        self._nth[index] = trajectory.overwritten + len(trajectory.chunks)
         self._row_0s += int(self._nth[index] == 0)
         self._before[index], self._after[index] = -1, -1
-        if track.chunks:
-            self._before[index] = track.chunks[-1]
-            self._after[track.chunks[-1] % self.num_chunks] = chunk
-        track.chunks.append(chunk)
+        if trajectory.chunks:
+            self._before[index] = trajectory.chunks[-1]
+            self._after[trajectory.chunks[-1] % self.num_chunks] = chunk
+        trajectory.chunks.append(chunk)
         self._written += 1
         return self.ring_rows(chunk)
 
-    def finish(self, track: Track, finals: list[np.ndarray]) -> None:
-        """Takes note of what a track's newest chunk contains.
+    def finish(self, trajectory: Trajectory, finals: list[np.ndarray]) -> None:
+        """Takes note of what a trajectory's newest chunk contains.
 
         finals: leaves [K, C, ...], newest frames of the final observations, by row; [] if K is 0.
         """
-        chunk = track.chunks[-1]
+        chunk = trajectory.chunks[-1]
         if finals:
             self._finals[chunk] = finals
         rows = self.ring_rows(chunk)
         done, steps = (self.fields[name][rows] for name in ("done", "episode_step"))
-        for position, length in track.note_ends(done, is_reset(done, steps)):
-            self.episodes.add(track.row(position), length)
+        for position, length in trajectory.note_ends(done, is_reset(done, steps)):
+            self.episodes.add(trajectory.row(position), length)
 
     def _forget(self, chunk: int) -> None:
         """Forgets the oldest chunk and the episodes that begin in it."""
         for place in np.flatnonzero(self.fields["done"][self.ring_rows(chunk)]).tolist():
             self.episodes.discard(chunk * self.unroll_length + place)
-        track = self._track(chunk)
-        track.chunks.popleft()
-        track.overwritten += 1
+        trajectory = self._trajectory(chunk)
+        trajectory.chunks.popleft()
+        trajectory.overwritten += 1
         self._row_0s -= int(self._nth[chunk % self.num_chunks] == 0)
         self._finals.pop(chunk, None)
 
     # --- files
 
-    def write(self, writer: ReplayWriter, tracks: Sequence[Track]) -> None:
-        """Writes every chunk with the number of its track among `tracks`."""
-        numbers = {id(track): number for number, track in enumerate(tracks)}
+    def write(self, writer: ReplayWriter, trajectories: Sequence[Trajectory]) -> None:
+        """Writes every chunk with the number of its trajectory among `trajectories`."""
+        numbers = {id(trajectory): number for number, trajectory in enumerate(trajectories)}
         for chunk in self.chunks:
-            writer.array(np.array(numbers[id(self._track(chunk))], np.int64))
+            writer.array(np.array(numbers[id(self._trajectory(chunk))], np.int64))
             for leaf in self.leaves:
                 writer.array(leaf[self.ring_rows(chunk)])
             for final in self._finals.get(chunk, ()):
                 writer.array(final)
 
-    def read(self, reader: ReplayReader, tracks: Sequence[Track], count: int) -> None:
-        """Reads that many chunks and adds them to the tracks, as if they were inserted."""
+    def read(self, reader: ReplayReader, trajectories: Sequence[Trajectory], count: int) -> None:
+        """Reads that many chunks and adds them to the trajectories, as if they were inserted."""
         for _ in range(count):
             number = int(reader.array((), "int64"))
-            require(0 <= number < len(tracks), f"there is no track {number} of {len(tracks)}")
-            rows = self.extend(tracks[number])
+            total = len(trajectories)
+            require(0 <= number < total, f"there is no trajectory {number} of {total}")
+            rows = self.extend(trajectories[number])
             for leaf in self.leaves:
                 reader.into(leaf[rows])
-            self.finish(tracks[number], self._read_finals(reader, rows))
+            self.finish(trajectories[number], self._read_finals(reader, rows))
 
     def _read_finals(self, reader: ReplayReader, rows: slice) -> list[np.ndarray]:
         done, truncated = (self.fields[name][rows] for name in ("done", "truncated"))

@@ -18,21 +18,21 @@ from background import SOON, a_fork, wait_for
 from scraping import free_port, scraped
 
 from torchbeast import polybeast_env
-from torchbeast.collect.contract import Away
+from torchbeast.collect.contract import LostStream
 from torchbeast.errors import UsageError
-from torchbeast.reporting import metrics as reporting_metrics
+from torchbeast.reporting import prometheus
 from torchbeast.reporting.display import Progress, Shown
-from torchbeast.reporting.metrics import (
+from torchbeast.reporting.prometheus import (
     Metric,
-    Metrics,
     MetricsConfig,
+    PrometheusEndpoint,
     learner_metrics,
 )
 
 pytest.importorskip("prometheus_client")
 
 
-def figures(updates: int = 30, **status: float) -> Shown:
+def state_of_run(updates: int = 30, **status: float) -> Shown:
     usual = {"learner_queue_size": 3, "live_streams": 4, "collected_steps": 1500}
     lost = {"lost_streams": 2, "restarted_streams": 1, "retired_streams": 3}
     return Shown(
@@ -40,7 +40,7 @@ def figures(updates: int = 30, **status: float) -> Shown:
         progress=Progress(step=1200, episodes=7, returns=deque([-0.5])),
         total_steps=9000,
         status=usual | lost | status,
-        away=[Away("unix:a", 2.0)],
+        lost_streams=[LostStream("unix:a", 2.0)],
         updates=updates,
         stage_seconds={"environment": 5.5, "learning": 1.25},
         row={"entropy": 0.75, "mean_episode_return": math.nan},
@@ -49,12 +49,12 @@ def figures(updates: int = 30, **status: float) -> Shown:
     )
 
 
-def test_a_scrape_has_the_newest_figures_under_their_names() -> None:
+def test_a_scrape_has_the_newest_metrics_under_their_names() -> None:
     port = free_port()
-    with Metrics().served(MetricsConfig(metrics_port=str(port))) as metrics:
+    with PrometheusEndpoint().served(MetricsConfig(metrics_port=str(port))) as metrics:
         assert scraped(port) == {}, "nothing is known yet"
-        metrics.show(learner_metrics(figures(updates=29)))
-        metrics.show(learner_metrics(figures()))
+        metrics.show(learner_metrics(state_of_run(updates=29)))
+        metrics.show(learner_metrics(state_of_run()))
         found = scraped(port)
     assert found == {
         ("torchbeast_run_info", "mine"): 1,
@@ -81,16 +81,16 @@ def test_a_scrape_has_the_newest_figures_under_their_names() -> None:
 def test_the_server_ends_with_the_run() -> None:
     port = free_port()
     for _ in range(2):  # the port is free again
-        with Metrics().served(MetricsConfig(metrics_port=str(port))):
+        with PrometheusEndpoint().served(MetricsConfig(metrics_port=str(port))):
             scraped(port)
         with pytest.raises(OSError):
             scraped(port)
 
 
 def test_strangers_open_few_connections_and_keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting_metrics, "_LONGEST_S", math.inf)
+    monkeypatch.setattr(prometheus, "_LONGEST_S", math.inf)
     port = free_port()
-    with ExitStack() as opened, Metrics().served(MetricsConfig(metrics_port=str(port))):
+    with ExitStack() as opened, PrometheusEndpoint().served(MetricsConfig(metrics_port=str(port))):
 
         def stranger() -> socket.socket:
             return opened.enter_context(socket.create_connection(("127.0.0.1", port), SOON))
@@ -100,19 +100,19 @@ def test_strangers_open_few_connections_and_keep_none(monkeypatch: pytest.Monkey
                 return scraped(port) == {}
             return False  # the last strangers have not quite gone
 
-        silent = [stranger() for _ in range(reporting_metrics._MOST_OPEN)]
+        silent = [stranger() for _ in range(prometheus._MOST_OPEN)]
         silent[0].sendall(b"GET /metrics HTTP/1.1\r\n")  # half a request
         assert ends(stranger()), "one too many"
-        monkeypatch.setattr(reporting_metrics, "_LONGEST_S", 0.1)
+        monkeypatch.setattr(prometheus, "_LONGEST_S", 0.1)
         assert all(map(ends, silent))
-        monkeypatch.setattr(reporting_metrics, "_LONGEST_S", math.inf)
+        monkeypatch.setattr(prometheus, "_LONGEST_S", math.inf)
         wait_for(is_scraped)
 
 
 def test_a_fork_does_not_keep_the_port() -> None:
     port = free_port()
     with ExitStack() as run:
-        run.enter_context(Metrics().served(MetricsConfig(metrics_port=str(port))))
+        run.enter_context(PrometheusEndpoint().served(MetricsConfig(metrics_port=str(port))))
         with a_fork():
             run.close()
             socket.create_server(("127.0.0.1", port)).close()
@@ -144,7 +144,7 @@ def test_a_run_whose_metrics_cannot_be_served_warns_and_continues(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"{host}:{taken.getsockname()[1]}"
-        with Metrics().served(MetricsConfig(metrics_port=address)) as metrics:
+        with PrometheusEndpoint().served(MetricsConfig(metrics_port=address)) as metrics:
             metrics.show([])
     assert f"metrics cannot be served at {address} (" in caplog.text
     assert capsys.readouterr().out == ""
@@ -153,13 +153,13 @@ def test_a_run_whose_metrics_cannot_be_served_warns_and_continues(
 def test_without_the_package_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UsageError, match=r"pip install 'torchbeast\[metrics\]'"):
-        with Metrics().served(MetricsConfig(metrics_port=str(free_port()))):
+        with PrometheusEndpoint().served(MetricsConfig(metrics_port=str(free_port()))):
             pass
 
 
 def test_who_asks_for_none_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with Metrics().served(MetricsConfig()) as metrics:
+    with PrometheusEndpoint().served(MetricsConfig()) as metrics:
         metrics.show([Metric(name="a", help="", values=1.0)])
 
 
@@ -173,10 +173,10 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
         re.findall(r"`torchbeast_(\w+)", " ".join(row.split(" | ")[0] for row in rows))
     )
     actors = {"learner_queue_size": 3, "live_workers": 2, "replaced_workers": 1}
-    mono = dataclasses.replace(figures(), status=actors)
+    mono = dataclasses.replace(state_of_run(), status=actors)
     servers = Mock(activity=dict, addresses=[], replaced=0)
     served = [
-        *learner_metrics(figures(replay_fill=0.5)),
+        *learner_metrics(state_of_run(replay_fill=0.5)),
         *learner_metrics(mono),
         *polybeast_env._metrics(servers, []),
     ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hosts that dial in to a learner, which waits for the first and admits others at any time.
 
-    host == rpc Join ==> libtorchbeast.Door -> HostDoor: described, compared with the run
+    host == rpc Join ==> libtorchbeast.Door -> JoinServer: described, compared with the run
                                             -> ActorPool, until the stream ends
 
 A host cannot end the run: if it does not fit, the learner warns, and tells the host why. The table
@@ -53,7 +53,7 @@ class _Stream(NamedTuple):
     said: Description
 
 
-class HostDoor:
+class JoinServer:
     """Listens for hosts that dial in. Call `find`, then `follow`, each in one thread."""
 
     def __init__(self, listen: str, security: SecurityConfig) -> None:

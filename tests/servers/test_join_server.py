@@ -12,9 +12,9 @@ import pytest
 from background import SOON, Background, wait_for
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.servers import door
+from torchbeast.servers import join_server
 from torchbeast.servers.config import SecurityConfig
-from torchbeast.servers.door import HostDoor
+from torchbeast.servers.join_server import JoinServer
 
 CATCH: dict[str, Any] = {
     "env_id": "Catch",
@@ -71,24 +71,24 @@ class FakeDoor:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
     made = FakeDoor()
     monkeypatch.setattr("libtorchbeast.Door", lambda *_, **__: made)
-    monkeypatch.setattr(door, "PortCheck", lambda _: Mock(is_deaf=lambda: made.is_deaf))
-    monkeypatch.setattr(door, "check_free", lambda _: None)
-    monkeypatch.setattr(door, "_SETTLED_S", 0.0)
-    monkeypatch.setattr(door, "_LOOK_S", 0.0)
-    monkeypatch.setattr(door, "free_memory", lambda: None)
+    monkeypatch.setattr(join_server, "PortCheck", lambda _: Mock(is_deaf=lambda: made.is_deaf))
+    monkeypatch.setattr(join_server, "check_free", lambda _: None)
+    monkeypatch.setattr(join_server, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(join_server, "_LOOK_S", 0.0)
+    monkeypatch.setattr(join_server, "free_memory", lambda: None)
     return made
 
 
 @pytest.fixture
-def hosts(fake: FakeDoor) -> HostDoor:
-    return HostDoor("127.0.0.1:1", SecurityConfig(insecure=True))
+def hosts(fake: FakeDoor) -> JoinServer:
+    return JoinServer("127.0.0.1:1", SecurityConfig(insecure=True))
 
 
 def never() -> None:
     pass
 
 
-def follow(hosts: HostDoor, fake: FakeDoor) -> None:
+def follow(hosts: JoinServer, fake: FakeDoor) -> None:
     """Follows until all that come were seen."""
     closed = threading.Event()
     run = Background(lambda: hosts.follow(None, 2, 1000, closed))
@@ -98,7 +98,7 @@ def follow(hosts: HostDoor, fake: FakeDoor) -> None:
 
 
 def test_a_run_waits_for_as_many_environments_as_asked_and_shares_them_by_stream(
-    hosts: HostDoor, fake: FakeDoor
+    hosts: JoinServer, fake: FakeDoor
 ) -> None:
     fake.comes("a"), fake.comes("b"), fake.comes("b", num_envs=4)
     fleet = hosts.find(8, 10.0, never)
@@ -107,7 +107,7 @@ def test_a_run_waits_for_as_many_environments_as_asked_and_shares_them_by_stream
     assert fleet.env.name == "Catch"
 
 
-def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDoor) -> None:
+def test_a_host_that_has_left_again_does_not_count(hosts: JoinServer, fake: FakeDoor) -> None:
     fake.gone.add(fake.comes("gone"))
     with pytest.raises(
         RunError, match=r"no host dialled in at 127.0.0.1:1 within 0.2 s.*--learner"
@@ -123,7 +123,7 @@ def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDo
 
 @pytest.mark.parametrize("lacks_files", [False, True])
 def test_a_door_that_became_deaf_is_opened_again_once_files_can_be_opened(
-    hosts: HostDoor,
+    hosts: JoinServer,
     fake: FakeDoor,
     lacks_files: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,8 +133,8 @@ def test_a_door_that_became_deaf_is_opened_again_once_files_can_be_opened(
     fake.is_deaf = True
     fake.comes("only by the old door"), another.comes("again")
     monkeypatch.setattr("libtorchbeast.Door", lambda *_, **__: another)
-    monkeypatch.setattr(door, "PortCheck", lambda _: Mock(is_deaf=lambda: another.is_deaf))
-    monkeypatch.setattr(door, "can_open_files", lambda: not lacks_files)
+    monkeypatch.setattr(join_server, "PortCheck", lambda _: Mock(is_deaf=lambda: another.is_deaf))
+    monkeypatch.setattr(join_server, "can_open_files", lambda: not lacks_files)
     found = hosts.find(1, 10.0, never).stream_hosts
     assert fake.is_closed is not lacks_files
     assert found == (["only by the old door"] if lacks_files else ["again"])
@@ -144,7 +144,7 @@ def test_a_door_that_became_deaf_is_opened_again_once_files_can_be_opened(
 
 
 def test_a_door_that_cannot_be_opened_again_yet_is_tried_until_it_can(
-    hosts: HostDoor,
+    hosts: JoinServer,
     fake: FakeDoor,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -154,7 +154,7 @@ def test_a_door_that_cannot_be_opened_again_yet_is_tried_until_it_can(
     results: list[Any] = [ConnectionError("the port is in use"), UsageError("no key"), another]
     monkeypatch.setattr("libtorchbeast.Door", Mock(side_effect=results))
     fake.is_deaf = True
-    monkeypatch.setattr(door, "PortCheck", lambda _: Mock(is_deaf=lambda: False))
+    monkeypatch.setattr(join_server, "PortCheck", lambda _: Mock(is_deaf=lambda: False))
     assert hosts.find(1, SOON, never).stream_hosts == ["again"]
     assert "no host can dial in now: the port is in use" in caplog.text
 
@@ -182,7 +182,7 @@ def deep(levels: int) -> Any:
     ],
 )
 def test_a_host_whose_description_makes_no_sense_is_refused_and_another_awaited(
-    hosts: HostDoor, fake: FakeDoor, said: dict[str, Any], reason: str
+    hosts: JoinServer, fake: FakeDoor, said: dict[str, Any], reason: str
 ) -> None:
     senseless, _ = fake.comes("senseless", **said), fake.comes("sound")
     assert hosts.find(None, 10.0, never).stream_hosts == ["sound"]
@@ -190,7 +190,7 @@ def test_a_host_whose_description_makes_no_sense_is_refused_and_another_awaited(
     assert len(fake.refused[senseless]) < 2100, "it may quote all that the host sent"
 
 
-def test_a_stop_ends_the_wait_for_hosts(hosts: HostDoor) -> None:
+def test_a_stop_ends_the_wait_for_hosts(hosts: JoinServer) -> None:
     def check_goes_on() -> None:
         raise RunError("the run has ended")
 
@@ -199,7 +199,7 @@ def test_a_stop_ends_the_wait_for_hosts(hosts: HostDoor) -> None:
 
 
 def test_a_host_that_comes_later_is_taken_and_told_of(
-    hosts: HostDoor, fake: FakeDoor, capsys: pytest.CaptureFixture[str]
+    hosts: JoinServer, fake: FakeDoor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = fake.comes("a")
     hosts.find(None, 10.0, never)
@@ -215,7 +215,7 @@ def test_a_host_that_comes_later_is_taken_and_told_of(
 
 
 def test_a_host_that_leaves_and_a_failed_environment_are_warnings(
-    hosts: HostDoor, fake: FakeDoor, caplog: pytest.LogCaptureFixture
+    hosts: JoinServer, fake: FakeDoor, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.here = {"a": 2}
     hosts._look(), hosts._look()
@@ -241,7 +241,7 @@ def test_a_host_that_leaves_and_a_failed_environment_are_warnings(
     ],
 )
 def test_a_host_that_does_not_fit_is_refused_with_the_reason(
-    hosts: HostDoor,
+    hosts: JoinServer,
     fake: FakeDoor,
     caplog: pytest.LogCaptureFixture,
     said: dict[str, Any],
@@ -257,10 +257,10 @@ def test_a_host_that_does_not_fit_is_refused_with_the_reason(
 
 
 def test_memory_is_promised_once(
-    hosts: HostDoor, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
+    hosts: JoinServer, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams that were taken a moment ago have not used theirs yet."""
-    monkeypatch.setattr(door, "free_memory", lambda: 5000)
+    monkeypatch.setattr(join_server, "free_memory", lambda: 5000)
     fake.comes("a")
     hosts.find(None, 10.0, never)
     fake.comes("b"), fake.comes("c")
@@ -269,7 +269,7 @@ def test_memory_is_promised_once(
     assert "would take 0.0 MB of memory, but 0.0 MB are free" in fake.refused[2]
 
 
-def test_hosts_of_the_start_that_differ_are_refused(hosts: HostDoor, fake: FakeDoor) -> None:
+def test_hosts_of_the_start_that_differ_are_refused(hosts: JoinServer, fake: FakeDoor) -> None:
     fake.comes("a"), fake.comes("b", env_id="Memory")
     assert hosts.find(2, 10.0, never).num_envs == 2
     follow(hosts, fake)
@@ -280,4 +280,4 @@ def test_an_address_in_use_is_wrong_usage() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UsageError, match=f"cannot listen at {listen}"):
-            HostDoor(listen, SecurityConfig(insecure=True))
+            JoinServer(listen, SecurityConfig(insecure=True))

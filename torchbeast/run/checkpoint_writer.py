@@ -35,7 +35,7 @@ class CheckpointNotWritten(RunError):
 
 
 @dataclass
-class Saving:
+class CheckpointWriter:
     """Writes checkpoints into a run's folder; does nothing if they are disabled.
 
     labels: constant entries of every checkpoint, such as settings. replay: saved with every

@@ -9,9 +9,9 @@ import pytest
 from background import Background, wait_for
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets import places
+from torchbeast.fleets import restarts
 from torchbeast.fleets.child_process import ProcessDied
-from torchbeast.fleets.places import Deaths, Places
+from torchbeast.fleets.restarts import RestartPolicy, Restarts
 from torchbeast.fleets.supervisor import Supervisor
 
 KILLED = ProcessDied("was killed")
@@ -22,7 +22,7 @@ class Desk:
     """A place that counts its starts."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.deaths = name, Deaths()
+        self.name, self.restart_policy = name, RestartPolicy()
         self.starts = 0
         self.can_start = True
 
@@ -37,11 +37,11 @@ class Office:
 
     def __init__(self) -> None:
         self.supervisor = Supervisor()
-        self.places = Places(logging.getLogger("torchbeast.tests"), self.supervisor)
+        self.restarts = Restarts(logging.getLogger("torchbeast.tests"), self.supervisor)
         self.first, self.second = Desk("worker 0"), Desk("worker 1")
-        self.places.start(self.first)
-        self.places.start(self.second)
-        self.places.works(self.first)
+        self.restarts.start(self.first)
+        self.restarts.start(self.second)
+        self.restarts.works(self.first)
 
 
 @pytest.fixture
@@ -50,21 +50,21 @@ def office() -> Office:
 
 
 def test_a_worker_that_was_killed_is_replaced_even_before_it_worked(office: Office) -> None:
-    office.places.ended(office.second, KILLED)
-    assert office.second.starts == 2 and office.places.replaced == 1
+    office.restarts.ended(office.second, KILLED)
+    assert office.second.starts == 2 and office.restarts.replaced == 1
     assert not office.supervisor.ended
 
 
 def test_a_worker_that_dies_before_any_has_worked_fails_the_run() -> None:
     supervisor = Supervisor()
-    group, desk = Places(logging.getLogger("torchbeast.tests"), supervisor), Desk("worker 0")
+    group, desk = Restarts(logging.getLogger("torchbeast.tests"), supervisor), Desk("worker 0")
     group.start(desk)
     group.ended(desk, KILLED)
     assert desk.starts == 1 and str(supervisor.failure) == "worker 0: was killed"
 
 
 def test_a_worker_that_reports_an_error_fails_the_run(office: Office) -> None:
-    office.places.ended(office.first, RunError("the cartridge cannot be read"))
+    office.restarts.ended(office.first, RunError("the cartridge cannot be read"))
     assert office.first.starts == 1
     assert str(office.supervisor.failure) == "worker 0: the cartridge cannot be read"
 
@@ -72,17 +72,17 @@ def test_a_worker_that_reports_an_error_fails_the_run(office: Office) -> None:
 def test_a_first_worker_that_cannot_start_fails_the_run_even_if_another_works(
     office: Office,
 ) -> None:
-    office.places.ended(office.second, TAKEN)
+    office.restarts.ended(office.second, TAKEN)
     assert office.supervisor.failure is not None and office.supervisor.failure.error is TAKEN
 
 
 def test_the_fifth_death_in_one_place_fails_the_run(office: Office) -> None:
     """Deaths in other places do not count: a machine short of memory may kill several."""
-    office.places.ended(office.first, KILLED)
+    office.restarts.ended(office.first, KILLED)
     for _ in range(4):
-        office.places.ended(office.second, KILLED)
-    assert not office.supervisor.ended and office.places.replaced == 5
-    office.places.ended(office.second, KILLED)
+        office.restarts.ended(office.second, KILLED)
+    assert not office.supervisor.ended and office.restarts.replaced == 5
+    office.restarts.ended(office.second, KILLED)
     assert str(office.supervisor.failure) == (
         "worker 1: 5 processes died in its place within 0 s. The last one: was killed"
     )
@@ -91,12 +91,12 @@ def test_the_fifth_death_in_one_place_fails_the_run(office: Office) -> None:
 def test_a_replacement_that_cannot_start_counts_as_a_death(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_PAUSE_S", 0.0)
-    office.places.ended(office.first, KILLED)
+    monkeypatch.setattr(restarts, "_PAUSE_S", 0.0)
+    office.restarts.ended(office.first, KILLED)
     for _ in range(3):
-        office.places.ended(office.first, TAKEN)
+        office.restarts.ended(office.first, TAKEN)
     assert not office.supervisor.ended and office.first.starts == 5
-    office.places.ended(office.first, TAKEN)
+    office.restarts.ended(office.first, TAKEN)
     assert office.supervisor.failure is not None
     assert type(office.supervisor.failure.error) is ProcessDied
     assert str(office.supervisor.failure).endswith("The last one: the port is taken")
@@ -104,57 +104,57 @@ def test_a_replacement_that_cannot_start_counts_as_a_death(
 
 def test_the_pause_after_failed_starts_that_are_slow_has_an_end() -> None:
     """Five within ten minutes end the program, slower ones never do."""
-    deaths, error = Deaths(), UsageError("the file server is away")
-    deaths.works()
+    policy, error = RestartPolicy(), UsageError("the file server is away")
+    policy.works()
     for _ in range(20):
-        deaths._times.clear()  # ten minutes have passed
-        assert deaths.too_many(error) is None
-    assert deaths.pause() == 90
+        policy._times.clear()  # ten minutes have passed
+        assert policy.too_many(error) is None
+    assert policy.pause() == 90
 
 
 def test_the_pause_after_failed_starts_grows_until_a_process_works() -> None:
-    deaths, error = Deaths(), UsageError("the port is taken")
-    assert not deaths.may_pass(error)
-    deaths.works()
-    assert not deaths.may_pass(error), "not that of a process that works"
+    policy, error = RestartPolicy(), UsageError("the port is taken")
+    assert not policy.may_pass(error)
+    policy.works()
+    assert not policy.may_pass(error), "not that of a process that works"
     pauses = []
     for death in (ProcessDied("killed"), error, error, error):
-        deaths.too_many(death)
-        assert deaths.may_pass(error)
-        pauses.append(deaths.pause())
+        policy.too_many(death)
+        assert policy.may_pass(error)
+        pauses.append(policy.pause())
     assert pauses == [0, 10, 30, 90]
-    deaths.works()
-    deaths.too_many(ProcessDied("killed"))
-    assert deaths.pause() == 0
+    policy.works()
+    policy.too_many(ProcessDied("killed"))
+    assert policy.pause() == 0
 
 
 def test_closing_ends_the_pause_and_nobody_starts(
     office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
-    office.places.ended(office.first, KILLED)
-    ended = Background(office.places.ended, office.first, TAKEN)
+    office.restarts.ended(office.first, KILLED)
+    ended = Background(office.restarts.ended, office.first, TAKEN)
     wait_for(lambda: "the port is taken. Starting a replacement in 10 s" in caplog.text)
-    office.places.close()
+    office.restarts.close()
     ended.result()
     assert office.first.starts == 2 and office.supervisor.failure is None
 
 
 def test_a_failure_in_the_start_of_a_worker_ends_the_run(office: Office) -> None:
-    office.supervisor.on_close(office.places.close)
+    office.supervisor.on_close(office.restarts.close)
     office.second.start = lambda: office.supervisor.fail("worker 1", TAKEN)  # type: ignore[method-assign]
-    Background(office.places.start, office.second).result()
-    assert office.places.closed.is_set()
+    Background(office.restarts.start, office.second).result()
+    assert office.restarts.closed.is_set()
 
 
 def test_nobody_is_replaced_once_closed(office: Office) -> None:
-    office.places.close()
-    office.places.ended(office.second, KILLED)
+    office.restarts.close()
+    office.restarts.ended(office.second, KILLED)
     assert office.second.starts == 1 and office.supervisor.failure is None
 
 
 def test_a_run_fails_if_no_process_can_be_started(office: Office) -> None:
     """Its end closes the places."""
-    office.supervisor.on_close(office.places.close)
+    office.supervisor.on_close(office.restarts.close)
     office.second.can_start = False
-    Background(office.places.ended, office.second, KILLED).result()
+    Background(office.restarts.ended, office.second, KILLED).result()
     assert "Cannot allocate memory" in str(office.supervisor.failure)

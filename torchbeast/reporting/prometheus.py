@@ -71,7 +71,7 @@ class Metric:
     kind: Literal["gauge", "counter"] = "gauge"
 
 
-class Metrics:
+class PrometheusEndpoint:
     """Serves the metrics that `show` was last called with. Any thread may call it."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Metrics:
         self._newest = tuple(metrics)
 
     @contextmanager
-    def served(self, config: MetricsConfig) -> Iterator[Metrics]:
+    def served(self, config: MetricsConfig) -> Iterator[PrometheusEndpoint]:
         """Serves until the block ends; does nothing without --metrics_port.
 
         Warns if the address cannot be used. Raises UsageError if the package is missing.
@@ -107,7 +107,7 @@ class Metrics:
             yield family
 
 
-def _serve(config: MetricsConfig, metrics: Metrics, ending: ExitStack) -> None:
+def _serve(config: MetricsConfig, endpoint: PrometheusEndpoint, ending: ExitStack) -> None:
     """Starts the HTTP server, or warns."""
     try:
         from prometheus_client import CollectorRegistry, MetricsHandler
@@ -116,7 +116,7 @@ def _serve(config: MetricsConfig, metrics: Metrics, ending: ExitStack) -> None:
             "--metrics_port needs the Prometheus client: pip install 'torchbeast[metrics]'"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(metrics)
+    registry.register(endpoint)
     try:
         server = _Server(*config.address(), MetricsHandler.factory(registry))
     except (OSError, UnicodeError) as error:
@@ -213,7 +213,7 @@ def learner_metrics(shown: Shown) -> list[Metric]:
 def _workers(shown: Shown) -> Iterator[Metric]:
     status = shown.status
     kind, live = alive(status)
-    states = {"live": float(live), "lost": float(len(shown.away))}
+    states = {"live": float(live), "lost": float(len(shown.lost_streams))}
     if "retired_streams" in status:
         states["retired"] = float(status["retired_streams"])
     yield Metric(kind, f"The {kind} by what they do now.", states, "state")

@@ -23,8 +23,10 @@ _LONGEST_PAUSE_S = 90.0
 _PAUSE_S = 10.0  # if a replacement could not start; tripled each time after that
 
 
-class Deaths:
-    """Counts the deaths of a worker and its replacements. Used by one thread at a time."""
+class RestartPolicy:
+    """Decides from the deaths of a worker and its replacements whether and when another one starts.
+    Used by one thread at a time.
+    """
 
     def __init__(self) -> None:
         self._times: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
@@ -60,11 +62,11 @@ class Deaths:
         return ProcessDied(f"{many}. The last one: {error}")
 
 
-class Place(Protocol):
-    """A place in which a worker, and later its replacements, do the same work."""
+class Restartable(Protocol):
+    """A worker that can be replaced by another, which then does the same work."""
 
     name: str
-    deaths: Deaths
+    restart_policy: RestartPolicy
 
     def start(self) -> None:
         """Starts a worker: the first one, or a replacement.
@@ -73,8 +75,8 @@ class Place(Protocol):
         """
 
 
-class Places:
-    """The places of a group of workers. Any thread may call any method.
+class Restarts:
+    """Starts and replaces a group of workers. Any thread may call any method.
 
     Attributes:
         closed: set by `close`.
@@ -89,19 +91,19 @@ class Places:
         self.supervisor = supervisor
         self._log = log
         self._any_works = False
-        self._lock = threading.RLock()  # a failure of `place.start` may close, in the same thread
+        self._lock = threading.RLock()  # a failure of `worker.start` may close, in the same thread
 
-    def start(self, place: Place) -> None:
-        """Starts the first worker in a place."""
-        with self._lock:  # so that `ended` waits until the place knows its worker
-            place.start()
+    def start(self, worker: Restartable) -> None:
+        """Starts a worker for the first time."""
+        with self._lock:  # so that `ended` waits until the worker has started
+            worker.start()
 
-    def works(self, place: Place) -> None:
-        """Records that the worker in a place works."""
+    def works(self, worker: Restartable) -> None:
+        """Records that a worker works."""
         self._any_works = True
-        place.deaths.works()
+        worker.restart_policy.works()
 
-    def ended(self, place: Place, error: Exception) -> None:
+    def ended(self, worker: Restartable, error: Exception) -> None:
         """Replaces a worker that died, or a replacement that could not start.
 
         If it ended in another way, the run fails. It also fails if a worker dies before any worker
@@ -110,33 +112,34 @@ class Places:
         with self._lock:
             if self.closed.is_set():
                 return
-        if not (place.deaths.may_pass(error) and self._any_works):
-            self._fail(place, error)
-        elif failure := place.deaths.too_many(error):
-            self._fail(place, failure)
+        if not (worker.restart_policy.may_pass(error) and self._any_works):
+            self._fail(worker, error)
+        elif failure := worker.restart_policy.too_many(error):
+            self._fail(worker, failure)
         else:
-            self.replace(place, error)
+            self.replace(worker, error)
 
-    def replace(self, place: Place, error: Exception) -> None:
+    def replace(self, worker: Restartable, error: Exception) -> None:
         """Replaces a worker, unless closed. Waits first if the last one could not start."""
-        pause = place.deaths.pause()
+        pause = worker.restart_policy.pause()
         when = f" in {pause:g} s" if pause else ""
-        self._log.warning("%s: %s. Starting a replacement%s", place.name, error, when)
+        self._log.warning("%s: %s. Starting a replacement%s", worker.name, error, when)
         self.closed.wait(pause)
         try:
             with self._lock:
                 if self.closed.is_set():
                     return
                 self.replaced += 1
-                place.start()
+                worker.start()
         except OSError as problem:  # the system cannot start a process
-            self._fail(place, problem)  # without the lock, because the end of the run calls `close`
+            # Without the lock, because the end of the run calls `close`.
+            self._fail(worker, problem)
 
     def close(self) -> None:
         """Stops replacing workers. May be called again."""
         with self._lock:
             self.closed.set()
 
-    def _fail(self, place: Place, error: Exception) -> None:
+    def _fail(self, worker: Restartable, error: Exception) -> None:
         assert self.supervisor is not None
-        self.supervisor.fail(place.name, error)
+        self.supervisor.fail(worker.name, error)
