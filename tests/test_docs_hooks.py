@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType, SimpleNamespace
 import pytest
 
 import torchbeast
-from torchbeast.cli.command_line import names
+from torchbeast.cli.command_line import flag_names
 from torchbeast.cli.presets import PRESETS
 from torchbeast.core.algos.registry import ALGOS
 
@@ -102,7 +102,7 @@ def test_the_page_of_command_lines_has_every_flag_of_every_program(hooks: Module
         told = set(re.findall(r"^\| `(?:--)?(\w+)`", text, re.MULTILINE))
         told |= {name.lower() for name in told}  # words are written in capitals
         if program != "bench":  # which hides groups of flags
-            assert set(names(flags_type)) <= told, program
+            assert set(flag_names(flags_type)) <= told, program
 
 
 def test_the_page_of_command_lines_has_the_defaults_of_nested_settings(hooks: ModuleType) -> None:

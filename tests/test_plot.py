@@ -243,9 +243,9 @@ def test_a_setting_that_changed_during_a_run_has_all_its_values_in_the_label(
     extended = {"total_steps": [1, meta["args"].get("total_steps")]}
     meta["changed"] = {"learning_rate": [0.1, 0.2], "xpid": ["a", "b"]} | extended
     (changing / "meta.json").write_text(json.dumps(meta))
-    assert plot.settings_of(changing)["learning_rate"] == "0.1, then 0.2"
+    assert plot.settings_of_run(changing)["learning_rate"] == "0.1, then 0.2"
     for same in ("program", "total_steps"):
-        assert plot.settings_of(changing).get(same) == plot.settings_of(steady).get(same)
+        assert plot.settings_of_run(changing).get(same) == plot.settings_of_run(steady).get(same)
     assert len(plot.group_runs([changing, steady])) == 2
 
 

@@ -55,7 +55,7 @@ class CompareFlags:
     .json."""
 
 
-class Run(NamedTuple):
+class ScoredRun(NamedTuple):
     """A run; step: its last one."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Runs(NamedTuple):
     """
 
     name: str
-    tasks: Mapping[str, Sequence[Run]]
+    tasks: Mapping[str, Sequence[ScoredRun]]
 
     def scores(self, task: str) -> np.ndarray:
         """Returns the scores [N] of the runs of a task."""
@@ -135,18 +135,18 @@ def read(pattern: str, name: str = "") -> Runs:
     folders = _folders(pattern)
     if not folders:
         raise UsageError(f"no run found in {pattern}: use the folder of a run or of several runs")
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[ScoredRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for folder in folders:
         progress = LogFollower(folder, EPISODES).read()
         if math.isnan(progress.mean_return):
             print(f"Skipping {folder}: no episode has ended yet.", file=sys.stderr)
             continue
-        of_run = plot.settings_of(folder)
+        of_run = plot.settings_of_run(folder)
         task = _task(of_run)
         of_run = {name: value for name, value in of_run.items() if name not in _OF_TASKS}
         _check_same(settings.setdefault(task, of_run), of_run, folder)
-        found.setdefault(task, []).append(Run(folder, progress.mean_return, progress.step))
+        found.setdefault(task, []).append(ScoredRun(folder, progress.mean_return, progress.step))
     if not found:
         raise UsageError(f"no episode has ended in {pattern} yet")
     return Runs(name, found)

@@ -130,7 +130,7 @@ def group_runs(
             lack = _lack(folder, column)
             print(f"{lack[:1].upper()}{lack[1:]}: skipping it.", file=sys.stderr)
             continue
-        settings = settings_of(folder)
+        settings = settings_of_run(folder)
         group = groups.setdefault(json.dumps(settings, sort_keys=True), RunGroup(settings))
         group.curves[folder] = points
     if not groups:
@@ -150,7 +150,7 @@ def _lack(folder: Path, column: str) -> str:
     return f"{folder} has no values in a column {column}{hint}"
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
+def settings_of_run(folder: Path) -> dict[str, Any]:
     """Returns the settings that distinguish a run: its program and the flags that matter.
 
     A setting that changed during the run has all its values, as in "0.001, then 0.0003". For a

@@ -41,12 +41,12 @@ def run(flags: PolyBeastFlags) -> int:
         environment_servers(flags, opened.supervisor) as servers,
     ):
         from torchbeast import polybeast_learner  # imports torch, while the servers start
-        from torchbeast.servers.discovery import find
+        from torchbeast.servers.discovery import find_servers
 
         if servers.wait_ready():
             goes_on = opened.supervisor.check_goes_on
             basename = servers.addresses[0].removesuffix(".0")
-            fleet = find([basename], num_envs, 60.0, check_goes_on=goes_on)
+            fleet = find_servers([basename], num_envs, 60.0, check_goes_on=goes_on)
             polybeast_learner.train(flags, fleet, opened)
     return EXIT_DONE
 

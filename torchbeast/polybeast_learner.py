@@ -154,7 +154,7 @@ def _find(
     check_goes_on: Callable[[], None],
 ) -> ServerFleet:
     """Finds the servers: on this machine, on other machines, or of hosts that dial in."""
-    from torchbeast.servers.discovery import find
+    from torchbeast.servers.discovery import find_servers
 
     served = flags.fleet
     wanted, timeout = served.num_envs, served.connect_timeout
@@ -166,7 +166,7 @@ def _find(
         named = [served.pipes_basename or user_basename()]
     else:
         named = hosts(served.env_servers)
-    return find(named, wanted, timeout, flags.protection, check_goes_on)
+    return find_servers(named, wanted, timeout, flags.protection, check_goes_on)
 
 
 def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.sample import Measure, Sample, check_goes_on
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.fleets.child_process import ChildProcess, Report, end_all
+from torchbeast.fleets.child_process import ChildProcess, ChildReport, end_all
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.servers.env_servers import ServerPlan
 
@@ -22,7 +22,7 @@ def environments(
     env: EnvSpec, plans: Sequence[ServerPlan], supervisor: Supervisor
 ) -> Iterator[Measure]:
     """Starts a process per plan, as for environment servers, and yields their measurement."""
-    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[ChildReport] = queue.SimpleQueue()
     processes = [_process(i, env, plan, reports, supervisor) for i, plan in enumerate(plans)]
 
     def measure(seconds: float) -> Sample:
@@ -42,7 +42,7 @@ def _process(
     index: int,
     env: EnvSpec,
     plan: ServerPlan,
-    reports: queue.SimpleQueue[Report],
+    reports: queue.SimpleQueue[ChildReport],
     supervisor: Supervisor,
 ) -> ChildProcess:
     name = f"environment process {index}"
@@ -62,10 +62,10 @@ def _process(
 
 
 def _collect(
-    reports: queue.SimpleQueue[Report], count: int, supervisor: Supervisor
-) -> list[Report]:
+    reports: queue.SimpleQueue[ChildReport], count: int, supervisor: Supervisor
+) -> list[ChildReport]:
     """Waits for a report of each process; returns fewer if the supervisor ended."""
-    found: list[Report] = []
+    found: list[ChildReport] = []
     while len(found) < count and not supervisor.wait(0):
         try:
             found.append(reports.get(timeout=_POLL_S))
@@ -74,7 +74,7 @@ def _collect(
     return found
 
 
-def _summed(reports: Sequence[Report]) -> Sample:
+def _summed(reports: Sequence[ChildReport]) -> Sample:
     """Sums rates and costs of processes that ran at the same time."""
     rate = sum(report["steps"] / report["seconds"] for report in reports)
     seconds = max((report["seconds"] for report in reports), default=1.0)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from torchbeast import polybeast
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastFlags
-from torchbeast.fleets.child_main import Report, failure, take_stdin, take_stdout
+from torchbeast.fleets.child_main import SendReport, failure, take_stdin, take_stdout
 from torchbeast.fleets.supervisor import end_program
 
 
@@ -32,7 +32,7 @@ def main(arguments: dict[str, Any]) -> int:
         return 1
 
 
-def _report(error: Exception, report: Report) -> None:
+def _report(error: Exception, report: SendReport) -> None:
     """Reports the error without the run's folder, which is gone by the time it is read."""
     said = failure(error)
     report({**said, "error": said["error"].partition("\nMore is in ")[0]})

@@ -94,12 +94,12 @@ def _mixing(
         batch = next(batches, None)
         if batch is None:
             return 0
-        _hand_back_state(batch)
+        _give_back_state(batch)
         return batch.env_steps
 
     try:
         for batch in batches:
-            _hand_back_state(batch)
+            _give_back_state(batch)
             if batch.replayed is not None:
                 break
         yield take
@@ -107,7 +107,7 @@ def _mixing(
         source.close()
 
 
-def _hand_back_state(batch: Rollout) -> None:
+def _give_back_state(batch: Rollout) -> None:
     """Hands back the state with which the next replayed rollouts begin, as a learner does."""
     batch.give_feedback(Feedback(final_state=batch.initial_agent_state))
 

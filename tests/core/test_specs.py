@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.core.base.specs import ActorSpec, Spec, SpecError, check_takes, find
+from torchbeast.core.base.specs import ActorSpec, Spec, SpecError, check_takes, find_callable
 
 HERE = Path(__file__).parent
 
@@ -177,7 +177,7 @@ def test_json_that_is_no_spec_is_refused_with_what_came(value: Any, sentence: st
 )
 def test_an_unknown_name_is_refused_in_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence) as raised:
-        find(name)
+        find_callable(name)
     assert "\n" not in str(raised.value)
 
 

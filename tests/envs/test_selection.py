@@ -11,7 +11,7 @@ from example_envs import Truncating
 
 from torchbeast import envs
 from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.envs.selection import SelectedVecEnv, names, select
+from torchbeast.core.envs.selection import SelectedVecEnv, leaf_keys, select
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.envs import EnvOptions, EnvSpec
 
@@ -43,7 +43,7 @@ def test_selected_leaves_keep_their_place(keys: list[str], expected: Any) -> Non
 
 
 def test_all_names_together_select_everything() -> None:
-    found = names(NESTED)
+    found = leaf_keys(NESTED)
     assert found == [
         "glyphs",
         "inventory/glyphs",
@@ -56,7 +56,7 @@ def test_all_names_together_select_everything() -> None:
 
 
 def test_an_observation_that_is_no_dict_has_no_names_and_stays_unchanged() -> None:
-    assert names(3) == names((1, 2)) == []
+    assert leaf_keys(3) == leaf_keys((1, 2)) == []
     assert select((1, 2), ["glyphs"]) == (1, 2)
 
 
@@ -99,17 +99,17 @@ def test_selection_works_for_both_kinds_of_factory(factory: str) -> None:
     env = envs.make(selecting(f"{__name__}:{factory}", "b/grid"), 3)
     assert list(env.observation_space) == ["b"] and list(env.observation_space["b"]) == ["grid"]
     for observation in (env.reset(1), env.step(np.zeros(3, np.int64)).observation):
-        assert names(observation) == ["b/grid"]
+        assert leaf_keys(observation) == ["b/grid"]
     for _ in range(3):
         step = env.step(np.zeros(3, np.int64))
-    assert names(step.final_observation) == ["b/grid"] and step.truncated.all()
+    assert leaf_keys(step.final_observation) == ["b/grid"] and step.truncated.all()
     env.close()
 
 
 def test_selection_works_for_a_gymnasium_environment() -> None:
     pytest.importorskip("minigrid")
     env = envs.make(selecting("minigrid:MiniGrid-Empty-5x5-v0", "image"), 1)
-    assert names(env.observation_space) == ["image"]
+    assert leaf_keys(env.observation_space) == ["image"]
 
 
 @pytest.mark.parametrize("vector", [False, True])

@@ -134,7 +134,7 @@ def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
     alone.rename(newest)
     found = checkpoints.load_newest(newest, NEEDED)
     assert found.checkpoint["step"] == 1
-    said = checkpoints.sentence(found, newest)
+    said = checkpoints.describe_fallback(found, newest)
     assert f"{newest} is damaged (disk error: Input/output error)" in said
     checkpoints.put_in_place(found, newest)
     assert newest.stat().st_ino != bad
@@ -322,7 +322,7 @@ def test_the_newest_that_is_not_damaged_is_found(newest: Path, bad: int) -> None
         damage(checkpoints.numbered(newest, number))
     found = checkpoints.load_newest(newest, NEEDED)
     assert found.checkpoint["step"] == 3 - bad
-    said = checkpoints.sentence(found, newest)
+    said = checkpoints.describe_fallback(found, newest)
     for number in range(bad + 1):
         assert str(checkpoints.numbered(newest, number)) in said
     assert said.count(" is damaged (") == bad

@@ -197,7 +197,7 @@ def test_a_nan_saves_the_state_before_it_beside_the_checkpoint(tmp_path: Path) -
     kept = checkpoints.load(last_good)
     assert kept["stats"]["step"] == 3 * T * B and kept["scheduler_state_dict"]["version"] == 3
     assert kept["flags"]["env"] == "Catch"
-    assert checkpoints.first_non_finite(kept) is None
+    assert checkpoints.first_non_finite_tensor(kept) is None
 
 
 def test_a_run_can_be_resumed_from_the_last_good_state(tmp_path: Path) -> None:
@@ -435,9 +435,9 @@ def test_keyword_arguments_are_compared_whoever_serves_the_environment(
 
 def test_the_first_tensor_that_is_not_finite_is_named() -> None:
     state = {"model_state_dict": {"fc.weight": torch.ones(2)}, "optimizer_state_dict": {}}
-    assert checkpoints.first_non_finite(state) is None
+    assert checkpoints.first_non_finite_tensor(state) is None
     state["optimizer_state_dict"] = {"state": {0: {"square_avg": torch.tensor([1.0, torch.inf])}}}
-    assert checkpoints.first_non_finite(state) == "optimizer.state.0.square_avg"
+    assert checkpoints.first_non_finite_tensor(state) == "optimizer.state.0.square_avg"
 
 
 def test_a_run_prints_its_device_precision_and_threads(

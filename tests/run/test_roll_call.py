@@ -19,7 +19,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.gradients.joint import JointBatch, Report
+from torchbeast.gradients.joint import BatchReport, JointBatch
 from torchbeast.run import replicas
 from torchbeast.run.replicas import RankedLearner
 from torchbeast.run.training import DONE
@@ -215,7 +215,7 @@ def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(
 
 
 def test_lags_are_weighted_by_steps() -> None:
-    report = Report({}, {}, ready=True)
+    report = BatchReport({}, {}, ready=True)
     few = report._replace(env_steps=1, lags={"mean_lag": 9.0, "max_lag": 9.0})
     many = report._replace(env_steps=3, lags={"mean_lag": 1.0, "max_lag": 2.0})
     lags = JointBatch([few, many]).lags(0)

@@ -20,7 +20,7 @@ from libtorchbeast import Credentials
 from torchbeast import envs
 from torchbeast.errors import RunError
 from torchbeast.servers.config import SecurityConfig
-from torchbeast.servers.discovery import find
+from torchbeast.servers.discovery import find_servers
 from torchbeast.servers.security import silence_grpc
 
 FOREVER = 100.0  # s, for which no test waits
@@ -58,7 +58,7 @@ def found(address: str, timeout: float = FOREVER, **files: str) -> int:
     """Returns how many environments a learner with these files finds."""
     insecure = {} if files else {"insecure": True}
     security = SecurityConfig(**files, **insecure)
-    return find([address], None, timeout, security).num_envs
+    return find_servers([address], None, timeout, security).num_envs
 
 
 def test_a_learner_finds_servers_over_tls_and_over_plain_tcp(keys: Keys, tcp: str) -> None:

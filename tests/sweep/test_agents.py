@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.cli.command_line import names, parse, parse_known
+from torchbeast.cli.command_line import flag_names, parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.sweep.agents import FLAGS, NEW, AgentRun, agents_of, name_of, values_of
@@ -128,5 +128,5 @@ def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:
 @pytest.mark.parametrize("program", FLAGS)
 def test_no_flag_of_the_sweep_hides_one_of_a_program(program: str) -> None:
     """All but --savedir and --address, which the sweep passes on."""
-    both = set(names(SweepFlags)) & set(names(FLAGS[program]))
-    assert both == {"savedir", "address"} & set(names(FLAGS[program]))
+    both = set(flag_names(SweepFlags)) & set(flag_names(FLAGS[program]))
+    assert both == {"savedir", "address"} & set(flag_names(FLAGS[program]))

@@ -8,11 +8,11 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.sweep.agents import values_of
-from torchbeast.sweep.search import Search, settings_of
+from torchbeast.sweep.search import Search, settings_of_agents
 
 
 def drawn(*words: str, trials: int | None = 64, search: Search = "sobol") -> list[dict[str, str]]:
-    return settings_of(values_of(words), trials, search)
+    return settings_of_agents(values_of(words), trials, search)
 
 
 @pytest.mark.parametrize("search", ["sobol", "random"])

@@ -136,8 +136,8 @@ def parse(
     """
     words = _words(args)
     with _as_far_as_it_is_read():
-        flags_type, default = _read_first(flags_type, _by_name(words, names(flags_type)))
-        words = _by_name(words, names(flags_type))  # includes the algorithm's own flags
+        flags_type, default = _read_first(flags_type, _by_name(words, flag_names(flags_type)))
+        words = _by_name(words, flag_names(flags_type))  # includes the algorithm's own flags
         words = list(_with_values(words, flags_type))
         with _sentences(flags_type, known):
             parsed: Flags = _cli(flags_type, program, words, default=default)
@@ -153,7 +153,7 @@ def parse_known(
     """Parses the flags that the type has; returns them and the remaining words, for another
     program.
     """
-    words = _by_name(_words(args), names(flags_type))
+    words = _by_name(_words(args), flag_names(flags_type))
     with _as_far_as_it_is_read(), _sentences(flags_type):
         return _cli(flags_type, program, words, return_unknown_args=True)
 
@@ -267,7 +267,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     of_preset = _without_served(flags_type, presets.settings(words))  # it may print and exit
     # It may print where the settings of the run come from.
     with lossy_output(), refusing_paths("use another --savedir or --xpid"):
-        recorded = resuming.recorded(words)
+        recorded = resuming.recorded_settings(words)
     algo = _algorithm(words, {**recorded, **of_preset})
     resuming.check_algorithm(words, algo, recorded)
     made = with_algorithm(flags_type, algo)
@@ -334,8 +334,8 @@ def _config(name: str) -> type:
 
 def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> None:
     """Raises UsageError if a setting has the name of another setting or of another flag."""
-    settings = Counter(names(config))
-    flags = {*names(flags_type)} - {*names(type(flags_type().algorithm))}
+    settings = Counter(flag_names(config))
+    flags = {*flag_names(flags_type)} - {*flag_names(type(flags_type().algorithm))}
     if taken := sorted(n for n, count in settings.items() if count > 1 or n in flags):
         raise UsageError(
             f"--algo {name} has settings with the names of other settings or flags, "
@@ -401,7 +401,7 @@ def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
     """Returns the error message in one line, with names of fields replaced by flags."""
     said = _first_sentence(box)
     if said.startswith(_UNKNOWN):
-        unknown, known = re.findall(r"--(\w+)", said), [*names(flags_type), *known]
+        unknown, known = re.findall(r"--(\w+)", said), [*flag_names(flags_type), *known]
         meant = [f"--{name}" for word in unknown for name in _similar(word, known)]
         question = [f"Did you mean {' and '.join(meant)}?"] if meant else []
         return " ".join([said, *_of_other_algorithms(unknown, known), *question])
@@ -415,7 +415,7 @@ def as_typed(sentence: str, flags_type: type) -> str:
 
     Names that are plain words, such as "model", are only replaced at the start of the message.
     """
-    for name in names(flags_type):
+    for name in flag_names(flags_type):
         where = r"(?<![-\w/.])" if "_" in name else "^"
         sentence = re.sub(rf"{where}{name}(?![-\w/])", f"--{name}", sentence)
     return sentence
@@ -431,7 +431,7 @@ def _of_other_algorithms(unknown: Iterable[str], known: Sequence[str]) -> Iterat
     """Yields messages that name built-in algorithms with a flag that is unknown here."""
     for word in unknown:
         name = _ALIASES.get(word, word)
-        having = [algo for algo in ALGOS if name in names(config_of(algo))]
+        having = [algo for algo in ALGOS if name in flag_names(config_of(algo))]
         if having and name not in known:
             yield f"--{name} is a setting of the algorithms {', '.join(having)}."
 
@@ -447,7 +447,7 @@ def _first_sentence(box: str) -> str:
     return f"{sentence.removesuffix('.').rstrip()}."
 
 
-def names(flags_type: type) -> list[str]:
+def flag_names(flags_type: type) -> list[str]:
     """Returns the names of all flags of a program, as on the command line."""
     return [name for name, _ in kinds(flags_type)]
 

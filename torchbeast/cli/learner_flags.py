@@ -171,7 +171,7 @@ class LearnerFlags:
 
         return LearnerConfig(
             actor=self.model.spec,
-            algo=registry.find(self.defaults.algo),
+            algo=registry.find_algorithm(self.defaults.algo),
             algorithm=self.algorithm,
             step=self.step,
             total_steps=self.training.total_steps,

@@ -32,7 +32,7 @@ from torchbeast.run.config import SERVED_KWARGS, check_named
 _OF_AGENT = ("algo", "model", "model_kwargs", "shared_body", "use_lstm")
 
 
-def recorded(args: Sequence[str]) -> dict[str, Any]:
+def recorded_settings(args: Sequence[str]) -> dict[str, Any]:
     """Returns the settings that an earlier run determines for `args`, by the names of flags.
 
     If a run is tested, these are its name and the settings of its agent.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchbeast.core.base.specs import check_takes
-from torchbeast.core.envs.selection import SelectedVecEnv, names
+from torchbeast.core.envs.selection import SelectedVecEnv, leaf_keys
 from torchbeast.core.envs.vec_env import (
     SyncVecEnv,
     VecEnv,
@@ -162,7 +162,7 @@ def _self_play(spec: EnvSpec, num_envs: int) -> VecEnv:
     from torchbeast.core.actors.self_play import SelfPlay  # imports torch
 
     games, keys = _make(spec, 1, 1, False), spec.options.observation_keys
-    if keys and {*keys} != {*names(games.observation_space)}:  # a run records all of them
+    if keys and {*keys} != {*leaf_keys(games.observation_space)}:  # a run records all of them
         raise EnvError("selfplay does not take observation_keys: remove them")
     return SelfPlay(games, num_envs, spec.options.selfplay or "")
 

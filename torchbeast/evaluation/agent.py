@@ -26,7 +26,7 @@ from torchbeast.core.base.computing import one_thread, own_settings
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.frame_stack import FrameStacker
-from torchbeast.core.envs.selection import names, select
+from torchbeast.core.envs.selection import leaf_keys, select
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, places
 from torchbeast.core.envs.vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
@@ -121,7 +121,7 @@ class TrainedAgent:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self._space, self._keys = agent.single_frame_space, names(agent.single_frame_space)
+        self._space, self._keys = agent.single_frame_space, leaf_keys(agent.single_frame_space)
         self.reset()
 
     def __repr__(self) -> str:

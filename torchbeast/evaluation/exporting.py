@@ -45,8 +45,8 @@ NUM_ENVS, NUM_STEPS = 4, 32  # of the comparison with the agent; of a larger gam
 _BEGINS = 8  # steps after which an episode begins for both, whatever the environment says
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # largest differences
 
-Arrays = dict[str, np.ndarray]
-Runner = Callable[[Arrays], Arrays]
+NamedArrays = dict[str, np.ndarray]
+RunPolicy = Callable[[NamedArrays], NamedArrays]
 
 
 def export(
@@ -220,21 +220,21 @@ def traced(policy: ExportedPolicy) -> ExportedProgram:
         raise RunError(f"torch.export cannot trace the network: {error}") from error
 
 
-def _torch(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, Runner]:
+def _torch(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, RunPolicy]:
     """Returns the contents of a .pt2 file, and a function that runs it."""
     data = io.BytesIO()
     torch.export.save(program, data)
     data.seek(0)
     loaded = torch.export.load(data).module()
 
-    def run(inputs: Arrays) -> Arrays:
+    def run(inputs: NamedArrays) -> NamedArrays:
         outputs = loaded({name: torch.tensor(array) for name, array in inputs.items()})
         return {name: output.numpy() for name, output in outputs.items()}
 
     return data.getvalue(), run
 
 
-def _onnx(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, Runner]:
+def _onnx(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, RunPolicy]:
     """Returns the contents of an .onnx file, and a function that runs it."""
     try:
         import onnxruntime
@@ -252,13 +252,15 @@ def _onnx(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, Runn
     data = made.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(data)
 
-    def run(inputs: Arrays) -> Arrays:
+    def run(inputs: NamedArrays) -> NamedArrays:
         return dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
     return data, run
 
 
-def check_agreement(agent: TrainedAgent, policy: ExportedPolicy, run: Runner, env: VecEnv) -> None:
+def check_agreement(
+    agent: TrainedAgent, policy: ExportedPolicy, run: RunPolicy, env: VecEnv
+) -> None:
     """Plays NUM_STEPS steps. Raises RunError unless an exported file says what the agent says."""
     agent.reset()
     inputs = {name: leaf.numpy() for name, leaf in policy.start(env.num_envs).items()}

@@ -28,7 +28,7 @@ from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import CHECKPOINT, is_in_use
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import EvaluationConfig
-from torchbeast.run.scores import Scores, Weights, weights_of
+from torchbeast.run.scores import Scores, WeightsId, weights_id_of
 
 # A run writes a row for each update. The lock alone does not suffice: it may not work across
 # machines, and a run that is started together with this process locks its folder seconds later.
@@ -173,7 +173,7 @@ class RunFollower:
 
     def _evaluate(self, saved: dict[str, Any], scores: Scores) -> None:
         """Plays with the weights, keeps the checkpoint if it is the best, and appends a row."""
-        weights = _weights_of(saved)
+        weights = _weights_id_of(saved)
         if scores.knows(weights):
             return
         self._player.load(saved, self._path)
@@ -199,7 +199,7 @@ class RunFollower:
             f"Following the run in {self._folder}: {self._config.num_episodes} episodes of "
             f"{player.where} with each checkpoint, {player.how}, seed {self._seed}."
         )
-        if self._scores.knows(_weights_of(saved)):
+        if self._scores.knows(_weights_id_of(saved)):
             say(f"Step {self._learnt:,} was already evaluated.")
         return self._scores
 
@@ -236,5 +236,5 @@ class RunFollower:
         )
 
 
-def _weights_of(saved: dict[str, Any]) -> Weights:
-    return weights_of(saved["model_state_dict"], int(saved["stats"].get("step", 0)))
+def _weights_id_of(saved: dict[str, Any]) -> WeightsId:
+    return weights_id_of(saved["model_state_dict"], int(saved["stats"].get("step", 0)))

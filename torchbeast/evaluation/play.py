@@ -80,7 +80,7 @@ class EpisodePlayer:
         """
         self._config = config
         self._seed = secrets.randbits(31) if seed is None else seed
-        self._trained_on = checkpoints.env_spec(saved).name
+        self._trained_on = checkpoints.recorded_env_spec(saved).name
         spec = env_of(saved, asked)
         start = functools.partial(EnvProcess, spec, render=film, check_goes_on=check_goes_on)
         self.env = of_whole_games(start, 1 if film else config.num_episodes)
@@ -152,7 +152,7 @@ def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
     where nothing names an environment, or as `check_named`.
     """
     check_named(saved["flags"], asked)
-    trained_on = checkpoints.env_spec(saved)
+    trained_on = checkpoints.recorded_env_spec(saved)
     options = asked.options.or_else(trained_on.options)
     spec = dataclasses.replace(asked, options=options)
     if asked.name in ("", trained_on.name):
@@ -187,7 +187,7 @@ def newest_of(run: Path) -> checkpoints.FoundCheckpoint:
     run = run_path(run)
     newest = run / CHECKPOINT if run.is_dir() else run
     found = checkpoints.load_newest(newest, NEEDED)
-    if said := checkpoints.sentence(found, newest):
+    if said := checkpoints.describe_fallback(found, newest):
         print(f"Warning: {said}.", file=sys.stderr, flush=True)
     return found
 

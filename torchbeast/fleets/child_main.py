@@ -21,7 +21,7 @@ from torchbeast.fleets.waiting import running_time, wait_until
 
 _GRACE_S = 3.0  # to finish a step after stdin is closed; a stuck environment is abandoned
 
-Report = Callable[[dict[str, Any]], None]
+SendReport = Callable[[dict[str, Any]], None]
 
 
 def follow_parent() -> None:
@@ -64,7 +64,7 @@ def _ignore_signals() -> None:
     os.register_at_fork(after_in_child=restore)
 
 
-def take_stdout() -> Report:
+def take_stdout() -> SendReport:
     """Reserves stdout for reports, and redirects all other output to stderr, even of C code.
 
     Returns a function that writes a report.

@@ -48,7 +48,7 @@ _START = (
     "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
-Report = dict[str, Any]
+ChildReport = dict[str, Any]
 
 
 class ChildProcess:
@@ -66,7 +66,7 @@ class ChildProcess:
         name: str,
         module: str,
         arguments: Mapping[str, Any],
-        on_report: Callable[[Report], None],
+        on_report: Callable[[ChildReport], None],
         on_end: Callable[[Exception], None],
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
@@ -75,7 +75,7 @@ class ChildProcess:
         self.name = name
         self._on_report, self._on_end = on_report, on_end
         self._closing = False
-        self._error_report: Report = {}
+        self._error_report: ChildReport = {}
         self._has_ended = threading.Event()
         self._given_up = ""  # the reason it was killed
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
@@ -166,7 +166,7 @@ class ChildProcess:
         with _stream(self._process.stdout) as stdout:
             for line in stdout:
                 try:
-                    report: Report = json.loads(line)
+                    report: ChildReport = json.loads(line)
                 except ValueError:
                     continue  # an incomplete line of a dying child
                 if not isinstance(report, dict) or not report:

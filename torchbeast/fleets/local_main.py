@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from torchbeast.core.base.specs import find
+from torchbeast.core.base.specs import find_callable
 from torchbeast.fleets.child_main import (
     exit_now,
     failure,
@@ -46,7 +46,7 @@ def main(arguments: Mapping[str, Any]) -> int:
     report = take_stdout()
     torch.set_num_threads(available_cores())
     try:
-        worker = find(arguments["worker"])(arguments["name"])
+        worker = find_callable(arguments["worker"])(arguments["name"])
     except Exception as error:
         report(failure(error))
         return 1

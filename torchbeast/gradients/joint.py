@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common parts of data-parallel learners: reports about their batches, and joint updates.
 
-    learner 0   source --> a batch --> Report --+
-    learner 1   source --> a batch --> Report --+--> JointBatch --> an update from all batches
+    learner 0   source --> a batch --> BatchReport --+
+    learner 1   source --> a batch --> BatchReport --+--> JointBatch --> an update from all batches
 
 The learners are the ranks that torchrun starts (`run/replicas.py`), or gradient workers
 (`gradients/workers.py`). To a training loop, a JointLearner is both the source and the update.
@@ -28,7 +28,7 @@ from torchbeast.core.storages.batch import Batch, Feedback
 from torchbeast.core.update.optimiser_step import OptimiserStep, UpdateResult
 
 
-class Report(NamedTuple):
+class BatchReport(NamedTuple):
     """A learner's report about its source and batch. As a dict it is JSON."""
 
     status: Mapping[str, float]  # of its source
@@ -45,9 +45,9 @@ class Report(NamedTuple):
     hanging: str = ""  # of a rank: `hanging` of its source
 
 
-def report_of(source: Source, batch: Batch | None, version: int) -> Report:
+def report_of(source: Source, batch: Batch | None, version: int) -> BatchReport:
     """Returns a report; batch: None if it is not ready. version: of the learner's weights."""
-    report = Report(dict(source.status()), source.seconds())
+    report = BatchReport(dict(source.status()), source.seconds())
     if batch is None:
         return report
     return report._replace(
@@ -68,7 +68,7 @@ class JointBatch:
     own: the batch of this process, if it has one.
     """
 
-    reports: list[Report] = field(default_factory=list)
+    reports: list[BatchReport] = field(default_factory=list)
     own: Batch | None = None
 
     @property
@@ -143,13 +143,13 @@ def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return dict(found)
 
 
-def saved(step: OptimiserStep[Any]) -> bytes:
+def saved_state(step: OptimiserStep[Any]) -> bytes:
     """Returns the state of a learner as bytes."""
     file = io.BytesIO()
     torch.save(step.state_dict(), file)
     return file.getvalue()
 
 
-def load(step: OptimiserStep[Any], state: bytes) -> None:
-    """Restores the result of `saved`."""
+def load_state(step: OptimiserStep[Any], state: bytes) -> None:
+    """Restores the result of `saved_state`."""
     step.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))

@@ -45,7 +45,7 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.child_main import failure
 from torchbeast.fleets.fleet import Failed, FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.gradients.joint import Report, load, report_of, saved
+from torchbeast.gradients.joint import BatchReport, load_state, report_of, saved_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ Meeting = tuple[str, int, str]
 """Host and port of a store at which ranks meet, and the device of their gradients, "cpu" or "cuda".
 """
 
-Weights = tuple[Packed, tuple[bool, ...]]
+PackedWeights = tuple[Packed, tuple[bool, ...]]
 """The weights of all models of an algorithm, and requires_grad of each parameter."""
 
 Updated = tuple[dict[str, float], dict[str, int]] | str
@@ -117,7 +117,7 @@ class GradientWorker(FleetWorker):
         self._is_started = False
         self._round = -1  # number of the batch
         # Numbers of the last batch and of the last update, and what was returned about them.
-        self._collected: tuple[int, Report] = -1, Report({}, {})
+        self._collected: tuple[int, BatchReport] = -1, BatchReport({}, {})
         self._updated: tuple[int, Updated] = -1, ""
         self._stopped = -1, 0.0  # number of a batch to cut short, and its share to collect first
         self._version = 0  # of the weights
@@ -143,7 +143,7 @@ class GradientWorker(FleetWorker):
         self._end = made.end
         self._step = made.optimiser_step
         self._models = nn.ModuleDict(self._step.algo.models)
-        load(self._step, state)
+        load_state(self._step, state)
         self._publish(self._step.version)
         made.source.start(self._supervisor)
         self._supervisor.on_close(made.source.close)
@@ -151,7 +151,9 @@ class GradientWorker(FleetWorker):
         self._is_started = True
 
     @_reporting
-    def collect(self, number: int, counters: Mapping[str, int], weights: Weights | None) -> Report:
+    def collect(
+        self, number: int, counters: Mapping[str, int], weights: PackedWeights | None
+    ) -> BatchReport:
         """Loads newer weights, if given, and takes the batch of this round.
 
         number: of the round. counters: the run's counters at the weights that the worker then has.
@@ -164,7 +166,7 @@ class GradientWorker(FleetWorker):
 
     @_reporting
     def contribute(
-        self, counters: Mapping[str, int], weights: Weights | None
+        self, counters: Mapping[str, int], weights: PackedWeights | None
     ) -> Contribution | None:
         """Loads newer weights, if given, and returns the gradients of the batch's next minibatch;
         None: there are no more minibatches.
@@ -177,7 +179,7 @@ class GradientWorker(FleetWorker):
         """Updates with the batch of this round, together with the other ranks. If a loss or
         gradient is not finite, it changes nothing.
 
-        trained: see Weights.
+        trained: see PackedWeights.
         """
         if number != self._updated[0]:
             self._freeze(trained)
@@ -194,8 +196,8 @@ class GradientWorker(FleetWorker):
 
     @_reporting
     def step(
-        self, counters: Mapping[str, int], weights: Weights | None, goes_on: bool
-    ) -> tuple[Report | None, Contribution | None]:
+        self, counters: Mapping[str, int], weights: PackedWeights | None, goes_on: bool
+    ) -> tuple[BatchReport | None, Contribution | None]:
         """Loads newer weights, if given, and returns the gradients of the next minibatch, with the
         report of the batch if it is the first one. After the last minibatch of a batch it returns
         None once.
@@ -211,7 +213,7 @@ class GradientWorker(FleetWorker):
     @_reporting
     def state(self) -> bytes:
         """Returns the state of the learner."""
-        return saved(self._step)
+        return saved_state(self._step)
 
     def stop_early(self, number: int, fraction: float) -> None:
         """Ends collection in this round as soon as the batch has this share of its steps."""
@@ -229,7 +231,7 @@ class GradientWorker(FleetWorker):
         number, least = self._stopped
         return number == self._round and share >= least
 
-    def _collect(self, number: int) -> Report:
+    def _collect(self, number: int) -> BatchReport:
         self._round = number
         taken = next(self._batches, None)
         if taken is None:
@@ -261,7 +263,7 @@ class GradientWorker(FleetWorker):
             more = {"optimiser_steps": steps, "batch_metrics": {} if number else metrics}
             yield Contribution(message | more, gradients.cpu().numpy())
 
-    def _load(self, counters: Mapping[str, int], weights: Weights | None) -> None:
+    def _load(self, counters: Mapping[str, int], weights: PackedWeights | None) -> None:
         if weights is not None:
             packed, trained = weights
             self._models.load_state_dict(unpacked(packed, self._models))

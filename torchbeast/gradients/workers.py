@@ -34,7 +34,14 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import running_time, waiting_for
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.gathering import Gathering, Task
-from torchbeast.gradients.joint import JointBatch, JointLearner, Report, load, saved, total
+from torchbeast.gradients.joint import (
+    BatchReport,
+    JointBatch,
+    JointLearner,
+    load_state,
+    saved_state,
+    total,
+)
 from torchbeast.gradients.worker import Make, Meeting, as_tensor
 
 WORKER = "torchbeast.gradients.worker:GradientWorker"
@@ -80,7 +87,7 @@ class GradientWorkers(JointLearner):
         self._one_thread = threading.Lock()
         self._round = 0
         self._revision = 0  # counts changes of the centre's weights
-        self._latest: dict[int, Report] = {}  # by worker
+        self._latest: dict[int, BatchReport] = {}  # by worker
         self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
 
     def start(self, supervisor: Supervisor) -> None:
@@ -184,7 +191,7 @@ class GradientWorkers(JointLearner):
             placed = functools.partial(self._places.__setitem__, index)
             self._workers[index].call(placed, "place")
         count, meeting = self._config.num_workers, self._meeting()
-        make, state = self._fleet.put(self._make), self._fleet.put(saved(self._step))
+        make, state = self._fleet.put(self._make), self._fleet.put(saved_state(self._step))
 
         def start(index: int) -> Task:
             return "start", make, index, count, meeting, state
@@ -243,7 +250,7 @@ class Centralised(GradientWorkers):
                 )
             yield answers
 
-    def _observe(self, reports: Sequence[Report]) -> None:
+    def _observe(self, reports: Sequence[BatchReport]) -> None:
         """Adds the workers' observations to the centre's running statistics."""
         if any(report.observed for report in reports):
             self._step.statistics.add([report.observed for report in reports])
@@ -280,7 +287,7 @@ class Asynchronous(Centralised):
         super().__init__(*arguments)
         self._dropped = 0
         # The current batch of each worker, with the metrics of its minibatches.
-        self._learning: dict[int, tuple[Report, list[dict[str, float]]]] = {}
+        self._learning: dict[int, tuple[BatchReport, list[dict[str, float]]]] = {}
 
     def status(self) -> Mapping[str, float]:
         """Returns the totals of the workers' sources, and the number of dropped gradients."""
@@ -308,7 +315,9 @@ class Asynchronous(Centralised):
                     metrics = means(learnt) | batch.lags(self.version)
                     return UpdateResult(metrics | self._step.count(report.env_steps))
 
-    def _is_last(self, index: int, report: Report | None, contributed: Contribution | None) -> bool:
+    def _is_last(
+        self, index: int, report: BatchReport | None, contributed: Contribution | None
+    ) -> bool:
         """Takes a step with an answer; returns whether it was the last of the worker's batch."""
         if report is not None:
             self._observe([report])
@@ -361,7 +370,7 @@ class Decentralised(GradientWorkers):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, which is the same in all workers, and copies it to the centre."""
         if self._are_started:
-            load(self._step, self._state_of_one())
+            load_state(self._step, self._state_of_one())
         return super().state_dict()
 
     def _state_of_one(self) -> bytes:

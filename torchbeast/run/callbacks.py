@@ -37,7 +37,7 @@ from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWri
 from torchbeast.run.config import CallbacksConfig
 from torchbeast.run.episodes import of_whole_games
 from torchbeast.run.running import RunningLearner
-from torchbeast.run.scores import Scores, weights_of
+from torchbeast.run.scores import Scores, weights_id_of
 from torchbeast.run.training import Training
 from torchbeast.seeds import seed_of
 
@@ -289,7 +289,7 @@ class Evaluation(_Periodic):
         seed = seed_of(self._seed, self._name, learner.steps)
         played = learner.evaluate(self.num_episodes, sampled=self._sampled, seed=seed)
         self._last_step = learner.steps  # as the checkpoint records it
-        weights = weights_of(learner.actor.state_dict(), learner.steps)
+        weights = weights_id_of(learner.actor.state_dict(), learner.steps)
         sentence = scores.add(weights, played, learner.checkpoint)
         if self._verbose:
             say(sentence)
@@ -460,7 +460,7 @@ def of_config(config: CallbacksConfig, keep_best: bool) -> list[Callback]:
 
 
 def _named(path: str) -> Callback:
-    make = specs.find(path)
+    make = specs.find_callable(path)
     specs.check_takes(make, {}, f"callback {path}")
     callback = make()
     if not isinstance(callback, Callback):

@@ -150,7 +150,7 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     return found
 
 
-def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
+def recorded_env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
     """Returns the environment of the run; its name is empty if the file does not record one.
 
     Files of the original TorchBeast do not always record it.
@@ -341,7 +341,7 @@ def _of_this_model(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} does not fit: {error}") from error
 
 
-def first_non_finite(state: Mapping[str, Any]) -> str | None:
+def first_non_finite_tensor(state: Mapping[str, Any]) -> str | None:
     """Returns the name of the first tensor of models or optimisers with NaN or infinity, if any."""
     for key in ("model_state_dict", "optimizer_state_dict", ALGORITHM):
         for name, tensor in _tensors(state.get(key, {}), key.removesuffix("_state_dict")):
@@ -442,7 +442,7 @@ def put_in_place(found: FoundCheckpoint, newest: Path) -> str:
     return f"; damaged files are now {', '.join(map(str, kept))}" if kept else ""
 
 
-def sentence(found: FoundCheckpoint, newest: Path) -> str:
+def describe_fallback(found: FoundCheckpoint, newest: Path) -> str:
     """Returns a message if the found checkpoint is not the newest, with the reason; else ""."""
     if found.path == newest:
         return ""

@@ -175,7 +175,7 @@ def hint_of_defaults(env_id: str) -> str:
     )
 
 
-def sentence(clipping: str) -> str:
+def describe_clipping(clipping: str) -> str:
     """Returns a line about the clipping, for the start of a run."""
     return f"Rewards: {'unclipped' if clipping == 'none' else 'clipped to [-1, 1]'}"
 

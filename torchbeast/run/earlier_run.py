@@ -46,7 +46,7 @@ class EarlierRun:
 
         The process that continues the run calls it before it writes a checkpoint.
         """
-        if self._found is not None and (said := checkpoints.sentence(self._found, newest)):
+        if self._found is not None and (said := checkpoints.describe_fallback(self._found, newest)):
             _log.warning("%s%s", said, checkpoints.put_in_place(self._found, newest))
             self._path = newest
 

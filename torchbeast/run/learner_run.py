@@ -23,7 +23,7 @@ from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, recorded
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
-from torchbeast.core.envs.selection import names
+from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.rollout import Rollout
@@ -53,11 +53,11 @@ from torchbeast.run.config import (
     CheckpointConfig,
     changes,
     check_named,
+    describe_clipping,
     hint_of_defaults,
     naming_flags,
     reaching_flags,
     recorded_env,
-    sentence,
 )
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.training import Training
@@ -93,7 +93,10 @@ class DescribedEnv:
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""
-        options = {**self.env.options.as_json(), "observation_keys": names(self.observation_space)}
+        options = {
+            **self.env.options.as_json(),
+            "observation_keys": leaf_keys(self.observation_space),
+        }
         return {**recorded_env(self.env, self.others_serve), **options}
 
 
@@ -386,7 +389,7 @@ class LearnerRun:
         print(agent.summary(), flush=True)
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
-            print(sentence(clipping), flush=True)
+            print(describe_clipping(clipping), flush=True)
         if self._has_defaults() and (hint := hint_of_defaults(self.described.env.name)):
             print(hint, flush=True)
 

@@ -44,12 +44,12 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import Launch
 from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
 from torchbeast.gradients.joint import (
+    BatchReport,
     JointBatch,
     JointLearner,
-    Report,
-    load,
+    load_state,
     report_of,
-    saved,
+    saved_state,
     total,
 )
 from torchbeast.reporting.prometheus import MetricsConfig
@@ -206,9 +206,9 @@ class Replica:
     def equalise(self, step: OptimiserStep[Any]) -> None:
         """Copies the state of rank 0 into the learner, and chooses where gradients are added."""
         self.add_where(next(step.algo.actor.parameters()).device)
-        state = self.ranks.broadcast(saved(step) if self.leads else b"")
+        state = self.ranks.broadcast(saved_state(step) if self.leads else b"")
         if not self.leads:
-            load(step, state)
+            load_state(step, state)
 
     def seed(self, root: int) -> int:
         """Returns this rank's variant of a seed; rank 0 uses the seed itself."""
@@ -325,7 +325,8 @@ class RankedLearner(JointLearner):
         self.num_bytes = source.num_bytes
         self._taking, self._number = BatchTaker(source.batches), 0  # number of the last batch
         self._ready_since: float | None = None  # since when this rank has its batch
-        self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
+        # With their ranks, in the last roll call.
+        self._others: Sequence[tuple[int, BatchReport]] = ()
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts this rank's source."""
@@ -404,7 +405,7 @@ class RankedLearner(JointLearner):
                 return JointBatch(reports, own)
         return None
 
-    def _call(self, own: Batch | None) -> list[Report]:
+    def _call(self, own: Batch | None) -> list[BatchReport]:
         """Takes part in a roll call; returns the reports in the order of ranks."""
         report = report_of(self._source, own, self.version)._replace(
             stop=self._supervisor.reason or "",
@@ -416,7 +417,7 @@ class RankedLearner(JointLearner):
         self._others = [each for each in enumerate(reports) if each[0] != self._rank]
         return reports
 
-    def _stop(self, reports: Sequence[Report]) -> None:
+    def _stop(self, reports: Sequence[BatchReport]) -> None:
         """Ends the run with the reason of the first rank that ends it."""
         rank, reason = next((rank, r.stop) for rank, r in enumerate(reports) if r.stop)
         if not self._supervisor.ended and reason != DONE:
@@ -424,10 +425,10 @@ class RankedLearner(JointLearner):
         self._supervisor.stop(f"{reason} in rank {rank}")
 
 
-def _read(rank: int, said: Mapping[str, Any]) -> Report:
+def _read(rank: int, said: Mapping[str, Any]) -> BatchReport:
     """Reads the report of a rank; raises RunError if it is not valid."""
     try:
-        return Report(**said)
+        return BatchReport(**said)
     except TypeError as error:
         raise RunError(
             f"rank {rank} sent an invalid answer to the roll call ({error}): start all learners "

@@ -29,7 +29,7 @@ COLUMNS = (
 )
 
 
-Weights = tuple[int, int]
+WeightsId = tuple[int, int]
 """Learnt env steps and a CRC of the weights, which together identify the weights of a run.
 
 A run that makes no progress writes the same weights again. A run that went back to an earlier
@@ -37,7 +37,7 @@ checkpoint writes different weights after the same number of steps.
 """
 
 
-def weights_of(state: Mapping[str, torch.Tensor], step: int) -> Weights:
+def weights_id_of(state: Mapping[str, torch.Tensor], step: int) -> WeightsId:
     """Returns the identity of a network's weights, its state dict, after `step` env steps."""
     crc32 = 0
     for _, tensor in sorted(state.items()):
@@ -89,12 +89,12 @@ class Scores:
             )
         return file
 
-    def knows(self, weights: Weights) -> bool:
+    def knows(self, weights: WeightsId) -> bool:
         """Returns whether the weights have been evaluated."""
         return weights in self._known
 
     def add(
-        self, weights: Weights, played: Episodes, checkpoint: Callable[[], Mapping[str, Any]]
+        self, weights: WeightsId, played: Episodes, checkpoint: Callable[[], Mapping[str, Any]]
     ) -> str:
         """Keeps the checkpoint if it is the best, and appends a row; returns a message about it.
 

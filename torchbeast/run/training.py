@@ -287,7 +287,7 @@ class Training:
 
     def _keep_last_good(self) -> str:
         """Saves the current state, which the failed update did not change; returns a message."""
-        if (name := checkpoints.first_non_finite(self._state())) is not None:
+        if (name := checkpoints.first_non_finite_tensor(self._state())) is not None:
             return f"{name} was already not finite, so the previous state was not saved"
         try:
             path = self.keep(self._state())

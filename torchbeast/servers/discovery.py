@@ -87,7 +87,7 @@ class ServerFleet:
         )
 
 
-def find(
+def find_servers(
     hosts: Sequence[str],
     num_envs: int | None,
     timeout: float,

@@ -22,7 +22,7 @@ from typing import Any
 
 from torchbeast.collect.config import split_evenly
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.fleets.child_process import ChildProcess, ProcessDied, Report, end_all
+from torchbeast.fleets.child_process import ChildProcess, ChildReport, ProcessDied, end_all
 from torchbeast.fleets.restarts import RestartPolicy, Restarts
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import Timer, waiting_for
@@ -143,7 +143,7 @@ class EnvServers:
         """IDs of the server processes."""
         return [child.pid for child in self._children()]
 
-    def activity(self) -> dict[str, Report]:
+    def activity(self) -> dict[str, ChildReport]:
         """Returns the last report of each server by its address: "steps" of its environments since
         its process started, and "open_streams"; {} if a process does not serve yet.
         """
@@ -196,7 +196,7 @@ class EnvServers:
 
     # --- called by the threads that watch the servers
 
-    def _reported(self, server: _Server, report: Report) -> None:
+    def _reported(self, server: _Server, report: ChildReport) -> None:
         """Handles a report: that a server works, what it does, or a message about a learner."""
         if "ready" in report:
             server.limit.cancel()
@@ -229,12 +229,12 @@ class _Server:
         self,
         index: int,
         arguments: dict[str, Any],
-        on_report: Callable[[_Server, Report], None],
+        on_report: Callable[[_Server, ChildReport], None],
         on_end: Callable[[_Server, Exception], None],
     ) -> None:
         self.index, self.address = index, str(arguments["address"])
         self.name = f"environment server {index} at {self.address}"
-        self.activity: Report = {}
+        self.activity: ChildReport = {}
         self.ready = threading.Event()
         self.restart_policy = RestartPolicy()
         self.limit = self._new_limit()

@@ -18,7 +18,7 @@ from typing import Any
 
 import libtorchbeast
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.child_main import Report
+from torchbeast.fleets.child_main import SendReport
 from torchbeast.fleets.restarts import RestartPolicy
 from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import credentials, explain
@@ -36,7 +36,7 @@ class JoiningStreams:
         description: dict[str, Any],
         learners: Sequence[str],
         security: SecurityConfig,
-        report: Report,
+        report: SendReport,
     ) -> None:
         """Does not connect yet.
 

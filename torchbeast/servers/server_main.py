@@ -24,7 +24,7 @@ from torchbeast.core.envs.contract import final_info_of, numbers_of_games
 from torchbeast.core.envs.spaces import observation_space_to_json, space_to_json
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_main import (
-    Report,
+    SendReport,
     exit_now,
     failure,
     follow_parent,
@@ -62,7 +62,7 @@ class ServerActivity:
         with self._lock:
             self._counts[what] += count
 
-    def report_until(self, stopped: threading.Event, report: Report) -> None:
+    def report_until(self, stopped: threading.Event, report: SendReport) -> None:
         """Reports the counts to the parent, about once a second."""
         while not stopped.wait(_REPORT_EVERY_S):
             with self._lock:
@@ -151,7 +151,7 @@ def _remove_folder(arguments: dict[str, Any]) -> None:
             os.rmdir(arguments["folder"])
 
 
-def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Report) -> Any:
+def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: SendReport) -> Any:
     """Returns a server, or streams that join learners, with the first environment."""
     import libtorchbeast
     from torchbeast import envs
@@ -194,7 +194,7 @@ def _report_and_watch(
     arguments: dict[str, Any],
     activity: ServerActivity,
     stopped: threading.Event,
-    report: Report,
+    report: SendReport,
 ) -> None:
     """Starts the threads that report, and that check whether the server still listens."""
     if arguments["counts"]:
@@ -227,7 +227,7 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
     }
 
 
-def _watch(server: Any, address: str, stopped: threading.Event, report: Report) -> None:
+def _watch(server: Any, address: str, stopped: threading.Event, report: SendReport) -> None:
     """Reports that the server accepts connections. If it no longer does, ends the process, so that
     it is replaced.
     """

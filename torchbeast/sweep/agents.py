@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbeast.cli.command_line import by_its_name, flatten, names, parse
+from torchbeast.cli.command_line import by_its_name, flag_names, flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, RayBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.errors import UsageError
@@ -23,7 +23,7 @@ from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 from torchbeast.run.config import CheckpointConfig, EvaluationConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SweepConfig
-from torchbeast.sweep.search import SEED, Search, Values, settings_of
+from torchbeast.sweep.search import SEED, Search, Values, settings_of_agents
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -106,7 +106,7 @@ def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
-    known = names(FLAGS[what.program])
+    known = flag_names(FLAGS[what.program])
     keys = [flag_of(f"--{key}", known) for key in what.set]
     for key, sentence in _OF_SWEEP.items():
         if key in [*keys, *(flag_of(word, known) for word in what.words)]:
@@ -154,8 +154,8 @@ def _agent(what: Compared, settings: Mapping[str, str], folder: Path) -> AgentRu
     name = name_of(settings)
     words = [*what.words, *typed(settings)]
     later = ["--replay_service=later"] if what.shared_replay else []  # the address comes later
-    flags = parse(FLAGS[what.program], what.program, [*words, *later], names(SweepConfig))
-    _check_keys(settings, what.words, names(type(flags)))
+    flags = parse(FLAGS[what.program], what.program, [*words, *later], flag_names(SweepConfig))
+    _check_keys(settings, what.words, flag_names(type(flags)))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return AgentRun(
         name=name,
@@ -205,7 +205,7 @@ class Compared:
 
     def settings(self) -> list[dict[str, str]]:
         """Returns the settings of each agent, by their flags."""
-        return settings_of(self.set, self.trials, self.search)
+        return settings_of_agents(self.set, self.trials, self.search)
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags of the sweep, and every flag of the first agent, by name."""

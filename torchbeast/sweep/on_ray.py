@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.fleets.child_process import ChildProcess, Report
+from torchbeast.fleets.child_process import ChildProcess, ChildReport
 from torchbeast.fleets.system import environment_of_share
 from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
@@ -60,7 +60,7 @@ class TorchBeastAgent:
 
     def run(
         self, agent: AgentRun, cores: int, more: Sequence[str], environment: Mapping[str, str]
-    ) -> Report | None:
+    ) -> ChildReport | None:
         """Runs the agent's program with this number of cores. Returns its last report, or None if
         it was asked to end and did not report.
 
@@ -69,7 +69,7 @@ class TorchBeastAgent:
         if not (parent := agent.folder.parent).is_dir():
             why = f"node {socket.gethostname()} cannot access the sweep's folder {parent}: use a "
             return {"why": f"{why}--savedir that is on a disk of all nodes, such as NFS"}
-        reports: list[Report] = []
+        reports: list[ChildReport] = []
         variables = {**environment_of_share(cores), **environment}
         self._process = process_here(agent, more, variables, reports.append)
         if self._is_asked:

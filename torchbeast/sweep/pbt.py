@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchbeast import plot
-from torchbeast.cli.command_line import names
+from torchbeast.cli.command_line import flag_names
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.log_files import csv_line, read_logs
@@ -80,7 +80,7 @@ class Population:
                 f"pbt needs at least 4 agents, but --set has {len(agents)}: use ranges, such as "
                 "learning_rate=0.0001:0.01, and --trials 8"
             )
-        known = names(FLAGS[agents[0].program])
+        known = flag_names(FLAGS[agents[0].program])
         if fixed := [key for key in values if flag_of(f"--{key}", known) in _FIXED]:
             raise UsageError(
                 f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from torchbeast.errors import RunError
-from torchbeast.fleets.child_process import ChildProcess, Report
+from torchbeast.fleets.child_process import ChildProcess, ChildReport
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.fleets.waiting import running_time
@@ -75,7 +75,7 @@ def process_here(
     agent: AgentRun,
     more: Sequence[str],
     environment: Mapping[str, str],
-    on_report: Callable[[Report], None],
+    on_report: Callable[[ChildReport], None],
 ) -> ChildProcess:
     """Starts the process of an agent on this machine.
 

@@ -26,7 +26,7 @@ SEED = "seed"
 _MOVE = 0.1  # share of a range
 
 
-def settings_of(values: Values, trials: int | None, search: Search) -> list[dict[str, str]]:
+def settings_of_agents(values: Values, trials: int | None, search: Search) -> list[dict[str, str]]:
     """Returns the settings of all agents, by their flags.
 
     Args:

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from torchbeast import plot
 from torchbeast.errors import UsageError
-from torchbeast.fleets.child_process import KILLED, Report
+from torchbeast.fleets.child_process import KILLED, ChildReport
 from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
 from torchbeast.reporting.log_files import LogFollower, csv_line
 from torchbeast.reporting.run_folder import read_meta, write_atomically
@@ -61,7 +61,7 @@ class Row:
         self.steps_per_second = math.nan
         complete = self.progress.step >= agent.total_steps and has_ended_well(agent.folder)
         self.state: State = "done" if complete else "waiting"
-        self.report: Report | None = None  # how its process ended
+        self.report: ChildReport | None = None  # how its process ended
         self.is_held = False  # whether another process uses its folder
         self.is_ended_early = False  # whether the scheduler has asked it to end
 
@@ -70,7 +70,7 @@ class Row:
         if self.state == "waiting":
             self.state = "running"
 
-    def on_report(self, report: Report) -> None:
+    def on_report(self, report: ChildReport) -> None:
         """Notes how the process has ended. Ignores reports after the agent's own report."""
         self.report = self.report or report
 

@@ -10,7 +10,7 @@ import pytest
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.laser import LASER
 from torchbeast.core.algos.ppo import PPO
-from torchbeast.core.algos.registry import ALGOS, config_of, find
+from torchbeast.core.algos.registry import ALGOS, config_of, find_algorithm
 from torchbeast.core.base.specs import SpecError
 
 
@@ -23,14 +23,18 @@ def nothing() -> None:
 
 
 def test_every_registered_algorithm_is_found_and_has_a_config_of_defaults() -> None:
-    assert find("impala") is IMPALA and find("laser") is LASER and find("ppo") is PPO
+    assert (
+        find_algorithm("impala") is IMPALA
+        and find_algorithm("laser") is LASER
+        and find_algorithm("ppo") is PPO
+    )
     for name in ALGOS:
-        assert dataclasses.is_dataclass(find(name).Config())
-        assert config_of(name) is find(name).Config
+        assert dataclasses.is_dataclass(find_algorithm(name).Config())
+        assert config_of(name) is find_algorithm(name).Config
 
 
 def test_a_users_algorithm_is_found_by_module_and_name() -> None:
-    assert find(f"{__name__}:Mine") is Mine
+    assert find_algorithm(f"{__name__}:Mine") is Mine
 
 
 @pytest.mark.parametrize(
@@ -49,4 +53,4 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
 )
 def test_a_wrong_name_is_a_sentence(name: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        find(name)
+        find_algorithm(name)

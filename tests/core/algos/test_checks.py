@@ -178,7 +178,7 @@ def test_a_declaration_that_means_nothing_is_refused(
     value, sentence = DECLARED[attribute]
     monkeypatch.setitem(globals(), "Wrong", declares(**{attribute: value}))
     with pytest.raises(ValueError, match=sentence):
-        registry.find(f"{__name__}:Wrong")
+        registry.find_algorithm(f"{__name__}:Wrong")
 
 
 @pytest.mark.parametrize(("config", "name"), [(MutableConfig, "Mutable"), (dict, "dict")])
@@ -192,13 +192,13 @@ def test_a_config_that_is_no_frozen_dataclass_is_refused(
 
 def test_an_algorithm_without_a_config_is_refused() -> None:
     with pytest.raises(ValueError, match="NoConfig.Config must be a dataclass with .* got None"):
-        registry.find(f"{__name__}:NoConfig")
+        registry.find_algorithm(f"{__name__}:NoConfig")
 
 
 def test_what_the_built_in_algorithms_declare_is_accepted() -> None:
     for attribute in ("reduction", "mode", "needs"):
         assert hasattr(IMPALA, attribute)
-    assert dataclasses.is_dataclass(registry.find("laser").Config)
+    assert dataclasses.is_dataclass(registry.find_algorithm("laser").Config)
 
 
 class Forgetful(IMPALA):

@@ -10,7 +10,7 @@ import torch
 from learners import impala
 
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.registry import find
+from torchbeast.core.algos.registry import find_algorithm
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
@@ -24,7 +24,7 @@ def test_on_policy_it_learns_what_impala_learns(make_rollout: Callable[..., Roll
     rollout = make_rollout(T, B, terminated=[(2, 0)], truncated=[(3, 1)])
     logits = unroll(actor, rollout).policy_logits.detach()
     rollout.extras["policy_logits"][1:] = logits[:-1]  # of the policy that learns
-    theirs, ours = impala(copy.deepcopy(actor)), impala(actor, find(NAME))
+    theirs, ours = impala(copy.deepcopy(actor)), impala(actor, find_algorithm(NAME))
     theirs_terms = theirs.algo.losses(rollout).terms
     torch.testing.assert_close(ours.algo.losses(rollout).terms, theirs_terms)
     rollout.extras["policy_logits"][1:] *= -3.0

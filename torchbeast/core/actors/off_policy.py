@@ -408,7 +408,7 @@ def _misfit(
     """
     from torchbeast.core.algos import registry
 
-    algos = {name: registry.find(name) for name in registry.ALGOS}
+    algos = {name: registry.find_algorithm(name) for name in registry.ALGOS}
     nets = {name: FAMILIES[algo.family] for name, algo in algos.items() if algo.family}
     fitting = [name for name, net in nets.items() if isinstance(network.distribution, net.over)]
     usual = [n for n, a in algos.items() if n not in nets and not a.learns_from_replay]

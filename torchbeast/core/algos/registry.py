@@ -45,10 +45,10 @@ def learns_from_transitions(name: str) -> bool:
         return "replay_size" in usual_of(config_of(name))
     from torchbeast.core.storages.transition import Transitions
 
-    return issubclass(find(name).takes, Transitions)
+    return issubclass(find_algorithm(name).takes, Transitions)
 
 
-def find(name: str) -> type[Algorithm[Any]]:
+def find_algorithm(name: str) -> type[Algorithm[Any]]:
     """Returns the algorithm of that name.
 
     Raises SpecError when it does not exist, when it is something else, and when its
@@ -73,7 +73,7 @@ def config_of(name: str) -> type:
     Configs of built-in algorithms import no torch.
     """
     if name not in ALGOS:
-        return find(name).Config
+        return find_algorithm(name).Config
     return _import(name, f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
 
 
@@ -83,7 +83,7 @@ def _import(name: str, path: str) -> Any:
         known = ", ".join(ALGOS)
         raise specs.SpecError(f"no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}")
     try:
-        return specs.find(path)
+        return specs.find_callable(path)
     except specs.SpecError as error:
         why = str(error).removeprefix(f"{path}: ")
         raise specs.SpecError(f"cannot import the algorithm {name!r}: {why}") from error

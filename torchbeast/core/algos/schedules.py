@@ -78,7 +78,7 @@ class Schedule:
 
 def _imported(name: str) -> Callable[[float], float]:
     try:
-        return specs.find(name)
+        return specs.find_callable(name)
     except specs.SpecError as error:
         raise specs.SpecError(
             f"the schedule {error}; use {', '.join(SHAPES)}, or a function that can be imported"

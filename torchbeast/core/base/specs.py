@@ -116,7 +116,7 @@ class Spec:
     def load(self) -> Callable[..., Any]:
         """Imports or unpickles the callable; raises SpecError if there is none."""
         if not self.pickled:
-            return find(self.name)
+            return find_callable(self.name)
         _cloudpickle(self.name)
         return pickle.loads(base64.b64decode(self.pickled))
 
@@ -148,7 +148,7 @@ class ActorSpec(Spec):
             object.__setattr__(self, "name", self.name.lower())
 
 
-def find(name: str) -> Callable[..., Any]:
+def find_callable(name: str) -> Callable[..., Any]:
     """Returns the callable "package.module:attribute"; raises SpecError if there is none."""
     module_name, _, attribute = name.partition(":")
     module = import_module(module_name, name)
@@ -266,7 +266,7 @@ def _importable_name(source: Callable[..., Any]) -> str:
         return ""
     name = f"{module}:{attribute}"
     try:
-        return name if find(name) is source else ""
+        return name if find_callable(name) is source else ""
     except SpecError:  # a lambda, or defined inside a function
         return ""
 

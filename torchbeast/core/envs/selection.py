@@ -36,7 +36,7 @@ def select(observation: Any, keys: Sequence[str]) -> Any:
     return selected
 
 
-def names(observation: Any) -> list[str]:
+def leaf_keys(observation: Any) -> list[str]:
     """Returns the keys that select each leaf of a dict observation; [] for other observations.
 
     A tuple inside the dict is one entry, because its elements have no keys.
@@ -46,7 +46,7 @@ def names(observation: Any) -> list[str]:
     found = []
     for name, value in observation.items():
         if isinstance(name, str):  # others are refused elsewhere
-            inner = names(value)
+            inner = leaf_keys(value)
             found += [f"{name}/{deeper}" for deeper in inner] or [name]
     return found
 
@@ -58,7 +58,7 @@ def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
     """
     if not keys:
         return
-    known = names(observation)
+    known = leaf_keys(observation)
     if not known:
         raise UsageError(
             f"{whose}: its observations are not a dict, so they have no {keys[0]!r}: remove "

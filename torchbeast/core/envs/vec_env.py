@@ -41,7 +41,7 @@ from torchbeast.core.envs.contract import (
     refusing,
 )
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.selection import check_keys, names, select
+from torchbeast.core.envs.selection import check_keys, leaf_keys, select
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArrayNest,
@@ -499,7 +499,7 @@ class SyncVecEnv:
         try:
             return self._space_of_keys(first, self.observation_keys)
         except ValueError as error:
-            if not (others := [key for key in names(first) if self._fits(first, [key])]):
+            if not (others := [key for key in leaf_keys(first) if self._fits(first, [key])]):
                 raise UsageError(str(error)) from error
             flag = f"observation_keys {' '.join(others)}"
             raise UsageError(

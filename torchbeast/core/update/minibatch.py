@@ -233,7 +233,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: flo
             gradient.mul_(maximum / norm)
 
 
-def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
+def first_non_finite_gradient(named: Iterable[tuple[str, nn.Parameter]]) -> str:
     """Returns the name of the first parameter whose gradient has a NaN or an infinity."""
     for name, parameter in named:
         if parameter.grad is not None and not parameter.grad.isfinite().all():

@@ -45,7 +45,7 @@ from torchbeast.core.update.minibatch import (
     clip_gradients,
     divided,
     fetched,
-    first_non_finite,
+    first_non_finite_gradient,
     gradient_norm,
     joined_feedback,
     means,
@@ -395,7 +395,7 @@ class OptimiserStep(Generic[BatchT]):
                 break
         for minimiser in self._minimisers:
             if not math.isfinite(metrics[minimiser.norm_name]):
-                name = first_non_finite(_named_parameters(self.algo))
+                name = first_non_finite_gradient(_named_parameters(self.algo))
                 raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
 
     def _failure(self, what: str) -> str:

@@ -87,7 +87,7 @@ _RUNNING = -1  # steps left in an episode whose end is not stored
 _SMALLEST = 1e-6  # priority, so that everything is sampled now and then
 _MOST_ROUNDS = 1000  # of drawing until enough transitions are whole
 
-Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+HindsightOutcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Takes achieved and desired goals [N, *shape]; returns rewards and terminated [N]."""
 
 
@@ -99,7 +99,7 @@ class Sampling:
     """Most steps that a transition joins."""
     priority_exponent: float
     """alpha of Schaul et al. 2016: 0 samples uniformly, 1 in proportion to the priorities."""
-    hindsight: Outcome | None
+    hindsight: HindsightOutcome | None
     """Says what would have happened with another goal; None: goals stay."""
     hindsight_share: float
     """Share of the sampled transitions that get another goal."""
@@ -319,7 +319,7 @@ class TransitionReplay(RolloutStore):
         drawn.reward[which], drawn.terminated[which] = rewards, terminated
         return drawn
 
-    def _compare(self, drawn: Sample, hindsight: Outcome) -> None:
+    def _compare(self, drawn: Sample, hindsight: HindsightOutcome) -> None:
         """Warns if steps have other rewards than the environment computes for their goals."""
         kept = np.flatnonzero(~drawn.terminated)  # of the others the last observation is unknown
         goals = (drawn.next_observation[name][kept] for name in (ACHIEVED, GOAL))
