@@ -100,27 +100,27 @@ def run(flags: CompareFlags) -> int:
     if len(flags.runs) not in (1, 2):
         raise UsageError(f"expected one or two sets of runs, got {len(flags.runs)}")
     with refusing_paths("use folders that can be read"):
-        sets = [read(*each) for each in zip(flags.runs, _names(flags.runs), strict=True)]
-    tasks = [task for task in sets[0].tasks if all(task in each.tasks for each in sets)]
+        sets = [*map(read, flags.runs, _names(flags.runs))]
+    tasks = [task for task in sets[0].tasks if all(task in runs.tasks for runs in sets)]
     if not tasks:
         raise UsageError(
             f"{sets[0].name} and {sets[1].name} have no environment in common: "
             f"{', '.join(sets[0].tasks)} and {', '.join(sets[1].tasks)}"
         )
-    found = {task: compared([[each.scores(task)] for each in sets]) for task in tasks}
+    comparisons = {task: compared([[runs.scores(task)] for runs in sets]) for task in tasks}
     together = None
     if len(sets) == 2:
-        together = compared([_on_one_scale(each, sets, tasks) for each in sets])
-    _print(sets, found, together)
+        together = compared([_on_one_scale(runs, sets, tasks) for runs in sets])
+    _print(sets, comparisons, together)
     for path in flags.output:
-        _write(path, sets, found, together)
+        _write(path, sets, comparisons, together)
     return EXIT_DONE
 
 
 def _names(patterns: Sequence[str]) -> list[str]:
     """Returns a name for each set; raises UsageError if the sets are the same."""
     for ending in ("*,", ""):  # without it if the names differ in nothing else
-        names = plot.distinct([expanded(each.rstrip(ending) or each) for each in patterns])
+        names = plot.distinct([expanded(pattern.rstrip(ending) or pattern) for pattern in patterns])
         if len(set(names)) == len(names):
             return names
     raise UsageError(f"both sets are {patterns[0]}: use two different sets")
@@ -135,7 +135,7 @@ def read(pattern: str, name: str = "") -> Runs:
     folders = _folders(pattern)
     if not folders:
         raise UsageError(f"no run found in {pattern}: use the folder of a run or of several runs")
-    found: dict[str, list[ScoredRun]] = {}
+    runs_by_task: dict[str, list[ScoredRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for folder in folders:
         progress = LogFollower(folder, EPISODES).read()
@@ -146,16 +146,18 @@ def read(pattern: str, name: str = "") -> Runs:
         task = _task(of_run)
         of_run = {name: value for name, value in of_run.items() if name not in _OF_TASKS}
         _check_same(settings.setdefault(task, of_run), of_run, folder)
-        found.setdefault(task, []).append(ScoredRun(folder, progress.mean_return, progress.step))
-    if not found:
+        runs_by_task.setdefault(task, []).append(
+            ScoredRun(folder, progress.mean_return, progress.step)
+        )
+    if not runs_by_task:
         raise UsageError(f"no episode has ended in {pattern} yet")
-    return Runs(name, found)
+    return Runs(name, runs_by_task)
 
 
 def _folders(pattern: str) -> list[Path]:
     """Returns the folders of runs that a pattern matches or contains, each once."""
-    found = sorted(map(run_path, glob.glob(str(expanded(pattern)))))
-    logs = [log for path in found for log in (path / "logs.csv", *sorted(path.glob("*/logs.csv")))]
+    paths = sorted(map(run_path, glob.glob(str(expanded(pattern)))))
+    logs = [log for path in paths for log in (path / "logs.csv", *sorted(path.glob("*/logs.csv")))]
     runs = [Path(os.path.realpath(log.parent)) for log in logs if log.exists()]
     return list(dict.fromkeys(runs))
 
@@ -181,7 +183,7 @@ def compared(sets: Sequence[Sequence[np.ndarray]]) -> Comparison:
     rng = np.random.default_rng(0)  # the same runs give the same intervals
     drawn = [estimates.resampled(tasks, rng) for tasks in sets]
     means, means_drawn = [*map(estimates.iqm, sets)], [*map(estimates.iqm, drawn)]
-    iqm = [estimate(*each) for each in zip(means, means_drawn, sets, strict=True)]
+    iqm = [*map(estimate, means, means_drawn, sets)]
     if len(sets) == 1:
         return Comparison(iqm, None, None)
     both = [*sets[0], *sets[1]]
@@ -194,7 +196,7 @@ def _on_one_scale(runs: Runs, sets: Sequence[Runs], tasks: Sequence[str]) -> lis
     """Returns scores of each task as shares of the range of all runs of the task."""
     scaled = []
     for task in tasks:
-        every = np.concatenate([each.scores(task) for each in sets])
+        every = np.concatenate([other.scores(task) for other in sets])
         low, high = every.min(), every.max()
         scaled.append((runs.scores(task) - low) / (high - low if high > low else 1.0))
     return scaled
@@ -224,64 +226,69 @@ def verdict(improvement: Estimate, runs: int) -> str:
 
 
 def _print(
-    sets: Sequence[Runs], found: Mapping[str, Comparison], together: Comparison | None
+    sets: Sequence[Runs], comparisons: Mapping[str, Comparison], together: Comparison | None
 ) -> None:
     names = "AB"[: len(sets)]
-    for letter, each in zip(names, sets, strict=True):
-        print(f"{letter}: {each.name}")
+    for letter, runs in zip(names, sets, strict=True):
+        print(f"{letter}: {runs.name}")
     columns = ["runs", *names, *(["A - B", "P(A > B)"] if together else [])]
     print("Interquartile means of the scores, with 95 % intervals:")
     table = table_of("", ["", *columns])
-    for task, of_task in found.items():
-        counts = " and ".join(str(len(each.tasks[task])) for each in sets)
+    for task, of_task in comparisons.items():
+        counts = " and ".join(str(len(runs.tasks[task])) for runs in sets)
         table.add_row(task, counts, *_cells(of_task))
     if together is not None:
         table.add_row("all, on a scale from 0 to 1", "", *_cells(together))
     console = Console()
     (console if console.is_terminal else Console(width=_WIDE)).print(table)
-    fewest = min(len(each.tasks[task]) for each in sets for task in found)
+    fewest = min(len(runs.tasks[task]) for runs in sets for task in comparisons)
     if together is not None and together.improvement is not None:
         print(verdict(together.improvement, fewest))
     elif fewest < _FEW:
         print(f"With fewer than {_FEW} runs of a task, intervals are too narrow.")
-    for task in found:
-        ends = [run.step for each in sets for run in each.tasks[task]]
+    for task in comparisons:
+        ends = [run.step for runs in sets for run in runs.tasks[task]]
         if max(ends) > _SAME_LENGTH * min(ends):
             print(
                 f"Runs of {task} end between step {min(ends):,} and {max(ends):,}: wait until all "
                 "have ended, or compare runs of one length."
             )
-    for letter, each in zip(names, sets, strict=True):
-        if missing := [task for task in each.tasks if task not in found]:
+    for letter, runs in zip(names, sets, strict=True):
+        if missing := [task for task in runs.tasks if task not in comparisons]:
             print(f"Only {letter} has {', '.join(missing)}.")
 
 
 def _cells(of_task: Comparison) -> list[str]:
-    cells = [_told(mean, ".4g") for mean in of_task.iqm]
+    cells = [_with_interval(mean, ".4g") for mean in of_task.iqm]
     if of_task.difference is not None and of_task.improvement is not None:
-        cells += [_told(of_task.difference, "+.3g"), _told(of_task.improvement, ".2f")]
+        cells += [
+            _with_interval(of_task.difference, "+.3g"),
+            _with_interval(of_task.improvement, ".2f"),
+        ]
     return cells
 
 
-def _told(found: Estimate, form: str) -> str:
-    return f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]"
+def _with_interval(statistic: Estimate, form: str) -> str:
+    return f"{statistic.value:{form}} [{statistic.low:{form}}, {statistic.high:{form}}]"
 
 
 def _write(
     path: Path,
     sets: Sequence[Runs],
-    found: Mapping[str, Comparison],
+    comparisons: Mapping[str, Comparison],
     together: Comparison | None,
 ) -> None:
     if path.suffix != ".json":
-        _draw(path, sets, list(found))
+        _draw(path, sets, list(comparisons))
         return
     contents = {
         "sets": {
-            each.name: {task: [run.score for run in runs] for task, runs in each.tasks.items()}
-            for each in sets
+            runs.name: {
+                task: [run.score for run in of_task] for task, of_task in runs.tasks.items()
+            }
+            for runs in sets
         },
-        "tasks": {task: _as_json(of_task) for task, of_task in found.items()},
+        "tasks": {task: _as_json(of_task) for task, of_task in comparisons.items()},
         "together": None if together is None else _as_json(together),
     }
     with refusing_paths("use another --output"):
@@ -290,7 +297,7 @@ def _write(
 
 def _as_json(of_task: Comparison) -> dict[str, Any]:
     return {
-        name: value._asdict() if isinstance(value, Estimate) else [each._asdict() for each in value]
+        name: value._asdict() if isinstance(value, Estimate) else [mean._asdict() for mean in value]
         for name, value in of_task._asdict().items()
         if value is not None
     }
@@ -305,8 +312,8 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
         figure.supxlabel(NOTE, fontsize="x-small")
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for task, here in zip(tasks, axes, strict=False):
-            for each, colour in zip(sets, plot.COLOURS, strict=False):
-                _draw_curve(here, each, task, colour)
+            for runs, colour in zip(sets, plot.COLOURS, strict=False):
+                _draw_curve(here, runs, task, colour)
             here.set(title=task, xlabel="environment steps", ylabel="mean episode return")
         if len(sets) == 2:
             _draw_profiles(axes[len(tasks)], sets, tasks)
@@ -319,20 +326,20 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
 
 def _draw_curve(axes: Any, runs: Runs, task: str, colour: str) -> None:
     steps, curves = plot.on_one_grid(plot.curve(run.folder) for run in runs.tasks[task])
-    each = [curves.T]  # [P, N]
+    scores = [curves.T]  # [P, N]
     chosen = np.random.default_rng(0).integers(len(curves), size=(_RESAMPLES, len(curves)))
     drawn = estimates.iqm([curves.T[:, chosen].swapaxes(0, 1)])  # [resamples, P]
-    axes.plot(steps, estimates.iqm(each), color=colour, label=f"{runs.name} (n={len(curves)})")
+    axes.plot(steps, estimates.iqm(scores), color=colour, label=f"{runs.name} (n={len(curves)})")
     axes.fill_between(
-        steps, *estimates.interval(drawn, each), color=colour, alpha=0.25, linewidth=0
+        steps, *estimates.interval(drawn, scores), color=colour, alpha=0.25, linewidth=0
     )
     axes.xaxis.set_major_formatter(plot.thousands())
 
 
 def _draw_profiles(axes: Any, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
     thresholds = np.linspace(0, 1, 101)
-    for each, colour in zip(sets, plot.COLOURS, strict=False):
-        scores = _on_one_scale(each, sets, tasks)
+    for runs, colour in zip(sets, plot.COLOURS, strict=False):
+        scores = _on_one_scale(runs, sets, tasks)
         drawn = estimates.resampled(scores, np.random.default_rng(0), _RESAMPLES)
         axes.plot(thresholds, estimates.profile(scores, thresholds), color=colour)
         band = estimates.interval(estimates.profile(drawn, thresholds), scores)

@@ -180,7 +180,7 @@ def _changed(parts: Sequence[dict[str, Any]]) -> dict[str, str]:
         for name, (before, now) in part.get("changed", {}).items():
             if name != "total_steps":
                 values.setdefault(name, [before]).append(now)
-    return {name: _in_order(each) for name, each in values.items()}
+    return {name: _in_order(of_setting) for name, of_setting in values.items()}
 
 
 def _in_order(values: Sequence[Any]) -> str:
@@ -236,12 +236,12 @@ def labels(groups: list[RunGroup]) -> list[str]:
     is a single run, or else the settings that differ or the name of the program.
     """
     differing = _differing([group.settings for group in groups])
-    found = [_described(group.settings, differing[:_LABEL_PARTS]) for group in groups]
-    if all(map(_is_named, groups)) or not all(found) or len(set(found)) < len(found):
-        found = [_name_of(group) for group in groups]
-    if len(set(found)) < len(found):
-        found = distinct([str(next(iter(group.curves))).removesuffix(".csv") for group in groups])
-    return [f"{text} (n={len(group.curves)})" for text, group in zip(found, groups, strict=True)]
+    texts = [_described(group.settings, differing[:_LABEL_PARTS]) for group in groups]
+    if all(map(_is_named, groups)) or not all(texts) or len(set(texts)) < len(texts):
+        texts = [_name_of(group) for group in groups]
+    if len(set(texts)) < len(texts):
+        texts = distinct([str(next(iter(group.curves))).removesuffix(".csv") for group in groups])
+    return [f"{text} (n={len(group.curves)})" for text, group in zip(texts, groups, strict=True)]
 
 
 def distinct(paths: Sequence[str | Path]) -> list[str]:
@@ -249,7 +249,7 @@ def distinct(paths: Sequence[str | Path]) -> list[str]:
     parts = [Path(os.path.abspath(path)).parts for path in paths]
     names: list[str] = []
     for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-length:]) for each in parts]
+        names = ["/".join(path_parts[-length:]) for path_parts in parts]
         if len(set(names)) == len(names):
             break
     return names
@@ -268,8 +268,8 @@ def _differing(settings: list[dict[str, Any]]) -> list[str]:
 def _described(settings: dict[str, Any], names: Sequence[str]) -> str:
     """Returns the settings as text; empty for a run without meta.json."""
     values = {name: settings[name] for name in names if name != "folder"}
-    each = (str(v) if k in _SPEAK_FOR_THEMSELVES else f"{k} {v}" for k, v in values.items())
-    return ", ".join(each)
+    entries = (str(v) if k in _SPEAK_FOR_THEMSELVES else f"{k} {v}" for k, v in values.items())
+    return ", ".join(entries)
 
 
 def _is_named(group: RunGroup) -> bool:

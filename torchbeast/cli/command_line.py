@@ -270,14 +270,14 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
         recorded = resuming.recorded_settings(words)
     algo = _algorithm(words, {**recorded, **of_preset})
     resuming.check_algorithm(words, algo, recorded)
-    made = with_algorithm(flags_type, algo)
+    complete_type = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
-    usual = {} if resuming.is_test(words) else usual_of(type(made().algorithm))
-    of_run = resuming.usable(made, recorded, words)
+    usual = {} if resuming.is_test(words) else usual_of(type(complete_type().algorithm))
+    of_run = resuming.usable(complete_type, recorded, words)
     values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
     values = _with_followers(values, usual, words)
     resuming.check_environment(words, values, recorded)
-    return made, with_values(made(), values)
+    return complete_type, with_values(complete_type(), values)
 
 
 def _with_followers(
@@ -286,14 +286,14 @@ def _with_followers(
     """Returns the defaults with the value of another flag in place of its name: an algorithm's
     usual batch_size may be "num_envs".
     """
-    found = dict(values)
+    following = dict(values)
     for name, other in usual.items():
-        if isinstance(other, str) and found.get(name) == other:
-            followed = resuming.given(words, f"--{other}") or str(found.get(other))
-            del found[name]
+        if isinstance(other, str) and following.get(name) == other:
+            followed = resuming.given(words, f"--{other}") or str(following.get(other))
+            del following[name]
             with suppress(ValueError):  # None, or a mistake that is reported later
-                found[name] = _read_integer([followed])
-    return found
+                following[name] = _read_integer([followed])
+    return following
 
 
 def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
@@ -305,7 +305,7 @@ def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
     if config is type(flags_type().algorithm):
         return flags_type
     _check_names(flags_type, name, config)
-    made: type[OfLearner] = dataclasses.make_dataclass(
+    complete_type: type[OfLearner] = dataclasses.make_dataclass(
         flags_type.__name__,
         [("algorithm", config, dataclasses.field(default_factory=config))],
         bases=(flags_type,),
@@ -313,7 +313,7 @@ def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
         kw_only=True,
         namespace={"__doc__": flags_type.__doc__},
     )
-    return made
+    return complete_type
 
 
 def _config(name: str) -> type:
@@ -399,15 +399,15 @@ def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
 
 def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
     """Returns the error message in one line, with names of fields replaced by flags."""
-    said = _first_sentence(box)
-    if said.startswith(_UNKNOWN):
-        unknown, known = re.findall(r"--(\w+)", said), [*flag_names(flags_type), *known]
+    sentence = _first_sentence(box)
+    if sentence.startswith(_UNKNOWN):
+        unknown, known = re.findall(r"--(\w+)", sentence), [*flag_names(flags_type), *known]
         meant = [f"--{name}" for word in unknown for name in _similar(word, known)]
         question = [f"Did you mean {' and '.join(meant)}?"] if meant else []
-        return " ".join([said, *_of_other_algorithms(unknown, known), *question])
-    if not _OF_A_CHECK.match(said):
-        return said
-    return as_typed(_OF_A_CHECK.sub("", said), flags_type)
+        return " ".join([sentence, *_of_other_algorithms(unknown, known), *question])
+    if not _OF_A_CHECK.match(sentence):
+        return sentence
+    return as_typed(_OF_A_CHECK.sub("", sentence), flags_type)
 
 
 def as_typed(sentence: str, flags_type: type) -> str:
@@ -457,7 +457,7 @@ def _group(info: StructTypeInfo) -> StructConstructorSpec | None:
     """Describes a dataclass to tyro: each help as one paragraph, with one default."""
     if not dataclasses.is_dataclass(info.type):
         return None
-    fields = [_field(info.type, each, info.default) for each in dataclasses.fields(info.type)]
+    fields = [_field(info.type, a_field, info.default) for a_field in dataclasses.fields(info.type)]
     return StructConstructorSpec(info.type, tuple(fields))
 
 
@@ -489,8 +489,8 @@ def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFi
 def _help_of(owner: type, name: str) -> str:
     """Returns the docstring of a field, in one line."""
     owners = [base for base in owner.__mro__ if dataclasses.is_dataclass(base)]
-    found = (each for base in owners for each in parse_from_object(base).params)
-    texts = (each.description for each in found if each.arg_name == name)
+    documented = (parameter for base in owners for parameter in parse_from_object(base).params)
+    texts = (parameter.description for parameter in documented if parameter.arg_name == name)
     return " ".join((next(texts, None) or "").split())
 
 

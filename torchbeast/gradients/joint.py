@@ -78,22 +78,22 @@ class JointBatch:
 
     def lags(self, version: int) -> dict[str, float]:
         """Returns the policy lags behind this version: the mean over all steps, and the largest."""
-        found = [(each, version - each.version) for each in self.reports if each.lags]
-        if not found:
+        with_lags = [(report, version - report.version) for report in self.reports if report.lags]
+        if not with_lags:
             return {}
-        steps = sum(each.env_steps for each, _ in found)
-        total = sum(each.env_steps * (each.lags["mean_lag"] + more) for each, more in found)
-        largest = max(each.lags["max_lag"] + more for each, more in found)
+        steps = sum(report.env_steps for report, _ in with_lags)
+        total = sum(r.env_steps * (r.lags["mean_lag"] + more) for r, more in with_lags)
+        largest = max(report.lags["max_lag"] + more for report, more in with_lags)
         return {"mean_lag": total / steps if steps else math.nan, "max_lag": largest}
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
         """Returns the returns and lengths of the finished episodes of all learners."""
-        returns = [r for each in self.reports for r in each.episodes[0]]
-        return returns, [n for each in self.reports for n in each.episodes[1]]
+        returns = [r for report in self.reports for r in report.episodes[0]]
+        return returns, [n for report in self.reports for n in report.episodes[1]]
 
     def finished_info(self) -> dict[str, list[float]]:
         """Returns the numbers from the info of these episodes, by keyword."""
-        return joined_info([each.info for each in self.reports])
+        return joined_info([report.info for report in self.reports])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> JointBatch:
         """Returns the batch with function(tensor) in place of every tensor of this process."""
@@ -137,10 +137,10 @@ class JointLearner(ABC):
 
 def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Returns the sum of each metric."""
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for part in parts:
-        found.update(part)
-    return dict(found)
+        sums.update(part)
+    return dict(sums)
 
 
 def saved_state(step: OptimiserStep[Any]) -> bytes:

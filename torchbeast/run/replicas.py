@@ -111,14 +111,14 @@ class Replica:
             yield dataclasses.replace(flags, run=run)
             return
         # Polls, because a large checkpoint may take rank 0 longer than SILENT_S.
-        told = json.loads(self.ranks.told(_RUN, lambda: time.sleep(_LOOK_S)))
-        same = [*words, "--xpid", told["xpid"], "--seed", str(told["seed"])]
+        message = json.loads(self.ranks.told(_RUN, lambda: time.sleep(_LOOK_S)))
+        same = [*words, "--xpid", message["xpid"], "--seed", str(message["seed"])]
         with tempfile.TemporaryDirectory(prefix=f"torchbeast-rank{self.rank}-") as folder:
-            own = Path(folder) / told["xpid"]
-            own.mkdir()
+            own_folder = Path(folder) / message["xpid"]
+            own_folder.mkdir()
             for name in _FILES:
                 if content := self.ranks.broadcast(b""):
-                    (own / name).write_bytes(content)
+                    (own_folder / name).write_bytes(content)
             yield parse([*same, "--savedir", folder])
 
     def check_same(self, settings: Mapping[str, Any]) -> None:
@@ -126,8 +126,8 @@ class Replica:
 
         settings: every flag by its name.
         """
-        own = {k: v for k, v in settings.items() if k not in _OF_ONE_RANK}
-        messages = self.ranks.gather({"settings": json.loads(json.dumps(own, default=str))})
+        shared = {k: v for k, v in settings.items() if k not in _OF_ONE_RANK}
+        messages = self.ranks.gather({"settings": json.loads(json.dumps(shared, default=str))})
         first, *others = (message["settings"] for message in messages)
         for rank, other in enumerate(others, 1):
             for name in sorted(k for k in {*first, *other} if first.get(k) != other.get(k)):
@@ -383,38 +383,38 @@ class RankedLearner(JointLearner):
 
     def lost_streams(self) -> list[LostStream]:
         """Returns the lost streams of all ranks."""
-        own = [_of_rank(self._rank, stream) for stream in self._source.lost_streams()]
-        return own + [_of_rank(rank, s) for rank, report in self._others for s in report.away]
+        streams = [_of_rank(self._rank, stream) for stream in self._source.lost_streams()]
+        return streams + [_of_rank(rank, s) for rank, report in self._others for s in report.away]
 
     def _next(self) -> JointBatch | None:
         """Holds roll calls until all ranks are ready; returns None if the run ends."""
         self._number += 1
         self._taking.ask(self._number)
-        own: Batch | None = None
+        own_batch: Batch | None = None
         self._ready_since = None
         self._meet(self._number, lambda: self._supervisor.ended)
         while self._supervisor.failure is None:  # else it leaves, and the others notice
-            if own is None:
-                own = self._taking.wait(self._number, PATIENCE_S)
-                self._ready_since = None if own is None else running_time()
-            reports = self._call(own)
+            if own_batch is None:
+                own_batch = self._taking.wait(self._number, PATIENCE_S)
+                self._ready_since = None if own_batch is None else running_time()
+            reports = self._call(own_batch)
             if any(report.stop for report in reports):
                 self._stop(reports)
                 return None
             if all(report.ready for report in reports):
-                return JointBatch(reports, own)
+                return JointBatch(reports, own_batch)
         return None
 
-    def _call(self, own: Batch | None) -> list[BatchReport]:
+    def _call(self, own_batch: Batch | None) -> list[BatchReport]:
         """Takes part in a roll call; returns the reports in the order of ranks."""
-        report = report_of(self._source, own, self.version)._replace(
+        report = report_of(self._source, own_batch, self.version)._replace(
             stop=self._supervisor.reason or "",
             away=[[*stream] for stream in self._source.lost_streams()],
             hanging=self._source.hanging(),
         )
-        said = self._gather(report._asdict())
-        reports = [_read(rank, message) for rank, message in enumerate(said)]
-        self._others = [each for each in enumerate(reports) if each[0] != self._rank]
+        messages = self._gather(report._asdict())
+        reports = [_read(rank, message) for rank, message in enumerate(messages)]
+        self._others = [ranked for ranked in enumerate(reports) if ranked[0] != self._rank]
         return reports
 
     def _stop(self, reports: Sequence[BatchReport]) -> None:
@@ -425,10 +425,10 @@ class RankedLearner(JointLearner):
         self._supervisor.stop(f"{reason} in rank {rank}")
 
 
-def _read(rank: int, said: Mapping[str, Any]) -> BatchReport:
+def _read(rank: int, message: Mapping[str, Any]) -> BatchReport:
     """Reads the report of a rank; raises RunError if it is not valid."""
     try:
-        return BatchReport(**said)
+        return BatchReport(**message)
     except TypeError as error:
         raise RunError(
             f"rank {rank} sent an invalid answer to the roll call ({error}): start all learners "

@@ -221,18 +221,18 @@ class Scheme:
         """
         from torchbeast.schemes.presets import settings
 
-        axes = {each.name for each in dataclasses.fields(cls)}
-        given = {key: value for key, value in others.items() if key not in axes}
-        for key in given:
+        axes = {axis.name for axis in dataclasses.fields(cls)}
+        unknown = {key: value for key, value in others.items() if key not in axes}
+        for key in unknown:
             if hint := did_you_mean(key, axes):
                 raise TypeError(f"Scheme.preset takes no {key!r}{hint}")
-        if given and "algo_factory" in others:
+        if unknown and "algo_factory" in others:
             raise TypeError(
-                f"{next(iter(given))!r} is not an argument of Scheme: if it is a hyperparameter, "
+                f"{next(iter(unknown))!r} is not an argument of Scheme: if it is a hyperparameter, "
                 "pass it to the algo_factory"
             )
         chosen = {key: value for key, value in others.items() if key in axes}
-        return cls(**{**settings(name, train_envs_factory, given), **chosen})
+        return cls(**{**settings(name, train_envs_factory, unknown), **chosen})
 
     @property
     def algo(self) -> AlgoFactory:
@@ -338,8 +338,8 @@ class Scheme:
         )
 
     def __repr__(self) -> str:
-        told = "; ".join(f"{name}: {', '.join(lines)}" for name, lines in _parts(self).items())
-        return f"<Scheme of {told}>"
+        parts = "; ".join(f"{name}: {', '.join(lines)}" for name, lines in _parts(self).items())
+        return f"<Scheme of {parts}>"
 
     def _repr_html_(self) -> str:
         """Returns the parts as boxes in a row, for a notebook, and what passes between them."""
@@ -405,11 +405,11 @@ class Scheme:
         self._check_kind_of_actor()
         self._check_replay()
         if self.col_remote_workers and self.is_synchronous:
-            each = self.train_envs_factory.vec_env_size
+            size = self.train_envs_factory.vec_env_size
             batch_size = self.synchronous_rollouts or self.rollouts.batch_size
             require(
-                batch_size % each == 0,
-                f"batch_size {batch_size} must be a multiple of vec_env_size {each}, because "
+                batch_size % size == 0,
+                f"batch_size {batch_size} must be a multiple of vec_env_size {size}, because "
                 'col_communication="synchronous" takes whole rollouts of each worker',
             )
         self._check_spaces()
@@ -436,19 +436,19 @@ class Scheme:
     def _check_spaces(self) -> None:
         actor, envs = self.actor_factory, self.train_envs_factory
         for name in ("observation_space", "action_space"):
-            seen, given = getattr(actor, name), getattr(envs, name)
+            space, space_of_envs = getattr(actor, name), getattr(envs, name)
             require(
-                seen == given,
-                f"actor_factory was made for the {name} {seen}, but train_envs_factory has "
-                f"{given}: pass the spaces from VecEnv.create_factory to create_factory",
+                space == space_of_envs,
+                f"actor_factory was made for the {name} {space}, but train_envs_factory has "
+                f"{space_of_envs}: pass the spaces from VecEnv.create_factory to create_factory",
             )
 
     def _check_kind_of_actor(self) -> None:
-        made, algo = self.actor_factory, self.algo_factory.algo
+        factory, algo = self.actor_factory, self.algo_factory.algo
         for kind, suitable in _MAKERS.items():
-            if issubclass(algo.actor_type, kind) and not issubclass(made.kind, kind):
+            if issubclass(algo.actor_type, kind) and not issubclass(factory.kind, kind):
                 raise IncompatibleParts(
-                    f"{made.owner} makes a network of type {made.kind.__name__}, but "
+                    f"{factory.owner} makes a network of type {factory.kind.__name__}, but "
                     f"{algo.__name__} trains one of type {algo.actor_type.__name__}: use {suitable}"
                 )
 
@@ -512,10 +512,10 @@ def _collection(scheme: Scheme) -> list[str]:
         if gradients is not None and gradients.has_stragglers:  # when the others stop
             stops = f", until {gradients.fraction_workers:.0%} are ready"
         return [f"{_learners(scheme)}: {envs}", f"synchronous{stops}"]
-    each = f"{_workers(workers, scheme.col_backend)} with {envs} each"
+    workers_line = f"{_workers(workers, scheme.col_backend)} with {envs} each"
     whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
     central = [f"actions {_learners(scheme)}"] if scheme.inference == "central" else []
-    return [each, *whose, *central, scheme.col_communication]
+    return [workers_line, *whose, *central, scheme.col_communication]
 
 
 def _learners(scheme: Scheme) -> str:

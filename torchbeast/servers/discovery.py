@@ -79,11 +79,11 @@ class ServerFleet:
                 f"{count} streams: start at least {size} servers (polybeast_env --num_servers), or "
                 "fewer learners (torchrun --nproc_per_node)"
             )
-        own = slice(count * rank // size, count * (rank + 1) // size)
+        part = slice(count * rank // size, count * (rank + 1) // size)
         return replace(
             self,
-            stream_addresses=self.stream_addresses[own],
-            envs_per_stream=self.envs_per_stream[own],
+            stream_addresses=self.stream_addresses[part],
+            envs_per_stream=self.envs_per_stream[part],
         )
 
 
@@ -112,8 +112,8 @@ def find_servers(
     with ThreadPoolExecutor(min(len(hosts), _MOST_HOSTS)) as threads:
         answers = {name: threads.submit(_servers_of, name, num_envs, asking) for name in hosts}
     check_goes_on()
-    found = _answered(answers, all_needed=num_envs is not None)
-    fleet = fleet_of(found, asking.credentials)
+    descriptions = _answered(answers, all_needed=num_envs is not None)
+    fleet = fleet_of(descriptions, asking.credentials)
     if num_envs not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
@@ -128,23 +128,23 @@ def _answered(
     """Returns the servers of all hosts by address. Raises the errors of hosts that did not answer
     if all hosts are needed, or if none answered.
     """
-    found: dict[str, Description] = {}
+    descriptions: dict[str, Description] = {}
     away: dict[str, RunError] = {}
     for name, answer in answers.items():
-        if name in found:
+        if name in descriptions:
             raise UsageError(
                 f"{name} is on a host that is already listed: list each host once, with the port "
                 "of its first server"
             )
         try:
-            found |= answer.result()
+            descriptions |= answer.result()
         except RunError as error:
             away[name] = error
-    if away and (all_needed or not found):
+    if away and (all_needed or not descriptions):
         raise RunError("\n".join(map(str, away.values())))
     for name, why in away.items():
         _log.warning("starting without the host %s: %s", name, why)
-    return found
+    return descriptions
 
 
 def _servers_of(host: str, num_envs: int | None, asking: Asking) -> dict[str, Description]:
@@ -155,29 +155,30 @@ def _servers_of(host: str, num_envs: int | None, asking: Asking) -> dict[str, De
     on this machine it queries servers until they have num_envs environments; on other machines,
     or without num_envs, it queries one.
     """
-    found: dict[str, Description] = {}
+    descriptions: dict[str, Description] = {}
     environments, has_another = 0, True
     while has_another:
-        address = server_addresses(host, len(found) + 1)[-1]
-        said = found[address] = asking.ask(address)
-        environments += said["num_envs"] * said["num_streams"]
+        address = server_addresses(host, len(descriptions) + 1)[-1]
+        description = descriptions[address] = asking.ask(address)
+        environments += description["num_envs"] * description["num_streams"]
         is_here = socket_path(address) is not None
         of_original = is_here and environments < (num_envs or 0)
-        has_another = len(found) < said["num_servers"] if said["num_servers"] else of_original
-    return found
+        total = description["num_servers"]
+        has_another = len(descriptions) < total if total else of_original
+    return descriptions
 
 
 def fleet_of(
-    found: Mapping[str, dict[str, Any]], credentials: libtorchbeast.Credentials | None = None
+    descriptions: Mapping[str, dict[str, Any]], credentials: libtorchbeast.Credentials | None = None
 ) -> ServerFleet:
     """Returns the fleet of servers with these descriptions, by address.
 
     Raises RunError if they do not serve the same environment, or if a description is invalid.
     """
-    (first_address, first), *others = found.items()
+    (first_address, first), *others = descriptions.items()
     for address, description in others:
         check_same(first_address, first, address, description)
-    streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
+    streams = [(a, d) for a, d in descriptions.items() for _ in range(d["num_streams"])]
     actions = first["action_space"]
     try:
         return ServerFleet(
@@ -188,7 +189,7 @@ def fleet_of(
             stream_addresses=[address for address, _ in streams],
             envs_per_stream=[description["num_envs"] for _, description in streams],
             credentials=credentials,
-            descriptions=found,
+            descriptions=descriptions,
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise RunError(f"the description from {first_address} is not valid: {error}") from None
@@ -264,8 +265,8 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
 
 def _observation_space(description: dict[str, Any]) -> Any:
     """Returns the nest of ArraySpec, with value ranges if the server describes them."""
-    said, specs = description.get("observation_space"), _to_specs(description["observation"])
-    return specs if said is None else observation_space_from_json(said, specs)
+    space, specs = description.get("observation_space"), _to_specs(description["observation"])
+    return specs if space is None else observation_space_from_json(space, specs)
 
 
 def _env(description: dict[str, Any]) -> EnvSpec:
@@ -275,12 +276,12 @@ def _env(description: dict[str, Any]) -> EnvSpec:
     send options. The info keywords come from the steps, not from the options. The learner's own
     flags decide where it writes versions for self-play.
     """
-    said = description.get("options") or {}
-    if not isinstance(said, dict):
-        raise ValueError(f"its options must be a JSON object, got {said!r}")
-    kwargs = said.get("env_kwargs", {})
+    recorded = description.get("options") or {}
+    if not isinstance(recorded, dict):
+        raise ValueError(f"its options must be a JSON object, got {recorded!r}")
+    kwargs = recorded.get("env_kwargs", {})
     keywords = description.get("info_keywords", ())
-    options = {**said, "info_keywords": keywords, "selfplay": None}
+    options = {**recorded, "info_keywords": keywords, "selfplay": None}
     return EnvSpec.from_json({"name": description["env_id"], "kwargs": kwargs, "options": options})
 
 

@@ -95,8 +95,8 @@ class JoinServer:
         """
         if can_open_files() and self._port.is_deaf():
             self._open_again()
-        found = self._door.next(_GLANCE_S)
-        return None if found is None else _Stream(*found)
+        stream = self._door.next(_GLANCE_S)
+        return None if stream is None else _Stream(*stream)
 
     def _open_again(self) -> None:
         """Opens another door in place of a deaf one. If it cannot yet, the next call tries again:
@@ -135,8 +135,8 @@ class JoinServer:
         while True:
             if self._look_for_another():
                 settled = time.monotonic() + _SETTLED_S
-            self._waiting = [each for each in self._waiting if self._door.waits(each.number)]
-            now, count = time.monotonic(), sum(each.said["num_envs"] for each in self._waiting)
+            self._waiting = [stream for stream in self._waiting if self._door.waits(stream.number)]
+            now, count = time.monotonic(), sum(stream.said["num_envs"] for stream in self._waiting)
             if self._waiting and now >= min(settled, deadline) and count >= (num_envs or 1):
                 return self._fleet()
             check_goes_on()
@@ -158,17 +158,17 @@ class JoinServer:
     def _fleet(self) -> ServerFleet:
         self._first = self._waiting[0]
         streams = {
-            f"{host} (stream {number})": {**said, "num_streams": 1}
-            for number, host, said in self._waiting
+            f"{host} (stream {number})": {**description, "num_streams": 1}
+            for number, host, description in self._waiting
         }
-        return replace(fleet_of(streams), stream_hosts=[each.host for each in self._waiting])
+        return replace(fleet_of(streams), stream_hosts=[stream.host for stream in self._waiting])
 
     def _too_few(self, num_envs: int | None, timeout: float) -> RunError:
-        names = ", ".join(sorted({each.host for each in self._waiting}))
-        found = f"only {names} dialled in" if names else "no host dialled in"
+        names = ", ".join(sorted({stream.host for stream in self._waiting}))
+        who = f"only {names} dialled in" if names else "no host dialled in"
         wanted = "" if num_envs is None else f", with fewer environments than --num_envs {num_envs}"
         return RunError(
-            f"{found} at {self.listen} within {timeout:g} s{wanted}: start python -m "
+            f"{who} at {self.listen} within {timeout:g} s{wanted}: start python -m "
             "torchbeast.polybeast_env --learner HOST:PORT there, or use a longer --connect_timeout"
         )
 
@@ -213,7 +213,7 @@ class JoinServer:
 
         It takes into account that recently added streams have not allocated their memory yet.
         """
-        self._promised = [each for each in self._promised if now - each[0] < _TAKEN_AFTER_S]
+        self._promised = [(t, size) for t, size in self._promised if now - t < _TAKEN_AFTER_S]
         free = free_memory()
         left = None if free is None else max(0, free - sum(size for _, size in self._promised))
         most = _MOST_BYTES if left is None else min(left, _MOST_BYTES)

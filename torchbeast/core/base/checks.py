@@ -108,7 +108,7 @@ def in_any_case(name: str, known: Iterable[str]) -> str:
         name: A name as somebody typed it.
         known: The names that there are.
     """
-    return {each.lower(): each for each in known}.get(name.lower(), name)
+    return {spelling.lower(): spelling for spelling in known}.get(name.lower(), name)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -205,13 +205,13 @@ def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable
 
     class Signed(classmethod):  # type: ignore[type-arg]
         def __get__(self, instance: object, owner: type | None = None) -> Any:
-            own = inspect.signature(self.__func__)
-            first, rest = own.parameters.values()
+            signature_of_method = inspect.signature(self.__func__)
+            first, rest = signature_of_method.parameters.values()
             others = [
                 rest.replace(name=name, kind=rest.KEYWORD_ONLY, annotation=kind, default=default)
                 for name, (kind, default) in settings(owner).items()
             ]
-            signature = own.replace(parameters=[first, *others])
+            signature = signature_of_method.replace(parameters=[first, *others])
             return MethodType(names_checked(self.__func__, signature), owner)
 
     return cast(Callable[[F], F], lambda method: Signed(method.__func__))
@@ -219,12 +219,12 @@ def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable
 
 def short_repr(self: Any) -> str:
     """Returns the `repr` of a dataclass with only the fields that differ from their defaults."""
-    told = []
+    entries = []
     for field in dataclasses.fields(self):
         default = field.default_factory() if callable(field.default_factory) else field.default
         if field.repr and (value := getattr(self, field.name)) != default:
-            told.append(f"{field.name}={value!r}")
-    return f"{type(self).__name__}({', '.join(told)})"
+            entries.append(f"{field.name}={value!r}")
+    return f"{type(self).__name__}({', '.join(entries)})"
 
 
 def counted(count: int, noun: str) -> str:
@@ -239,11 +239,15 @@ def counted(count: int, noun: str) -> str:
 
 def interpreter() -> str:
     """Returns the Python that runs, as a word of a command line for this terminal."""
-    own = os.path.abspath(sys.executable)
-    folder, found = os.path.dirname(own), shutil.which("python")
-    if found and os.path.dirname(os.path.abspath(found)) == folder and os.path.samefile(found, own):
+    executable = os.path.abspath(sys.executable)
+    folder, first_in_path = os.path.dirname(executable), shutil.which("python")
+    if (
+        first_in_path
+        and os.path.dirname(os.path.abspath(first_in_path)) == folder
+        and os.path.samefile(first_in_path, executable)
+    ):
         return "python"
-    inside = own.removeprefix(os.getcwd() + os.sep)
+    inside = executable.removeprefix(os.getcwd() + os.sep)
     return shlex.quote(inside)
 
 

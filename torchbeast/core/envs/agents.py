@@ -114,8 +114,8 @@ class AgentsEnv:
         Raises UsageError if the `reset` of a game takes no options.
         """
         for number, game in enumerate(self._games):
-            made = game.env if isinstance(game, _Turns) else game
-            check_takes_options(made, f"game {number} of {self.env_id}")
+            env = game.env if isinstance(game, _Turns) else game
+            check_takes_options(env, f"game {number} of {self.env_id}")
         self._options = dict(options)
 
     def reset(self, seed: int) -> ArrayNest:
@@ -147,8 +147,8 @@ class AgentsEnv:
         self.began[:] = False
         split = self._split(action)
         for number in range(len(self._games)):
-            for column, is_there, own in self._play(number, split):
-                seen, gained, over, cut, info = own
+            for column, is_there, step_of_agent in self._play(number, split):
+                seen, gained, over, cut, info = step_of_agent
                 self._plays[column] = goes_on = is_there and not over and not cut
                 if goes_on:
                     self._write(rows, column, seen)
@@ -215,14 +215,14 @@ class AgentsEnv:
             is_there = name in agents
             joins, listed[column] = is_there and not listed[column], is_there
             if self._plays[column] or joins:
-                own = _of_agent(name, parts, is_there and not joins)
-                yield column, is_there, read_step(own, self._where, column)
+                step_of_agent = _of_agent(name, parts, is_there and not joins)
+                yield column, is_there, read_step(step_of_agent, self._where, column)
 
     def _agents(self, number: int) -> set[str]:
         """Returns the agents that a game has now; raises ValueError for unknown ones."""
-        found = set(getattr(self._games[number], "agents", None) or ())
-        self._check_known(number, "`agents`", found)
-        return found
+        agents = set(getattr(self._games[number], "agents", None) or ())
+        self._check_known(number, "`agents`", agents)
+        return agents
 
     def _parts(self, number: int, result: Any) -> list[Mapping[str, Any]]:
         """Returns the values that step returned, each a dict by agent; raises ValueError."""
@@ -232,16 +232,16 @@ class AgentsEnv:
             self._check_by_agent(number, "step", what, part)
         return [*parts, infos if isinstance(infos, Mapping) else {}]
 
-    def _check_by_agent(self, number: int, method: str, what: str, found: Any) -> None:
-        if not isinstance(found, Mapping):
+    def _check_by_agent(self, number: int, method: str, what: str, by_agent: Any) -> None:
+        if not isinstance(by_agent, Mapping):
             raise ValueError(
-                f"{self._where_in(number)}: {method} returned {type(found).__name__} as {what}, "
+                f"{self._where_in(number)}: {method} returned {type(by_agent).__name__} as {what}, "
                 "expected a dict with an entry for each agent"
             )
-        self._check_known(number, f"the {what} of {method}", found)
+        self._check_known(number, f"the {what} of {method}", by_agent)
 
-    def _check_known(self, number: int, what: str, found: Iterable[str]) -> None:
-        if unknown := set(found).difference(self._names):
+    def _check_known(self, number: int, what: str, names: Iterable[str]) -> None:
+        if unknown := set(names).difference(self._names):
             raise ValueError(
                 f"{self._where_in(number)}: expected agents of possible_agents in {what}, got "
                 f"{unknown.pop()!r}: possible_agents must list every agent that can take part"
@@ -312,13 +312,13 @@ def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) ->
     a reward or an end, or, unless it is needed, 0 or False.
     """
     nothing = [None, 0.0, *[False] * (len(parts) - 3), None]
-    found = []
+    values = []
     for part, default in zip(parts, nothing, strict=True):
         try:
-            found.append(part[name])  # of a defaultdict, too
+            values.append(part[name])  # of a defaultdict, too
         except KeyError:
-            found.append(None if is_needed else default)
-    return tuple(found)
+            values.append(None if is_needed else default)
+    return tuple(values)
 
 
 def _names(game: Any, env_id: str) -> list[str]:
@@ -332,16 +332,16 @@ def _names(game: Any, env_id: str) -> list[str]:
 
 def _spaces(game: Any, names: list[str], env_id: str) -> tuple[Any, Any]:
     """Returns the observation and action spaces that all agents have."""
-    found = [(game.observation_space(name), game.action_space(name)) for name in names]
-    for name, spaces in zip(names, found, strict=True):
-        for what, space, first in zip(("observation", "action"), spaces, found[0], strict=True):
+    by_agent = [(game.observation_space(name), game.action_space(name)) for name in names]
+    for name, spaces in zip(names, by_agent, strict=True):
+        for what, space, first in zip(("observation", "action"), spaces, by_agent[0], strict=True):
             if space != first:
                 raise UsageError(
                     f"{env_id}: one policy plays all agents, so they need equal spaces, but the "
                     f"{what} space of {names[0]} is {first}, and {name} has {space}: pad "
                     "them in a wrapper, for example one of SuperSuit's"
                 )
-    return found[0]
+    return by_agent[0]
 
 
 def _parallel(env: Any, env_id: str) -> Any:
@@ -376,7 +376,7 @@ class _Turns:
     def agents(self) -> list[str]:
         """The agents that have not ended."""
         ends = self._ends()
-        return [n for n in self.env.agents if not any(said.get(n) for said in ends)]
+        return [n for n in self.env.agents if not any(by_agent.get(n) for by_agent in ends)]
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         reset_one(self.env, seed, options or {})
@@ -387,7 +387,7 @@ class _Turns:
         env, playing = self.env, self.agents
         env.step(actions[env.agent_selection])
         rewards, infos = dict(env.rewards), dict(getattr(env, "infos", {}))
-        ends = [dict(said) for said in self._ends()]
+        ends = [dict(by_agent) for by_agent in self._ends()]
         last = self._seen([n for n in playing if n in env.agents and n not in self.agents])
         self._go_on()
         return {**last, **self._seen(self.agents)}, rewards, *ends, infos

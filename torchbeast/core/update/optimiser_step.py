@@ -94,8 +94,8 @@ class Schedules:
         warmth = min(1.0, step / self._warmup_steps) if self._warmup_steps else 1.0
         for group, rate in zip(self._groups(), self._rates, strict=True):
             group["lr"] = self._value(RATE, rate) * warmth
-        others = {name: each for name, each in self.of.items() if name != RATE}
-        changing = {n: self._value(n, each) for n, each in others.items() if each.changes}
+        others = {name: schedule for name, schedule in self.of.items() if name != RATE}
+        changing = {name: self._value(name, of) for name, of in others.items() if of.changes}
         if changing:
             self._algo.config = with_values(self._config, changing)
         return changing
@@ -202,9 +202,9 @@ class OptimiserStep(Generic[BatchT]):
             learnt = list(self._learnt(minibatches, batch.env_steps))
             if not learnt:
                 raise ValueError("minibatches() yielded none: yield one or more for each batch")
-        metrics = means(found for found, _ in learnt) | of_batch
-        metrics |= self.count(sum(found.env_steps for _, found in learnt))
-        feedback = [found.feedback for _, found in learnt]
+        metrics = means(report for report, _ in learnt) | of_batch
+        metrics |= self.count(sum(report.env_steps for _, report in learnt))
+        feedback = [report.feedback for _, report in learnt]
         return UpdateResult(metrics, joined_feedback(feedback, batch.batch_size))
 
     @contextmanager
@@ -235,8 +235,8 @@ class OptimiserStep(Generic[BatchT]):
             prepared = self.algo.prepare(recent)
             metrics = self.algo.metrics(prepared)
             check_metrics(f"{type(self.algo).__name__}.metrics", metrics)
-            found = divided(fetched(addends({**metrics, **more}, 1.0)))
-        return iter(self.algo.minibatches(prepared)), found
+            of_batch = divided(fetched(addends({**metrics, **more}, 1.0)))
+        return iter(self.algo.minibatches(prepared)), of_batch
 
     def _recent(self, batch: Any) -> tuple[BatchT, dict[str, Mean]]:
         """Returns the batch without the steps above max_lag, and a metric of their share.
@@ -257,8 +257,8 @@ class OptimiserStep(Generic[BatchT]):
         number: of the minibatch in its batch. env_steps: newly collected, that no other counts.
         """
         with keeping_buffers(self.algo, "losses"):
-            found = self._found(minibatch, number, env_steps)
-        return self._joining.packed(found)
+            report = self._found(minibatch, number, env_steps)
+        return self._joining.packed(report)
 
     def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
         """Takes one step of every optimiser, with the gradients of all; returns its metrics.
@@ -266,9 +266,9 @@ class OptimiserStep(Generic[BatchT]):
         The result is the same as one learner's with all their minibatches in one. Raises
         NonFiniteError as `update` does.
         """
-        messages = [each.message for each in contributions]
+        messages = [contribution.message for contribution in contributions]
         check_same_step(messages)
-        total = added_in_order([each.gradients for each in contributions])
+        total = added_in_order([contribution.gradients for contribution in contributions])
         return self._apply(self._joining.unpacked(messages, total))
 
     def count(self, env_steps: int) -> dict[str, float]:
@@ -277,8 +277,8 @@ class OptimiserStep(Generic[BatchT]):
         algorithm's schedule.
         """
         rates = {
-            f"{each.prefix}learning_rate": float(each.optimiser.param_groups[0]["lr"])
-            for each in self._minimisers
+            f"{minimiser.prefix}learning_rate": float(minimiser.optimiser.param_groups[0]["lr"])
+            for minimiser in self._minimisers
         }
         self.counters.version += 1
         self.counters.env_steps += env_steps
@@ -307,9 +307,9 @@ class OptimiserStep(Generic[BatchT]):
         """
         for number, minibatch in enumerate(minibatches):
             find = self._found if self._ranks is None else self._found_together
-            found = find(minibatch, number, 0 if number else env_steps)
-            metrics = self._apply(found)
-            yield metrics, found
+            report = find(minibatch, number, 0 if number else env_steps)
+            metrics = self._apply(report)
+            yield metrics, report
             if metrics and self.algo.stops_after(metrics):
                 return
 
@@ -323,22 +323,22 @@ class OptimiserStep(Generic[BatchT]):
     def _found_together(self, minibatch: BatchT, number: int, env_steps: int) -> MinibatchReport:
         """Computes the gradients of all ranks' minibatches; returns what they found together."""
         assert self._ranks is not None
-        own = self.contribution(minibatch, number, env_steps)
-        messages = self._ranks.gather(own.message)
+        contribution = self.contribution(minibatch, number, env_steps)
+        messages = self._ranks.gather(contribution.message)
         check_same_step(messages)  # before vectors of different lengths are added up
-        return self._joining.unpacked(messages, self._ranks.add(own.gradients))
+        return self._joining.unpacked(messages, self._ranks.add(contribution.gradients))
 
-    def _apply(self, found: MinibatchReport) -> dict[str, float]:
+    def _apply(self, report: MinibatchReport) -> dict[str, float]:
         """Takes one step of every optimiser; returns its metrics. Without a step to learn from, in
         any learner, it takes none and returns {}.
         """
         norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
-        metrics = divided(fetched({**found.metrics, **norms}))
+        metrics = divided(fetched({**report.metrics, **norms}))
         self._check_finite(metrics)
-        if not found.steps and not any(metrics[m.norm_name] for m in self._minimisers):
+        if not report.steps and not any(metrics[m.norm_name] for m in self._minimisers):
             return {}
         self._step(metrics)
-        self.counters.learnt_steps += found.steps
+        self.counters.learnt_steps += report.steps
         return metrics
 
     def _learning_from(self, minibatch: BatchT) -> Learn:
@@ -495,13 +495,13 @@ def _trained(algo: Algorithm[Any], minimiser: _Minimiser) -> list[nn.Parameter]:
 
     A parameter may be frozen or unfrozen between two updates, so nobody keeps the list.
     """
-    found = [parameter for parameter in minimiser.parameters if parameter.requires_grad]
-    if not found:
+    trained = [parameter for parameter in minimiser.parameters if parameter.requires_grad]
+    if not trained:
         raise ValueError(
             f"{type(algo).__name__}'s optimiser {minimiser.name} has no parameter to train, "
             "because requires_grad is False for all of them: set it for at least one layer"
         )
-    return found
+    return trained
 
 
 def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -46,14 +46,14 @@ def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
 def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first difference, if `restore` cannot restore the state."""
     check_fits(algo.actor, state["model_state_dict"])
-    saved, own = _further_state(state), _further(algo)
-    for kind, things in own.items():
+    saved, expected = _further_state(state), _further(algo)
+    for kind, things in expected.items():
         _check_names(algo, kind, set(things), set(saved[kind]))
-    for name, model in own["models"].items():
+    for name, model in expected["models"].items():
         check_fits(model, saved["models"][name])
     if only := _optimiser(algo):
         _check_optimiser("", only, state["optimizer_state_dict"])
-    for name, optimiser in own["optimisers"].items():
+    for name, optimiser in expected["optimisers"].items():
         _check_optimiser(f" {name}", optimiser, saved["optimisers"][name])
 
 
@@ -83,11 +83,11 @@ def _further_state(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return state.get(ALGORITHM, {"models": {}, "optimisers": {}})
 
 
-def _check_names(algo: Algorithm[Any], kind: str, own: set[str], saved: set[str]) -> None:
-    if own != saved:
+def _check_names(algo: Algorithm[Any], kind: str, expected: set[str], saved: set[str]) -> None:
+    if expected != saved:
         raise ValueError(
             "the checkpoint belongs to another algorithm: in addition to the actor it has the "
-            f"{kind} {_listed(saved)}, but {type(algo).__name__} has {_listed(own)}; use the "
+            f"{kind} {_listed(saved)}, but {type(algo).__name__} has {_listed(expected)}; use the "
             "algorithm and settings it was trained with"
         )
 
@@ -99,10 +99,10 @@ def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) 
     """
     if "param_groups" not in optimiser.state_dict():
         return
-    own = [len(group["params"]) for group in optimiser.param_groups]
-    found = [len(group["params"]) for group in saved.get("param_groups", [])]
-    if found != own:
-        raise _another_optimiser(name, f"groups of {found} parameters", f"groups of {own}")
+    sizes = [len(group["params"]) for group in optimiser.param_groups]
+    saved_sizes = [len(group["params"]) for group in saved.get("param_groups", [])]
+    if saved_sizes != sizes:
+        raise _another_optimiser(name, f"groups of {saved_sizes} parameters", f"groups of {sizes}")
     _check_kind(name, optimiser, saved)
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
@@ -115,20 +115,20 @@ def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) 
 
 def _check_kind(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> None:
     """Raises ValueError if one of both is Adam and the other RMSprop."""
-    own, found = (
+    names, saved_names = (
         {_KINDS[setting] for group in groups for setting in _KINDS.keys() & group.keys()}
         for groups in (optimiser.param_groups, saved["param_groups"])
     )
-    if own and found and own != found:
+    if names and saved_names and names != saved_names:
         raise _another_optimiser(
-            name, f"the settings of {_listed(found)}", f"those of {_listed(own)}"
+            name, f"the settings of {_listed(saved_names)}", f"those of {_listed(names)}"
         )
 
 
-def _another_optimiser(name: str, saved: str, own: str) -> ValueError:
+def _another_optimiser(name: str, saved: str, expected: str) -> ValueError:
     return ValueError(
         f"the checkpoint's optimiser{name} is different: it has {saved}, but the algorithm's has "
-        f"{own}; use the algorithm and settings it was trained with"
+        f"{expected}; use the algorithm and settings it was trained with"
     )
 
 
@@ -139,11 +139,11 @@ def _listed(names: set[str]) -> str:
 def check_fits(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Raises ValueError that names the first tensor in which a state_dict and the module differ."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = {name: list(tensor.shape) for name, tensor in state.items()}
-    for name in [*shapes, *found]:
-        if shapes.get(name) != found.get(name):
+    stored = {name: list(tensor.shape) for name, tensor in state.items()}
+    for name in [*shapes, *stored]:
+        if shapes.get(name) != stored.get(name):
             raise ValueError(
-                f"the checkpoint belongs to another model: {name} is {found.get(name, 'missing')} "
+                f"the checkpoint belongs to another model: {name} is {stored.get(name, 'missing')} "
                 f"in the checkpoint and {shapes.get(name, 'missing')} in the model; use the model, "
                 "environment and version of torchbeast that it was trained with"
             )
