@@ -438,8 +438,8 @@ def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
 
 def check_metrics(name: str, metrics: Metrics) -> None:
     """Raises ValueError unless all metrics of a method of this name are scalars."""
-    for metric, figure in metrics.items():
-        for part in figure if isinstance(figure, Mean) else (figure,):
+    for metric, value in metrics.items():
+        for part in value if isinstance(value, Mean) else (value,):
             _check_scalar(f"{name}: the metric {metric}", part, "take losses.mean(values, mask)")
 
 
