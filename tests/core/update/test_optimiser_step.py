@@ -181,11 +181,11 @@ class StopsEarly(Epochs):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.metrics: list[dict[str, float]] = []
+        self.seen: list[dict[str, float]] = []
 
     def stops_after(self, metrics: Any) -> bool:
-        self.metrics.append(metrics)
-        return len(self.metrics) == 3
+        self.seen.append(metrics)
+        return len(self.seen) == 3
 
 
 def test_the_rest_of_the_minibatches_is_left_out_where_the_algorithm_says_so(
@@ -193,9 +193,9 @@ def test_the_rest_of_the_minibatches_is_left_out_where_the_algorithm_says_so(
 ) -> None:
     step: Any = impala(mlp(), StopsEarly)
     total = step.update(make_rollout(T, B)).metrics["total_loss"]
-    losses = [metrics["total_loss"] for metrics in step.algo.metrics]
+    losses = [metrics["total_loss"] for metrics in step.algo.seen]
     assert len(losses) == 3 and total == pytest.approx(sum(losses) / 3)
-    assert {"pg_loss", "entropy", "grad_norm"} <= set(step.algo.metrics[0])
+    assert {"pg_loss", "entropy", "grad_norm"} <= set(step.algo.seen[0])
     counters = step.counters
     assert (counters.optimiser_steps, counters.learnt_steps) == (3, 3 * T * B // 2)
     assert (counters.env_steps, counters.version) == (T * B, 1)
