@@ -40,14 +40,16 @@ def run(flags: PolyBeastFlags) -> int:
         session(flags.run.folder, command_line.flatten(flags)) as opened,
         environment_servers(flags, opened.supervisor) as servers,
     ):
-        from torchbeast import polybeast_learner  # imports torch, while the servers start
+        # These import torch, while the servers start.
+        from torchbeast.polybeast_learner import plan_of
+        from torchbeast.run.learner_run import LearnerRun
         from torchbeast.servers.discovery import find_servers
 
         if servers.wait_ready():
             goes_on = opened.supervisor.check_goes_on
             basename = servers.addresses[0].removesuffix(".0")
             fleet = find_servers([basename], num_envs, 60.0, check_goes_on=goes_on)
-            polybeast_learner.train(flags, fleet, opened)
+            LearnerRun(plan_of(flags, fleet), opened).train()
     return EXIT_DONE
 
 

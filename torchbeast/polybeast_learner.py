@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
-from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.checks import counted
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.envs.spec import EnvSpec
@@ -32,10 +30,10 @@ from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import launched
 from torchbeast.fleets.waiting import say
-from torchbeast.reporting.diagnosis import RunFacts
-from torchbeast.reporting.run_folder import Session, session
+from torchbeast.reporting.run_folder import session
 from torchbeast.run.config import UNKNOWN
-from torchbeast.run.learner_run import DescribedEnv, LearnerRun
+from torchbeast.run.learner_run import LearnerRun
+from torchbeast.run.plan import Plan
 from torchbeast.run.training import DONE
 from torchbeast.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.servers.config import ServedEnvConfig
@@ -89,7 +87,8 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         fleet = _described(
             _found(flags, join_server, replica, opened.supervisor), flags.environment
         )
-        train(flags, fleet, opened, replica, join_server)
+        plan = plan_of(flags, fleet, replica, join_server)
+        LearnerRun(plan, opened, replica=replica).train()
     return EXIT_DONE
 
 
@@ -218,19 +217,20 @@ def _join_server(
         opened.close(run_has_ended=supervisor.reason == DONE and supervisor.failure is None)
 
 
-def train(
+def plan_of(
     flags: PolyBeastFlags | PolyBeastLearnerFlags,
     fleet: ServerFleet,
-    opened: Session,
     replica: Replica | None = None,
     join_server: JoinServer | None = None,
-) -> None:
-    """Trains with the environments of the fleet until the run ends.
+) -> Plan:
+    """Returns the plan of a run with the environments of the fleet.
 
     replica: this process among several learners, which divide the fleet's streams among themselves;
-    None: it is the only learner. door: where hosts dial in. Each learner then has its own fleet,
-    which is not divided.
+    None: it is the only learner. join_server: where hosts dial in. Each learner then has its own
+    fleet, which is not divided.
     """
+    from torchbeast.servers.source import ServedCollection  # compiled
+
     say(_sentence(fleet))
     own, pipeline = fleet, flags.pipeline
     env = _with_self_play(fleet.env, flags.environment.selfplay)
@@ -242,33 +242,23 @@ def train(
         pipeline = pipeline.share(
             replica.size, *(streams if join_server is None else (1, replica.size))
         )
-    spaces: Any = fleet.observation_space, fleet.action_space, fleet.frame_stack
-    from torchbeast.servers.source import PolySource  # compiled
-
     started = flags.fleet.servers() if isinstance(flags, PolyBeastFlags) else None
-    facts = RunFacts(
-        program=PROGRAM if started is None else "polybeast",
+    collection = ServedCollection(
         num_envs=fleet.num_envs,
         processes=started,
-        fixed_lag=None,
+        fleet=own,
+        pipeline=pipeline,
+        join_server=join_server,
     )
     wanted = None if join_server is None else flags.fleet.num_envs
     served: Any = dataclasses.replace(flags.fleet, num_envs=fleet.num_envs)
-    settings = dataclasses.replace(  # the run records the actual number
-        dataclasses.replace(flags, fleet=served).run_settings(env.name, facts),
-        of_command=[] if wanted is None else ["--num_envs", str(wanted)],
-    )
-    others_serve = started is None
-    described = DescribedEnv(
-        env=env,
-        observation_space=spaces[0],
-        others_serve=others_serve,
+    flags = dataclasses.replace(flags, fleet=served)  # the run records the actual number
+    spaces: Any = fleet.observation_space, fleet.action_space, fleet.frame_stack
+    return dataclasses.replace(
+        flags.plan(PROGRAM if started is None else "polybeast", env, spaces, collection),
+        others_serve=started is None,
         asked=flags.environment.asked,
-    )
-    LearnerRun(settings, described, opened, replica=replica).train(
-        lambda spec: make_agent(spec, *spaces),
-        PublishedWeights,
-        lambda learner: PolySource(learner, own, pipeline, join_server=join_server),
+        of_command=[] if wanted is None else ["--num_envs", str(wanted)],
     )
 
 

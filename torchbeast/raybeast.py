@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from torchbeast.cli import command_line
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
-from torchbeast.collect.source import FleetSource
+from torchbeast.collect.source import FleetCollection, FleetSource
 from torchbeast.collect.weights import SharedWeights
-from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.storages.rollout import RolloutSpec
-from torchbeast.envs.env_process import EnvProcess
+from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import EXIT_DONE
-from torchbeast.fleets.supervisor import end_program
+from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
 from torchbeast.on_ray.config import Room, check_object_store, num_workers
 from torchbeast.on_ray.fleet import RayFleet
-from torchbeast.reporting.diagnosis import RunFacts
-from torchbeast.reporting.run_folder import Session, session
-from torchbeast.run.assemble import precision
-from torchbeast.run.learner_run import DescribedEnv, LearnerRun
+from torchbeast.reporting.run_folder import session
+from torchbeast.run.learner_run import LearnerRun
+from torchbeast.run.plan import Plan
 
 PROGRAM = "raybeast"
 MODEL_FOR_IMAGES = "shallow"  # like the first RayBeast without --use_resnet
@@ -46,16 +46,15 @@ def run(flags: RayBeastFlags) -> int:
     if flags.command.mode != "train":
         return flags.test_run(flags.environment.asked)
     with session(flags.run.folder, command_line.flatten(flags)) as opened, ExitStack() as ending:
-        train(flags, opened, ending)
+        LearnerRun(plan_of(flags, opened.supervisor, ending), opened).train()
     return EXIT_DONE
 
 
-def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
-    """Trains until the run ends; `ending` then ends the workers, and Ray if it was started."""
-    spec = flags.environment.spec
-    with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
-        spaces = env.observation_space, env.action_space, env.frame_stack
-    is_own_code = ":" in spec.name or ":" in flags.model.spec.name  # workers must import it
+def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> Plan:
+    """Joins or starts Ray, and returns the plan of the run; `ending` leaves or stops Ray."""
+    env = flags.environment.spec
+    spaces = spaces_of(env, supervisor.check_goes_on)
+    is_own_code = ":" in env.name or ":" in flags.model.spec.name  # workers must import it
     fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, is_own_code))
     room = fleet.room()
     workers = num_workers(flags.ray, room)
@@ -64,29 +63,30 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     ray = dataclasses.replace(flags.ray, num_envs=num_envs)
     flags = dataclasses.replace(flags, ray=ray)  # recorded, so that a resumed run keeps them
     say(f"{fleet}; {workers} actors of {num_envs} environments.")
+    collection = ClusterCollection(
+        num_envs=num_envs,
+        processes=workers,
+        cores=int(sum(node.cpus for node in room.nodes)),
+        actors=ray,
+        make_fleet=lambda: fleet,
+        room=room,
+    )
+    return flags.plan(PROGRAM, env, spaces, collection, MODEL_FOR_IMAGES)
 
-    def source(learner: LearnerInfo[SharedWeights]) -> FleetSource:
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterCollection(FleetCollection):
+    """Collects on a cluster, whose object store must have room for rollouts and weights."""
+
+    room: Room
+
+    def source(self, learner: LearnerInfo[SharedWeights], *others: Any) -> FleetSource:
+        """Makes the source; raises UsageError if the object store is too small."""
         length, weights = learner.rollouts.unroll_length, learner.weights
         rollout = slot_bytes(RolloutSpec(learner.agent, learner.extras, length), num_envs=1)
-        buffers, version = flags.ray.buffers(), weights.num_bytes // weights.size
-        check_object_store(room, rollout, buffers, version)
-        acting = precision(flags.hardware, reproducible=False)
-        return FleetSource(learner, spec, acting, fleet, flags.ray, workers)
-
-    settings = flags.run_settings(spec.name, _run_facts(flags, workers, room))
-    described = DescribedEnv(env=spec, observation_space=spaces[0])
-    run = LearnerRun(settings, described, opened)
-    run.train(lambda spec: make_agent(spec, *spaces, MODEL_FOR_IMAGES), SharedWeights, source)
-
-
-def _run_facts(flags: RayBeastFlags, workers: int, room: Room) -> RunFacts:
-    return RunFacts(
-        program=PROGRAM,
-        num_envs=flags.ray.environments(),
-        processes=workers,
-        fixed_lag=None,
-        cores=int(sum(node.cpus for node in room.nodes)),
-    )
+        version = weights.num_bytes // weights.size
+        check_object_store(self.room, rollout, self.actors.buffers(), version)
+        return super().source(learner, *others)
 
 
 if __name__ == "__main__":

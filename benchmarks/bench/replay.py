@@ -27,7 +27,7 @@ from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import free_memory
-from torchbeast.run.assemble import LearnerConfig
+from torchbeast.run.plan import LearnerConfig
 from torchbeast.run.replay import joined_replay, make_replay, mixed_source
 from torchbeast.shared_replay.service import serving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from bench import fixed_env, synthetic
 from bench.environment import environments
@@ -28,7 +28,7 @@ from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.envs.env_process import EnvProcess
+from torchbeast.envs.env_process import spaces_of
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import keep_freed_memory
 from torchbeast.run.assemble import assemble
@@ -52,8 +52,7 @@ class Stages:
         check_batches(Rollout, self._config.algo)
         self._plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
         check = functools.partial(check_goes_on, supervisor)
-        with closing(EnvProcess(self._env, 1, check_goes_on=check)) as env:
-            spaces = env.observation_space, env.action_space, env.frame_stack
+        spaces = spaces_of(self._env, check)
 
         def agent(spec: ActorSpec) -> Agent:
             return make_agent(spec, *spaces)

@@ -18,6 +18,7 @@ from bench.flags import BenchFlags
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.base import Algorithm, Losses
@@ -30,11 +31,11 @@ from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.run_folder import session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import assemble
-from torchbeast.run.learner_run import DescribedEnv, LearnerRun
+from torchbeast.run.learner_run import LearnerRun
+from torchbeast.run.plan import Plan
 
 LEARNERS: dict[str, Any] = {
     "monobeast": MonoBeastFlags,
@@ -251,7 +252,7 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
 
     def assembled(*words: str) -> Any:
         flags = parse(MonoBeastFlags, "monobeast", ["--algo", "laser", *words])
-        config = flags.run_settings("Catch", HERE).learner
+        config = flags.learner_config("Catch")
         return assemble(config, agent_of_a_box, PublishedWeights)
 
     message = "some actions are continuous: use replay_kl_threshold inf .*, or another algorithm"
@@ -273,36 +274,35 @@ def agent(spec: ActorSpec) -> Agent:
 
 def test_a_learner_is_assembled_with_the_algorithm() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE, "--step_size", "0.25"])
-    settings = flags.run_settings("Catch", HERE)
-    made = assemble(settings.learner, agent, PublishedWeights)
+    plan = plan_of(flags)
+    made = assemble(plan.learner, plan.make_agent, PublishedWeights)
     assert type(made.algo) is Mine
     assert made.algo.optimisers["actor"].param_groups[0]["lr"] == 0.25
-    assert settings.recorded["step_size"] == 0.25 and "reward_clipping" not in settings.recorded
+    record = plan.record()
+    assert record["step_size"] == 0.25 and "reward_clipping" not in record
 
 
-HERE = RunFacts(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
+def plan_of(flags: MonoBeastFlags) -> Plan:
+    """Returns a plan that can be assembled; it has no source."""
+    spaces = ArraySpec((4,), "float32"), Discrete(3), 1
+    collection = CollectionPlan(num_envs=4, processes=2)
+    return flags.plan("monobeast", EnvSpec("Catch"), spaces, collection)
 
 
 def resume(folder: Path, *words: str) -> MonoBeastFlags:
     """Starts a run that has nothing left to learn, so that it is only assembled."""
     args = ["--savedir", str(folder), "--xpid", "run", *words]
     flags = parse(MonoBeastFlags, "monobeast", args)
-    settings = flags.run_settings("Catch", HERE)
-
-    def source(learner: Any) -> Any:
-        raise AssertionError("nothing is left to learn")
-
     with session(flags.run.folder, flatten(flags)) as opened:
-        run = LearnerRun(settings, DescribedEnv(env=EnvSpec("Catch")), opened)
-        run.train(agent, PublishedWeights, source)
+        LearnerRun(plan_of(flags), opened).train()
     return flags
 
 
 def save_complete(folder: Path, **flags: Any) -> None:
     """Saves the checkpoint of a run that has learnt all its steps."""
     args = ["--algo", flags.get("algo", "impala")]
-    settings = parse(MonoBeastFlags, "monobeast", args).run_settings("Catch", HERE)
-    made = assemble(settings.learner, agent, PublishedWeights)
+    config = parse(MonoBeastFlags, "monobeast", args).learner_config("Catch")
+    made = assemble(config, agent, PublishedWeights)
     saved = {
         **made.optimiser_step.state_dict(),
         "stats": {"step": 10**9},
@@ -357,7 +357,7 @@ def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
     setattr(Broken, method, fail)
 
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = flags.run_settings("Catch", HERE).learner
+    config = flags.learner_config("Catch")
     object.__setattr__(config, "algo", Broken)
     with pytest.raises(kind, match="a bug") as error:
         assemble(config, agent, PublishedWeights)
@@ -370,7 +370,7 @@ def test_an_algorithm_that_forgot_super_is_refused_in_a_sentence() -> None:
             pass
 
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = flags.run_settings("Catch", HERE).learner
+    config = flags.learner_config("Catch")
     object.__setattr__(config, "algo", Forgetful)
     with pytest.raises(UsageError, match="Forgetful has no `actor`: its __init__ must call super"):
         assemble(config, agent, PublishedWeights)
@@ -381,7 +381,7 @@ def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> N
         needs = ("no_such_extra",)
 
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = flags.run_settings("Catch", HERE).learner
+    config = flags.learner_config("Catch")
     object.__setattr__(config, "algo", Wanting)
     with pytest.raises(UsageError, match="no_such_extra"):
         assemble(config, agent, PublishedWeights)

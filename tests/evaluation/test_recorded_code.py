@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import shlex
@@ -14,6 +15,7 @@ import pytest
 from torchbeast import envs, load_agent
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.registry import make_agent, make_model
 from torchbeast.core.base.specs import ActorSpec
@@ -23,7 +25,7 @@ from torchbeast.envs.toy import Catch
 from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import check_named, naming_flags, recorded_env
-from torchbeast.run.learner_run import DescribedEnv
+from torchbeast.run.plan import Plan
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
 SENTENCE = "named on the command line: if you trust this run to call os:system with"
@@ -120,11 +122,11 @@ def described(options: dict[str, Any], env_id: str) -> dict[str, Any]:
 def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
     """Returns what a learner would record of the environment of such a server."""
     learner = importlib.import_module("torchbeast.polybeast_learner")
-    seen: list[DescribedEnv] = []
+    seen: list[Plan] = []
 
     class Run:
-        def __init__(self, settings: Any, played: DescribedEnv, parts: Any, **_: Any) -> None:
-            seen.append(played)
+        def __init__(self, plan: Plan, *_: Any, **__: Any) -> None:
+            seen.append(plan)
 
         def train(self, *_: Any) -> None:
             pass
@@ -133,7 +135,7 @@ def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
         patch.setattr("libtorchbeast.describe", lambda address, timeout_s, credentials: description)
         patch.setattr(learner, "LearnerRun", Run)
         assert main("polybeast_learner", savedir, "--pipes_basename", "unix:/no") == 0
-    return seen[0].recorded()
+    return seen[0].recorded_env()
 
 
 @pytest.mark.parametrize("named", [(), ("--env", "os:system")], ids=["nothing typed", "--env"])
@@ -165,7 +167,10 @@ def test_a_learner_calls_a_servers_factory_only_with_arguments_that_were_typed(
     kwargs = {"command": "true"}
 
     def here(asked: envs.EnvSpec) -> envs.EnvSpec:
-        return DescribedEnv(env=envs.EnvSpec(name, kwargs), others_serve=True, asked=asked).here()
+        env, spaces = envs.EnvSpec(name, kwargs), (ArraySpec((), "float32"), Discrete(2), 1)
+        collection = CollectionPlan(num_envs=1, processes=None)
+        plan = MonoBeastFlags().plan("polybeast_learner", env, spaces, collection)
+        return dataclasses.replace(plan, others_serve=True, asked=asked).local_env()
 
     if name == "os:system":
         with pytest.raises(UsageError, match=SENTENCE):

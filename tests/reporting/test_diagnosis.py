@@ -18,13 +18,13 @@ from torchbeast.cli.flags import (
     RayBeastFlags,
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.contract import ACTOR_STAGES, LostStream
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,
     UNKNOWN,
     Reading,
     RecentShares,
-    RunFacts,
     Shares,
     alive,
     diagnose,
@@ -33,6 +33,7 @@ from torchbeast.reporting.diagnosis import (
     spent,
 )
 from torchbeast.run.training import LearnerClock
+from torchbeast.servers.config import FleetConfig
 
 FLAGS = {
     "monobeast": MonoBeastFlags(),
@@ -49,14 +50,22 @@ EVEN = Shares(environment=0.6, inference=0.3, queueing=0.1, learning=0.9, waitin
 ALL = {"starved": STARVED, "policy": SLOW_POLICY, "learner": SLOW_LEARNER, "room": NO_ROOM}
 
 
-def setup(program: str = "monobeast", **changes: Any) -> RunFacts:
-    """Returns a setup, by default of 2 processes on 2 cores."""
-    usual: dict[str, Any] = {"num_envs": 8, "fixed_lag": None, "cores": 2}
+class Served(CollectionPlan):
+    """As PolyBeast collects; its own plan needs the compiled libtorchbeast."""
+
+    acts_where_it_steps = False
+    of_processes = FleetConfig.of_processes
+
+
+def setup(program: str = "monobeast", **changes: Any) -> CollectionPlan:
+    """Returns how a program collects, by default with 2 processes on 2 cores."""
+    usual: dict[str, Any] = {"num_envs": 8, "cores": 2}
     processes = None if program == "polybeast_learner" else 2
-    return RunFacts(program=program, processes=processes, **(usual | changes))
+    kind = Served if program.startswith("polybeast") else CollectionPlan
+    return kind(processes=processes, **(usual | changes))
 
 
-def said(found: Shares, to: RunFacts) -> str:
+def said(found: Shares, to: CollectionPlan) -> str:
     diagnosis = diagnose(found, to)
     assert diagnosis is not None
     return diagnosis.sentence

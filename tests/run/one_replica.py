@@ -16,26 +16,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from test_learner_run import agent
+from test_learner_run import plan_of
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.contract import LearnerInfo, LostStream
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.envs import EnvSpec
 from torchbeast.errors import exit_code_of
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import launched
 from torchbeast.learner import Callback, RunningLearner
-from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.run_folder import session
 from torchbeast.run import replicas
-from torchbeast.run.learner_run import DescribedEnv, LearnerRun
+from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.replicas import replica
 
 T, RANKS, COLUMNS, UPDATES = 5, 2, 4, 4
-HERE = RunFacts(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
 SAID = sys.stdout  # what other ranks than 0 print is not shown
 
 
@@ -140,9 +137,8 @@ def learn(case: str, flags: MonoBeastFlags, among: replicas.Replica | None) -> i
     is_kept = among is None or among.leads
     try:
         with session(flags.run.folder, flatten(flags), is_kept) as opened:
-            settings = flags.run_settings("Catch", HERE)
-            run = _Run(settings, DescribedEnv(env=EnvSpec("Catch")), opened, replica=among)
-            run.train(agent, PublishedWeights, source)
+            run = _Run(plan_of(flags, source), opened, replica=among)
+            run.train()
     finally:
         draw = torch.randint(2**31, ()).item()
         if learners:
@@ -154,8 +150,8 @@ def learn(case: str, flags: MonoBeastFlags, among: replicas.Replica | None) -> i
 class _Run(LearnerRun):
     updates_before = 0  # of the run that is resumed
 
-    def assemble(self, *args: Any) -> None:
-        super().assemble(*args)
+    def assemble(self) -> None:
+        super().assemble()
         self.updates_before = self.made.optimiser_step.version
 
 

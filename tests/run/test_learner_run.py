@@ -20,6 +20,7 @@ from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.config import ProcessesConfig, RolloutConfig
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
@@ -32,7 +33,6 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.reporting.run_folder import RunConfig, run_path, session
 from torchbeast.run import checkpoint as checkpoints
@@ -43,7 +43,8 @@ from torchbeast.run.config import (
     changes,
     recorded_env,
 )
-from torchbeast.run.learner_run import DescribedEnv, LearnerRun, check_batches
+from torchbeast.run.learner_run import LearnerRun, check_batches
+from torchbeast.run.plan import Plan
 from torchbeast.run.watch import Watch
 
 GOOD, BAD = 1.0, float("nan")
@@ -73,6 +74,29 @@ def old_agent(spec: ActorSpec) -> Agent:
 
 
 LEARNERS: list[LearnerInfo[PublishedWeights]] = []  # of every run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GivenCollection(CollectionPlan):
+    """Collects with a source of the test."""
+
+    make_source: Callable[[LearnerInfo[Any]], Any]
+
+    def source(self, learner: LearnerInfo[Any], *_: Any) -> Any:
+        return self.make_source(learner)
+
+
+def plan_of(
+    flags: LearnerFlags,
+    make_source: Callable[[LearnerInfo[Any]], Any],
+    make_agent: Callable[[ActorSpec], Agent] = agent,
+    env_id: str = "Catch",
+) -> Plan:
+    """Returns the plan of a run whose source and agent the test makes."""
+    collection = GivenCollection(num_envs=4, processes=2, make_source=make_source)
+    spaces: Any = (), Discrete(3), 1
+    plan = flags.plan("monobeast", EnvSpec(env_id), spaces, collection)
+    return dataclasses.replace(plan, make_agent=make_agent)
 
 
 def train(
@@ -110,16 +134,14 @@ def train_from(
     resumed: Path | None = None,
 ) -> None:
     """Learns from the source until it ends the run."""
-    here = RunFacts(program="monobeast", num_envs=4, processes=2, fixed_lag=None)
-    settings = flags.run_settings(env_id, here)
 
     def source(learner: LearnerInfo[PublishedWeights]) -> EndingSource:
         LEARNERS.append(learner)
         return make_source()
 
+    plan = plan_of(flags, source, make, env_id)
     with session(flags.run.folder, flatten(flags)) as opened:
-        run = LearnerRun(settings, DescribedEnv(env=EnvSpec(env_id)), opened, resumed)
-        run.train(make, PublishedWeights, source)
+        LearnerRun(plan, opened, resumed).train()
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -508,10 +530,11 @@ def test_monobeast_learns_images_with_the_network_of_its_original(
     made: list[Agent] = []
 
     class Run:
-        def __init__(self, *_: Any) -> None: ...
+        def __init__(self, plan: Plan, *_: Any) -> None:
+            self._plan = plan
 
-        def train(self, agent: Any, *_: Any) -> None:
-            made.append(agent(ActorSpec("auto")))
+        def train(self) -> None:
+            made.append(self._plan.make_agent(ActorSpec("auto")))
 
     monkeypatch.setattr(monobeast, "LearnerRun", Run)
     words = ["--env", env, "--savedir", str(tmp_path)]

@@ -20,6 +20,8 @@ import torch
 import warm
 from background import SOON
 from one_replica import UPDATES
+from test_learner_run import plan_of
+from test_training import ListSource
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
@@ -27,11 +29,11 @@ from torchbeast.collect.config import ReplayConfig, RolloutConfig
 from torchbeast.core.update.torch_ranks import RankGone, store_of_torchrun
 from torchbeast.errors import RunError, UsageError, exit_code_of
 from torchbeast.fleets.system import Launch
-from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import HardwareConfig
+from torchbeast.run.plan import Plan
 from torchbeast.run.replicas import Replica, _named
 
 TESTS = Path(__file__).parents[1]
@@ -359,7 +361,7 @@ def test_a_rank_has_the_gpu_with_its_number_on_its_machine(
     monkeypatch: pytest.MonkeyPatch, gpus: int, asked: str, expected: str
 ) -> None:
     with_gpus(monkeypatch, gpus)
-    assert settings_of_rank(HardwareConfig(device=asked)).learner.hardware.device == expected
+    assert plan_of_rank(HardwareConfig(device=asked)).learner.hardware.device == expected
 
 
 def test_more_ranks_than_gpus_are_refused_with_both_numbers(
@@ -367,27 +369,25 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers(
 ) -> None:
     with_gpus(monkeypatch, 1)
     with pytest.raises(UsageError, match="2 learners on this machine need a GPU each, .* are 1:"):
-        settings_of_rank(HardwareConfig())
+        plan_of_rank(HardwareConfig())
     off = HardwareConfig(disable_cuda=True)
-    assert settings_of_rank(off).learner.hardware.device == "auto"
+    assert plan_of_rank(off).learner.hardware.device == "auto"
 
 
-def settings_of_rank(hardware: HardwareConfig) -> Any:
-    """Returns the settings of rank 3 of 4 learners, the second one on its machine."""
+def plan_of_rank(hardware: HardwareConfig) -> Plan:
+    """Returns the plan of rank 3 of 4 learners, the second one on its machine."""
     ranks: Any = None
-    here = RunFacts(program="polybeast_learner", num_envs=4, processes=2, fixed_lag=None)
-    flags = MonoBeastFlags(hardware=hardware)
-    settings = flags.run_settings("Catch", here)
-    return Replica(Launch(3, 4, 1, 2), ranks).share_of(settings)
+    plan = plan_of(MonoBeastFlags(hardware=hardware), ListSource)
+    return Replica(Launch(3, 4, 1, 2), ranks).share_of(plan)
 
 
 def test_a_rank_learns_from_its_part_and_writes_nothing() -> None:
-    settings = settings_of_rank(HardwareConfig())
-    assert settings.learner.rollouts.batch_size == RolloutConfig.batch_size // 4
-    assert settings.learner.hardware.num_learner_threads == 1
-    assert settings.checkpoints.disable_checkpoint and not settings.becomes_latest
-    assert not settings.loggers and settings.display.suppress_logs
-    assert settings.recorded["batch_size"] == RolloutConfig.batch_size
+    plan = plan_of_rank(HardwareConfig())
+    assert plan.learner.rollouts.batch_size == RolloutConfig.batch_size // 4
+    assert plan.learner.hardware.num_learner_threads == 1
+    assert plan.checkpoints.disable_checkpoint and not plan.becomes_latest
+    assert not plan.loggers and plan.display.suppress_logs
+    assert plan.recorded["batch_size"] == RolloutConfig.batch_size
 
 
 class Told:

@@ -20,11 +20,11 @@ from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import in_bytes
 from torchbeast.run import replay as learning_replay
-from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.checkpoint_writer import REPLAY as FILE
 from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWriter
 from torchbeast.run.config import CheckpointConfig
 from torchbeast.run.learner_run import check_learns_from_replay
+from torchbeast.run.plan import LearnerConfig
 from torchbeast.run.replay import make_replay, resume_replay
 
 T, B = 10, 4

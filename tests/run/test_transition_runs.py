@@ -24,7 +24,8 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.monobeast import main
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.assemble import LearnerConfig, assemble
+from torchbeast.run.assemble import assemble
+from torchbeast.run.plan import LearnerConfig
 from torchbeast.run.replay import make_replay
 
 BUFFERS = 1_000_000

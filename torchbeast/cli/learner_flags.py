@@ -36,9 +36,9 @@ from torchbeast.run.config import (
 )
 
 if TYPE_CHECKING:  # they import torch, as the methods do that use them
-    from torchbeast.reporting.diagnosis import RunFacts
-    from torchbeast.run.assemble import LearnerConfig
-    from torchbeast.run.learner_run import RunSettings
+    from torchbeast.collect.collection_plan import CollectionPlan
+    from torchbeast.envs.env_process import Spaces
+    from torchbeast.run.plan import LearnerConfig, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +147,38 @@ class LearnerFlags:
 
     # --- what programs do with their flags
 
-    def run_settings(self, env_id: str, facts: RunFacts) -> RunSettings:
-        """Returns the settings of a run in this environment."""
-        from torchbeast.run.callbacks import of_config
-        from torchbeast.run.learner_run import RunSettings
+    def plan(
+        self,
+        program: str,
+        env: EnvSpec,
+        spaces: Spaces,
+        collection: CollectionPlan,
+        for_images: str = "deep",
+    ) -> Plan:
+        """Returns the plan of a run of this program.
 
-        learner = self.learner_config(env_id)
-        return RunSettings(
+        Args:
+            program: Name of the program.
+            env: The environment.
+            spaces: Its spaces.
+            collection: How the run collects.
+            for_images: The network that --model auto selects for images.
+        """
+        from torchbeast.core.actors.registry import make_agent
+        from torchbeast.run.callbacks import of_config
+        from torchbeast.run.plan import Plan
+
+        return Plan(
+            program=program,
             run=self.run,
+            recorded=recorded(self),
+            learner=self.learner_config(env.name),
+            make_agent=lambda spec: make_agent(spec, *spaces, for_images),
+            env=env,
+            observation_space=spaces[0],
+            collection=collection,
             checkpoints=self.checkpoints,
             display=self.display,
-            learner=learner,
-            facts=facts,
-            recorded={**recorded(self), **recorded(learner.algorithm)},
             loggers=self.logs.loggers(),
             metrics=self.metrics,
             callbacks=of_config(self.callbacks, not self.checkpoints.disable_checkpoint),
@@ -167,7 +186,7 @@ class LearnerFlags:
 
     def learner_config(self, env_id: str) -> LearnerConfig:
         """Returns the settings of a learner for this environment."""
-        from torchbeast.run.assemble import LearnerConfig
+        from torchbeast.run.plan import LearnerConfig
 
         return LearnerConfig(
             actor=self.model.spec,

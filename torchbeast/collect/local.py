@@ -16,11 +16,14 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
 from torchbeast.collect.rollout_buffers import (
     BatchBuffer,
@@ -38,6 +41,7 @@ from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.contract import give_options
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.seeds import seed_of
@@ -237,3 +241,25 @@ def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
     rows = torch.arange(rollout.unroll_length + 1, device="cpu")
     valid = rows[:, None] <= torch.tensor(lengths, device="cpu")
     return rollout.keeping(valid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalCollection(CollectionPlan):
+    """Collects in the learner's process."""
+
+    make_env: Callable[[int], VecEnv]
+    processes: int | None = 1
+
+    def source(
+        self,
+        learner: LearnerInfo[Any],
+        env: EnvSpec,
+        precision: Precision,
+        ending: ExitStack,
+        stops_early: Callable[[float], bool] | None = None,
+    ) -> LocalSource:
+        """Makes the source; `ending` closes its environments."""
+        keywords, num_envs = env.options.info_keywords, self.num_envs
+        source = LocalSource(learner, keywords, precision, self.make_env, num_envs, stops_early)
+        ending.callback(source.end)
+        return source

@@ -36,9 +36,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
 from torchbeast.collect.rollout_buffers import (
@@ -48,7 +52,7 @@ from torchbeast.collect.rollout_buffers import (
     batch_buffers,
     slot_bytes,
 )
-from torchbeast.collect.weights import SharedWeights, address_of
+from torchbeast.collect.weights import SharedWeights, address_of, ring_size
 from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import Precision
@@ -600,19 +604,48 @@ class _Actor:
         return [*self._before, *([] if last is None else [last[1]])]
 
 
-def process_source(
-    learner: LearnerInfo[SharedWeights],
-    env: EnvSpec,
-    precision: Precision,
-    processes: ProcessesConfig,
-    on_demand: bool,
-    ending: ExitStack,
-) -> FleetSource:
-    """Returns a source with worker processes on this machine; `ending` ends them.
+@dataclass(frozen=True, kw_only=True)
+class FleetCollection(CollectionPlan):
+    """Collects with the workers of a fleet: processes of this machine, or actors of Ray."""
+
+    processes: int
+    actors: BufferedActorsConfig
+    make_fleet: Callable[[], AbstractContextManager[Fleet]]
+    on_demand: bool = False  # see FleetSource
+
+    def weights(self, model: nn.Module, version: int) -> SharedWeights:
+        """Returns weights that workers share, with the versions that a fixed lag needs."""
+        return SharedWeights(model, version, ring_size(self.fixed_lag))
+
+    def source(
+        self,
+        learner: LearnerInfo[Any],
+        env: EnvSpec,
+        precision: Precision,
+        ending: ExitStack,
+        stops_early: Callable[[float], bool] | None = None,
+    ) -> FleetSource:
+        """Makes the source; `ending` ends the fleet."""
+        fleet = ending.enter_context(self.make_fleet())
+        how = self.processes, self.fixed_lag, self.on_demand
+        return FleetSource(learner, env, precision, fleet, self.actors, *how)
+
+
+def collection_in_processes(processes: ProcessesConfig, on_demand: bool) -> FleetCollection:
+    """Returns the plan of a collection with worker processes on this machine.
 
     on_demand: collect only when the learner asks for a batch.
     """
-    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # one process per core
-    fleet = ending.enter_context(LocalFleet(WORKER, one_thread))
-    count, lag = processes.processes(), processes.fixed_lag
-    return FleetSource(learner, env, precision, fleet, processes, count, lag, on_demand)
+    return FleetCollection(
+        num_envs=processes.environments(),
+        processes=processes.processes(),
+        fixed_lag=processes.fixed_lag,
+        actors=processes,
+        make_fleet=_processes,
+        on_demand=on_demand,
+    )
+
+
+def _processes() -> LocalFleet:
+    """Returns a fleet of processes with one thread each, because there is one for each core."""
+    return LocalFleet(WORKER, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})

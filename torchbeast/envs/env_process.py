@@ -165,6 +165,19 @@ class EnvProcess:
         self._has_ended.set()
 
 
+Spaces = tuple[ObservationSpace, ActionSpace, int]
+"""Observation space and action space of one environment, and the number of stacked frames."""
+
+
+def spaces_of(spec: EnvSpec, check_goes_on: Callable[[], None]) -> Spaces:
+    """Returns the spaces of an environment, which a child process makes and closes.
+
+    check_goes_on: see EnvProcess.
+    """
+    with contextlib.closing(EnvProcess(spec, 1, check_goes_on=check_goes_on)) as env:
+        return env.observation_space, env.action_space, env.frame_stack
+
+
 Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 
 import torch
 
@@ -22,12 +22,12 @@ from torchbeast.fleets.fleet import Fleet, LocalFleet
 from torchbeast.fleets.system import environment_of_share, keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.worker import WorkerParts
-from torchbeast.gradients.workers import WORKER
-from torchbeast.learner.parts import make_source, making_agent, making_weights
+from torchbeast.gradients.workers import WORKER, GradientWorkers, gradient_workers
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.on_ray.fleet import Actors, RayFleet, User, gradient_actors
-from torchbeast.run.assemble import LearnerConfig, assemble
+from torchbeast.run.assemble import Assembled, assemble
 from torchbeast.run.config import HardwareConfig
+from torchbeast.run.plan import Plan
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
 
@@ -38,33 +38,42 @@ _USER = User(
 )
 
 
-def make_worker(
-    scheme: Scheme,
-    config: LearnerConfig,
+def workers_of(
+    config: GradientConfig,
+    make_fleet: Callable[[], AbstractContextManager[Fleet]],
+    plan: Plan,
+    made: Assembled,
     seed: int,
-    index: int,
-    ranks: Ranks | None,
-    stops_early: Callable[[float], bool],
-) -> WorkerParts:
-    """Makes the parts of a gradient worker, in its process.
+    ending: ExitStack,
+) -> GradientWorkers:
+    """Returns the gradient workers of a run, each with a learner as the plan says.
 
-    config: of the run's learner, with the network that it has made. seed: of the environments and
-    actions of all workers.
+    made: the learner of this process, whose network all have. seed: of the environments and actions
+    of all workers. `ending` ends them.
     """
-    gradients = scheme.gradients
-    assert gradients is not None  # else there are no such workers
     hardware = HardwareConfig(
-        num_learner_threads=1, torch_threads=gradients.cores, disable_cuda=not gradients.gpus
+        num_learner_threads=1, torch_threads=config.cores, disable_cuda=not config.gpus
     )
+    learner = dataclasses.replace(plan.learner, actor=made.agent.spec, hardware=hardware)
+    sent = dataclasses.replace(plan, learner=learner, gradients=None, loggers=(), callbacks=())
+    make = functools.partial(make_worker, sent, seed)
+    fleet = ending.enter_context(make_fleet())
+    workers = gradient_workers(make, config, made.optimiser_step, fleet)
+    return ending.enter_context(closing(workers))
+
+
+def make_worker(
+    plan: Plan, seed: int, index: int, ranks: Ranks | None, stops_early: Callable[[float], bool]
+) -> WorkerParts:
+    """Makes the parts of a gradient worker, in its process."""
     own, ending = seed_of(seed, "gradient worker", index), ExitStack()
     torch.manual_seed(seed_of(own, "actions"))
-    own_config = dataclasses.replace(config, hardware=hardware)
-    agent = functools.partial(making_agent(scheme), config.actor)
-    made = assemble(own_config, lambda _: agent(), making_weights(scheme), ranks=ranks)
+    actor, weights = plan.learner.actor, plan.collection.weights
+    made = assemble(plan.learner, lambda _: plan.make_agent(actor), weights, ranks=ranks)
     keep_freed_memory(made.compute.device.type)
-    learner = made.learner(config.rollouts, own, spare_columns=0, batches_at_once=1)
+    learner = made.learner_info(plan.learner, own)
     return WorkerParts(
-        source=make_source(scheme, learner, config, ending, stops_early),
+        source=plan.source(learner, ending, stops_early),
         optimiser_step=made.optimiser_step,
         publish=made.weights.publish,
         end=ending.close,

@@ -14,8 +14,6 @@ Learner is made with the same log_dir, and which the programs can plot, evaluate
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import logging
 import threading
 import time
@@ -34,14 +32,7 @@ from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import running_time, warn
-from torchbeast.learner.parts import (
-    check_loggers,
-    env_spec,
-    make_source,
-    making_agent,
-    making_weights,
-    run_settings,
-)
+from torchbeast.learner.plan import check_loggers, plan_of
 from torchbeast.reporting.diagnosis import Watchdog
 from torchbeast.reporting.log_files import FILES, Log, Logger, read_logs
 from torchbeast.reporting.run_folder import (
@@ -56,7 +47,7 @@ from torchbeast.run.callbacks import Callback, Callbacks
 from torchbeast.run.checkpoint_writer import CheckpointNotWritten
 from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
 from torchbeast.run.episodes import parallel_envs
-from torchbeast.run.learner_run import DescribedEnv, LearnerRun
+from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.running import RunningLearner
 from torchbeast.run.training import Training
 from torchbeast.schemes.scheme import Scheme
@@ -277,33 +268,15 @@ class Learner(RunningLearner):
             self.close()
 
     def _assemble(self, resumed: Path | None) -> None:
-        scheme, ending = self.scheme, self._ending
-        spec = env_spec(scheme)
-        settings = run_settings(scheme, spec, self._config, self.target_steps, self._loggers)
+        ending = self._ending
+        plan = plan_of(self.scheme, self._config, self.target_steps, self._loggers)
         supervisor = Supervisor()
-        folder = RunFolder(self._config.folder, dict(settings.recorded))
+        folder = RunFolder(self._config.folder, dict(plan.recorded))
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         self._session = Session(supervisor, folder)
-        envs = scheme.train_envs_factory
-        described = DescribedEnv(
-            env=spec, observation_space=envs.single_frame_space, make=envs.make
-        )
-        run = LearnerRun(settings, described, self._session, resumed)
-        run.assemble(making_agent(scheme), making_weights(scheme))
-        if scheme.gradients is None:
-            config = run.settings.learner
-            source = functools.partial(make_source, scheme, config=config, ending=ending)
-            self._source = ending.enter_context(run.source(source))
-        else:
-            from torchbeast.gradients.workers import gradient_workers
-            from torchbeast.learner.gradients import gradient_fleet, make_worker
-
-            config = dataclasses.replace(run.settings.learner, actor=run.made.agent.spec)
-            make = functools.partial(make_worker, scheme, config, run.environment_seed)
-            fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
-            step = run.made.optimiser_step
-            joint = gradient_workers(make, scheme.gradients, step, fleet)
-            self._source = run.join(ending.enter_context(closing(joint)))
+        run = LearnerRun(plan, self._session, resumed)
+        run.assemble()
+        self._source = ending.enter_context(run.source())
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         callbacks, options = self._callbacks, self._env_options
 
@@ -314,8 +287,7 @@ class Learner(RunningLearner):
         self._row = self._training.log = _RowInHand(self._training.log)
         ending.callback(self._row.release)
         ending.callback(supervisor.stop, "the learner was closed")
-        at_once = settings.learner.online_rollouts.batch_size
-        self._watching = _Watchdog(self._training, at_once)
+        self._watching = _Watchdog(self._training, run.rollouts_at_once)
         if (recorded := run.earlier.env_options) is not None:
             options["env_options"] = recorded
         if options:

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the source of a scheme whose workers only step environments: PolyBeast's, with environment
-servers that start and end with it. It needs the compiled libtorchbeast.
+"""Central inference for a scheme: PolyBeast's source, with environment servers that start and end
+with it. It needs the compiled libtorchbeast.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.contract import BatchTaker, LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import limit_kept
-from torchbeast.schemes.scheme import Scheme
 from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
-from torchbeast.servers.config import PipelineConfig
+from torchbeast.servers.config import FleetConfig, PipelineConfig
 from torchbeast.servers.discovery import ServerFleet
 from torchbeast.servers.env_servers import EnvServers, ServerPlan, plans_for_local_servers
 from torchbeast.servers.source import PolySource
@@ -26,20 +28,46 @@ from torchbeast.servers.source import PolySource
 _LOOK_S = 1.0  # between two looks whether the run has ended
 
 
-def served_source(
-    scheme: Scheme, env: EnvSpec, learner: LearnerInfo[PublishedWeights], ending: ExitStack
-) -> PolySource:
-    """Returns the source; `ending` removes its sockets, and puts back the limit of open files."""
-    ending.enter_context(limit_kept())  # which the source raises
-    on_cpu = learner.device.type == "cpu"
-    plans = plans_for_local_servers(scheme.fleet, disable_cuda=on_cpu)
-    folder = ending.enter_context(run_folder())
-    addresses = server_addresses(folder_basename(folder), len(plans))
-    servers = functools.partial(
-        EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
-    )
-    fleet = _fleet(scheme.train_envs_factory, env, plans, addresses)
-    return _InterruptibleSource(learner, fleet, PipelineConfig(), start_servers=servers)
+@dataclass(frozen=True, kw_only=True)
+class StartedServers(CollectionPlan):
+    """Collects from environment servers that start and end with the source."""
+
+    config: FleetConfig
+    envs: VecEnvFactory
+
+    acts_where_it_steps = False
+    of_processes = "num_servers"
+
+    @classmethod
+    def of(cls, config: FleetConfig, envs: VecEnvFactory) -> StartedServers:
+        """Returns the plan of a collection with these servers."""
+        num_envs, processes = config.environments(), config.servers()
+        return cls(num_envs=num_envs, processes=processes, config=config, envs=envs)
+
+    def source(
+        self,
+        learner: LearnerInfo[PublishedWeights],
+        env: EnvSpec,
+        precision: Precision,
+        ending: ExitStack,
+        stops_early: Callable[[float], bool] | None = None,
+    ) -> PolySource:
+        """Makes the source.
+
+        `ending` ends its servers, removes its sockets, and restores the limit of open files.
+        """
+        ending.enter_context(limit_kept())  # which the source raises
+        on_cpu = learner.device.type == "cpu"
+        plans = plans_for_local_servers(self.config, disable_cuda=on_cpu)
+        folder = ending.enter_context(run_folder())
+        addresses = server_addresses(folder_basename(folder), len(plans))
+        servers = functools.partial(
+            EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
+        )
+        fleet = _fleet(self.envs, env, plans, addresses)
+        source = _InterruptibleSource(learner, fleet, PipelineConfig(), start_servers=servers)
+        ending.callback(source.end)
+        return source
 
 
 class _InterruptibleSource(PolySource):

@@ -16,11 +16,10 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.contract import ACTOR_STAGES, LostStream, describe_lost_streams, shortage_of
-from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import STALL_S, WAIT_S, Reminder
 
 LEARNER_STAGES = ("learning", "waiting")
@@ -68,27 +67,6 @@ class Diagnosis(NamedTuple):
     sentence: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """How a program collects and trains: the facts on which advice depends."""
-
-    program: str  # monobeast, polybeast, polybeast_learner, raybeast
-    num_envs: int  # number of environments
-    processes: int | None  # processes of this run that step environments; None: servers do
-    fixed_lag: int | None
-    cores: int = field(default_factory=available_cores)  # of all machines together
-
-    @property
-    def acts_where_it_steps(self) -> bool:
-        """Whether actions are chosen in the processes that step environments."""
-        return self.program in ("monobeast", "raybeast")
-
-    @property
-    def has_free_cores(self) -> bool:
-        """Whether there are more cores than processes of this run that step environments."""
-        return self.processes is not None and self.processes < self.cores
-
-
 def spent(now: Reading, before: Reading) -> dict[str, float]:
     """Returns the seconds of every stage between two readings."""
     return {
@@ -124,7 +102,7 @@ class RecentShares:
         return shares(now, before) if now.time - before.time >= _MINIMUM_S else UNKNOWN
 
 
-def diagnose(shares: Shares, facts: RunFacts) -> Diagnosis | None:
+def diagnose(shares: Shares, collection: CollectionPlan) -> Diagnosis | None:
     """Returns the bottleneck of the run; None while the shares are unknown."""
     if any(map(math.isnan, shares)):
         return None
@@ -135,8 +113,8 @@ def diagnose(shares: Shares, facts: RunFacts) -> Diagnosis | None:
             f"the learner waits for files {percent(shares.writing)} of its time: use a faster file "
             "system for --savedir or a larger --log_interval",
         )
-    if shares.queueing >= _MUCH and facts.fixed_lag is not None:
-        turns = f"workers and learner take turns with --fixed_lag {facts.fixed_lag}"
+    if shares.queueing >= _MUCH and collection.fixed_lag is not None:
+        turns = f"workers and learner take turns with --fixed_lag {collection.fixed_lag}"
         return Diagnosis("room", f"{turns} ({idle}, workers blocked {room})")
     if shares.queueing >= _MUCH and shares.learning >= _BUSY:
         return Diagnosis(
@@ -145,15 +123,15 @@ def diagnose(shares: Shares, facts: RunFacts) -> Diagnosis | None:
             "(--batch_size, --unroll_length) or a smaller --model help",
         )
     if shares.queueing >= _MUCH:
-        flag = "--num_buffers" if facts.acts_where_it_steps else "--max_learner_queue_size"
+        flag = "--num_buffers" if collection.acts_where_it_steps else "--max_learner_queue_size"
         advice = f"a larger {flag} lets them continue, with older data"
         return Diagnosis("room", f"{idle}, but workers blocked {room}: {advice}")
     if shares.waiting < _MUCH:
         return Diagnosis("none", f"balanced ({idle}, workers blocked {room})")
     if shares.environment >= shares.inference:
-        busy, advice = percent(shares.environment), _faster_environments(facts)
+        busy, advice = percent(shares.environment), _faster_environments(collection)
         return Diagnosis("environment", f"{idle}, environments busy {busy}: {advice}")
-    busy, advice = percent(shares.inference), _larger_batches(facts)
+    busy, advice = percent(shares.inference), _larger_batches(collection)
     text = f"{idle}, inference busy {busy}: {advice}"
     return Diagnosis("inference", text)
 
@@ -170,27 +148,27 @@ def diagnose_lost_streams(lost_streams: Sequence[LostStream], live: int) -> Diag
     )
 
 
-def _faster_environments(facts: RunFacts) -> str:
-    if facts.processes is None:
+def _faster_environments(collection: CollectionPlan) -> str:
+    if collection.processes is None:
         return "more servers (polybeast_env --num_servers) help if cores are free"
-    if facts.has_free_cores:
-        return _more_processes(facts)
-    return f"all {facts.cores} cores are in use; only more cores or a faster environment help"
+    if collection.has_free_cores:
+        return _more_processes(collection)
+    return f"all {collection.cores} cores are in use; only more cores or a faster environment help"
 
 
-def _more_processes(facts: RunFacts) -> str:
+def _more_processes(collection: CollectionPlan) -> str:
     """Advises to use more processes, with the flag that limits their number."""
-    by_itself = "--num_servers" if facts.program == "polybeast" else "--num_workers"
-    flag = "--num_envs" if facts.processes == facts.num_envs else by_itself
-    return f"raise {flag}; {facts.processes} of {facts.cores} cores step environments"
+    has_most = collection.processes == collection.num_envs
+    flag = "--num_envs" if has_most else f"--{collection.of_processes}"
+    return f"raise {flag}; {collection.processes} of {collection.cores} cores step environments"
 
 
-def _larger_batches(facts: RunFacts) -> str:
-    if facts.acts_where_it_steps and facts.has_free_cores:
-        return _more_processes(facts)
+def _larger_batches(collection: CollectionPlan) -> str:
+    if collection.acts_where_it_steps and collection.has_free_cores:
+        return _more_processes(collection)
     # polybeast_learner has such a flag too, but it does not make environments.
-    program = "polybeast_env " if facts.processes is None else ""
-    threads = "" if facts.acts_where_it_steps else ", or on a GPU --num_inference_threads"
+    program = "polybeast_env " if collection.processes is None else ""
+    threads = "" if collection.acts_where_it_steps else ", or on a GPU --num_inference_threads"
     return f"more {program}--num_envs make larger batches{threads}"
 
 

@@ -431,7 +431,7 @@ class ProgramLearner(RunningLearner):
     def _envs_for(self, num_episodes: int) -> EnvProcess:
         if self._env is None or self._num_episodes != num_episodes:
             self.close()
-            spec, goes_on = self._run.described.here(), self._supervisor.check_goes_on
+            spec, goes_on = self._run.plan.local_env(), self._supervisor.check_goes_on
             self._env = of_whole_games(
                 lambda number: EnvProcess(spec, number, check_goes_on=goes_on), num_episodes
             )

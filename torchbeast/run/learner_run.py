@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run of a learner: resume, train, display, write checkpoints, print a summary.
 
-All learner programs use it. They differ in how they make the source.
+All learner programs use it, and so does a Learner. They differ in the plan.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,48 +18,34 @@ import numpy as np
 import torch
 
 from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.contract import LearnerInfo, Source
+from torchbeast.collect.contract import Source
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import IMPALAConfig, recorded
+from torchbeast.core.algos.config import IMPALAConfig
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
-from torchbeast.core.envs.selection import leaf_keys
-from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
-from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
-from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.display import Progress, next_commands, summary
-from torchbeast.reporting.log_files import FILES, LoggedRun, Logger, Logs
-from torchbeast.reporting.loggers import DisplayConfig
-from torchbeast.reporting.prometheus import MetricsConfig, PrometheusEndpoint
-from torchbeast.reporting.run_folder import RunConfig, Session
+from torchbeast.reporting.log_files import LoggedRun, Logs
+from torchbeast.reporting.prometheus import PrometheusEndpoint
+from torchbeast.reporting.run_folder import Session
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.assemble import (
-    Assembled,
-    Compute,
-    LearnerConfig,
-    MakeAgent,
-    MakeWeights,
-    assemble,
-)
-from torchbeast.run.callbacks import Callback, Callbacks, ProgramLearner
+from torchbeast.run.assemble import Assembled, Compute, assemble
+from torchbeast.run.callbacks import Callbacks, ProgramLearner
 from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
-    CheckpointConfig,
     changes,
-    check_named,
     describe_clipping,
     hint_of_defaults,
     naming_flags,
     reaching_flags,
-    recorded_env,
 )
 from torchbeast.run.earlier_run import EarlierRun
+from torchbeast.run.plan import LearnerConfig, Plan
 from torchbeast.run.training import Training
 from torchbeast.run.watch import Watch
 
@@ -72,51 +58,6 @@ _JOIN_S = 15.0
 _VERSIONS = 50  # of the agent for self-play, in a whole run
 
 
-@dataclass(frozen=True, kw_only=True)
-class DescribedEnv:
-    """The environment of a run, as it describes itself."""
-
-    env: EnvSpec
-    observation_space: Any = ()  # of one environment, before frames are stacked
-    others_serve: bool = False  # whether servers that the program did not start serve it
-    asked: EnvSpec = EnvSpec("")  # noqa: RUF009 - frozen; what the command line names
-    make: Callable[[int], VecEnv] | None = None  # makes n of them; None: use the spec
-
-    def here(self) -> EnvSpec:
-        """Returns the environment for a process on this machine.
-
-        Raises UsageError, as `check_named`, if a server that can be anyone's describes it.
-        """
-        if self.others_serve:
-            check_named(self.recorded(), self.asked)
-        return self.env
-
-    def recorded(self) -> dict[str, Any]:
-        """Returns the settings of the environment, by the names of flags."""
-        options = {
-            **self.env.options.as_json(),
-            "observation_keys": leaf_keys(self.observation_space),
-        }
-        return {**recorded_env(self.env, self.others_serve), **options}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """The settings of a run, by the component that they configure."""
-
-    run: RunConfig
-    checkpoints: CheckpointConfig
-    display: DisplayConfig
-    learner: LearnerConfig
-    facts: RunFacts
-    recorded: Mapping[str, Any]  # every setting by the name of its flag
-    loggers: Sequence[Logger] = FILES
-    metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
-    callbacks: Sequence[Callback] = ()  # of a program
-    of_command: Sequence[str] = ()  # words to repeat in the command that resumes the run
-    becomes_latest: bool = True  # whether the link `latest` will point to its folder
-
-
 class LearnerRun:
     """A run of a learner. Only one thread uses it: the main thread, or the caller's."""
 
@@ -125,8 +66,7 @@ class LearnerRun:
 
     def __init__(
         self,
-        settings: RunSettings,
-        described: DescribedEnv,
+        plan: Plan,
         session: Session,
         resumed: Path | None = None,
         replica: Replica | None = None,
@@ -138,9 +78,8 @@ class LearnerRun:
         """
         self._replica = replica
         self._saved_replay: RolloutStore | None = None
-        self.rollouts_at_once = settings.learner.online_rollouts.batch_size  # of all learners
-        self._total_steps = settings.learner.total_steps
-        self.described = described
+        self.rollouts_at_once = plan.learner.online_rollouts.batch_size  # of all learners
+        self._total_steps = plan.learner.total_steps
         self.session = session
         own = session.folder.checkpoint
         resumed = resumed or own
@@ -152,25 +91,18 @@ class LearnerRun:
             self.earlier = EarlierRun(
                 checkpoints.FoundCheckpoint(checkpoints.load(resumed), resumed)
             )
-        learner = settings.learner.after(self.earlier.recorded or {})
-        settings = replace(settings, learner=learner)
-        self.settings = settings if replica is None else replica.share_of(settings)
-        decided = {**recorded(learner.algorithm), **described.recorded()}
-        decided["seed"] = seed = self.earlier.seed(settings.run.seed)
-        self._recorded = {**settings.recorded, **decided}
+        plan = replace(plan, learner=plan.learner.after(self.earlier.recorded or {}))
+        self.plan = plan if replica is None else replica.share_of(plan)
+        seed = self.earlier.seed(plan.run.seed)
+        self._recorded = {**plan.record(), "seed": seed}
         self._changed = changes(self.earlier.recorded or {}, self._recorded)
         torch.manual_seed(seed)
 
-    def train(
-        self,
-        make_agent: MakeAgent,
-        make_weights: MakeWeights,
-        make_source: Callable[[LearnerInfo[Any]], Source],
-    ) -> None:
+    def train(self) -> None:
         """Trains until the run ends, for any reason, and prints a summary."""
-        self.assemble(make_agent, make_weights)
+        self.assemble()
         keep_freed_memory(self.made.compute.device.type)
-        run, step = self.settings.run, self.progress.step
+        run, step = self.plan.run, self.progress.step
         if step >= (run.pause_at or math.inf):
             say(f"Run {run.xpid} has already reached --pause_at. Remove it to continue.")
             return
@@ -180,25 +112,25 @@ class LearnerRun:
                 "Increase --total_steps to continue."
             )
             return
-        callbacks = Callbacks(self.settings.callbacks)
+        callbacks = Callbacks(self.plan.callbacks)
         with closing(ProgramLearner(self, self._total_steps, callbacks)) as learner:
             learner.prepare()
             self.begin()
-            with self.source(make_source) as source:
+            with self.source() as source:
                 if self._replica is not None:
                     source = self.join(self._replica.joint(source, self.made.optimiser_step))
                 self._learn(source, learner)
 
-    def assemble(self, make_agent: MakeAgent, make_weights: MakeWeights) -> None:
+    def assemble(self) -> None:
         """Assembles the learner, with state and progress of the earlier run, if there is one."""
-        described = self.described
-        self.earlier.check_same_environment(described.env.name, described.others_serve)
-        self.earlier.check_same_algorithm(self._recorded["algo"])
-        config, earlier = self.settings.learner, self.earlier
-        check_learns_from_replay(config, self._recorded["algo"])
+        plan, earlier, algo = self.plan, self.earlier, self._recorded["algo"]
+        earlier.check_same_environment(plan.env.name, plan.others_serve)
+        earlier.check_same_algorithm(algo)
+        check_learns_from_replay(plan.learner, algo)
         replica = self._replica
         ranks = None if replica is None else replica.ranks
-        made = assemble(config, make_agent, make_weights, earlier, self._say_start, ranks)
+        makers = plan.make_agent, plan.collection.weights
+        made = assemble(plan.learner, *makers, earlier, self._say_start, ranks)
         self.made, self.progress = made, earlier.progress()
         lines = self._restart_schedules()
         if replica is not None:
@@ -209,7 +141,7 @@ class LearnerRun:
         if is_other_run or not (replica is None or replica.leads):
             # Not the numbers of rank 0, or of the run that the checkpoint was copied from.
             torch.manual_seed(self.environment_seed)
-        self.progress.keep_last(self.settings.display.episodes_for_avg)
+        self.progress.keep_last(self.plan.display.episodes_for_avg)
         if earlier.recorded is not None:
             say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")
             for name, (before, now) in self._changed.items():
@@ -229,7 +161,7 @@ class LearnerRun:
         recorded, was = self.earlier.recorded or {}, {}
         for name, schedule in schedules_of(recorded).items():
             is_changed = not self._changed.keys().isdisjoint((name, f"{name}_schedule"))
-            if is_changed and name in step.schedules.of and self.settings.run.restart_schedules:
+            if is_changed and name in step.schedules.of and self.plan.run.restart_schedules:
                 end, start = recorded.get("total_steps", total), starts.get(name, 0)
                 is_known = schedule.shape in SHAPES  # otherwise a function, perhaps of a notebook
                 was[name] = f" (was {schedule.at(now, end, start):.3g})" if is_known else ""
@@ -252,34 +184,39 @@ class LearnerRun:
         return joint
 
     @contextmanager
-    def source(self, make_source: Callable[[LearnerInfo[Any]], Source]) -> Iterator[Source]:
-        """Makes the source, with a replay if the run has one."""
-        config, made = self.settings.learner, self.made
-        at_once = 1  # because each batch is copied into the replay
-        if not config.learns_from_transitions:
-            at_once = made.compute.learner_threads + config.replay.is_used
-        learner = made.learner(
-            config.online_rollouts,
-            self.environment_seed,
-            first_step=self.progress.step,
-            spare_columns=config.spare_columns,
-            batches_at_once=at_once,
-        )
-        free = free_memory()  # before the source allocates some
-        source = make_source(learner)
-        check_buffers(source.num_bytes, free)
+    def source(self) -> Iterator[Source]:
+        """Makes the source that the plan describes, with a replay or gradient workers if the run
+        has them.
+        """
+        plan, made, seed = self.plan, self.made, self.environment_seed
+        with ExitStack() as ending:
+            if plan.gradients is not None:
+                yield self.join(plan.gradients(plan, made, seed, ending))
+                return
+            learner = made.learner_info(plan.learner, seed, self.progress.step)
+            free = free_memory()  # before the source allocates some
+            source = plan.source(learner, ending)
+            check_buffers(source.num_bytes, free)
+            if not self._needs_replay(source):
+                yield source
+                return
+            from torchbeast.run.replay import with_replay
+
+            with with_replay(self, source, learner, free) as (replayed, self._saved_replay):
+                yield replayed
+
+    def _needs_replay(self, source: Source) -> bool:
+        """Returns whether a replay belongs behind the source.
+
+        Raises UsageError if the algorithm cannot train on the batches.
+        """
+        config = self.plan.learner
         has_replay = config.replay.is_used
         if config.learns_from_transitions and not issubclass(source.yields, Rollout):
             has_replay = False  # the source itself yields single steps
         if not has_replay or not config.learns_from_transitions:
-            check_batches(source.yields, type(made.algo))
-        if not has_replay:
-            yield source
-            return
-        from torchbeast.run.replay import with_replay
-
-        with with_replay(self, source, learner, free) as (replayed, self._saved_replay):
-            yield replayed
+            check_batches(source.yields, type(self.made.algo))
+        return has_replay
 
     @property
     def environment_seed(self) -> int:
@@ -290,7 +227,7 @@ class LearnerRun:
 
     def _learn(self, source: Source, learner: ProgramLearner) -> None:
         with (
-            PrometheusEndpoint().served(self.settings.metrics) as endpoint,
+            PrometheusEndpoint().served(self.plan.metrics) as endpoint,
             self.training(source, learner.also_saved) as (training, checkpoint_writer),
         ):
             learner.begin(training, checkpoint_writer)
@@ -323,12 +260,12 @@ class LearnerRun:
         also_saved: called for every checkpoint; returns further entries.
         """
         made, folder, step = self.made, self.session.folder, self.progress.step
-        config, labels = self.settings.checkpoints, checkpoints.labels(made.agent, self._recorded)
+        config, labels = self.plan.checkpoints, checkpoints.labels(made.agent, self._recorded)
         checkpoint_writer = CheckpointWriter(folder, labels, config, self._saved_replay, also_saved)
         run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
-        trace = self.settings.learner.hardware.write_profiler_trace
+        trace = self.plan.learner.hardware.write_profiler_trace
         is_complete = step >= self._total_steps
-        with closing(Logs(() if is_complete else self.settings.loggers, run)) as log:
+        with closing(Logs(() if is_complete else self.plan.loggers, run)) as log:
             training = Training(
                 source=source,
                 optimiser_step=made.optimiser_step,
@@ -337,18 +274,18 @@ class LearnerRun:
                 log=log,
                 supervisor=self.session.supervisor,
                 total_steps=self._total_steps,
-                pause_at=self.settings.run.pause_at,
+                pause_at=self.plan.run.pause_at,
                 progress=self.progress,
                 folder=folder.path,
                 trace=folder.path / "trace.json" if trace else None,
                 keep=checkpoint_writer.keep_last_good,
-                info_keywords=self.described.env.options.info_keywords,
+                info_keywords=self.plan.env.options.info_keywords,
                 learns_all=self._replica is not None,
             )
-            if self.settings.becomes_latest:
+            if self.plan.becomes_latest:
                 training.after_first_update = folder.become_latest
             leads = self._replica is None or self._replica.leads
-            if leads and (pool := self.described.env.options.selfplay):
+            if leads and (pool := self.plan.env.options.selfplay):
                 every = max(1, self._total_steps // _VERSIONS)
                 training.after_update = PastVersions(Path(pool), made.agent, every, step)
             yield training, checkpoint_writer
@@ -388,14 +325,14 @@ class LearnerRun:
     def _say_start(self, compute: Compute, agent: Agent) -> None:
         print(agent.summary(), flush=True)
         print(compute.summary(agent.model), flush=True)
-        if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
+        if clipping := getattr(self.plan.learner.algorithm, "reward_clipping", None):
             print(describe_clipping(clipping), flush=True)
-        if self._has_defaults() and (hint := hint_of_defaults(self.described.env.name)):
+        if self._has_defaults() and (hint := hint_of_defaults(self.plan.env.name)):
             print(hint, flush=True)
 
     def _has_defaults(self) -> bool:
         """Returns whether a program starts a new run with IMPALA's default settings."""
-        learner, algorithm = self.settings.learner, self.settings.learner.algorithm
+        learner, algorithm = self.plan.learner, self.plan.learner.algorithm
         resolved = {
             name: getattr(algorithm, name, None)
             for name in ("reward_clipping", "normalise_returns")
@@ -403,20 +340,20 @@ class LearnerRun:
         usual = IMPALAConfig(
             **{name: value for name, value in resolved.items() if value is not None}
         )
-        is_program = "preset" in self.settings.recorded and self.earlier.recorded is None
+        is_program = "preset" in self.plan.recorded and self.earlier.recorded is None
         return is_program and algorithm == usual and learner.rollouts == RolloutConfig()
 
     def _say_end(self, training: Training) -> None:
-        folder, program = self.session.folder, self.settings.facts.program
+        folder, program = self.session.folder, self.plan.program
         progress = self.progress
         say(summary(progress, training.steps_here, training.seconds))
         exists = folder.checkpoint.exists()
         naming = naming_flags(self._recorded)
         more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete
         to_resume = [
-            *([] if self.described.others_serve else naming),
-            *reaching_flags(self.settings.recorded),
-            *self.settings.of_command,
+            *([] if self.plan.others_serve else naming),
+            *reaching_flags(self.plan.recorded),
+            *self.plan.of_command,
             *(more if progress.step >= self._total_steps else []),
         ]
         replica = self._replica

@@ -44,9 +44,9 @@ from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.fleets.system import check_memory, in_bytes
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.replay import ON_RAY, joined_on_ray
-from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.checkpoint_writer import REPLAY
 from torchbeast.run.learner_run import LearnerRun
+from torchbeast.run.plan import LearnerConfig
 from torchbeast.seeds import seed_of
 from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import SharedReplayClient
@@ -61,10 +61,10 @@ def with_replay(
     Yields the source with the replay, and the replay if it is to be saved. free: bytes of memory
     that were free before the online source was made.
     """
-    config, agent = run.settings.learner, learner.agent
+    config, agent = run.plan.learner, learner.agent
     of_run, at_once = (config, agent, learner.extras, learner.seed), learner.batches_at_once
     if config.replay.replay_service is not None:
-        with joined_replay(*of_run, run.settings.run.xpid) as shared:
+        with joined_replay(*of_run, run.plan.run.xpid) as shared:
             run.session.supervisor.on_close(shared.close)
             yield mixed_source(online, shared, config, agent, at_once), None
         return
@@ -83,11 +83,11 @@ def _outcome(run: LearnerRun) -> Outcome:
     """Returns the function that computes rewards of other goals in the run's environment; raises
     UsageError if the environment does not have goals.
     """
-    described = run.described
-    if described.make is None:
-        return outcome_of(described.here(), run.session.supervisor)
-    with closing(described.make(1)) as env:
-        return outcome_in(env, described.env.name)
+    plan = run.plan
+    if plan.make_envs is None:
+        return outcome_of(plan.local_env(), run.session.supervisor)
+    with closing(plan.make_envs(1)) as env:
+        return outcome_in(env, plan.env.name)
 
 
 def make_replay(

@@ -57,7 +57,7 @@ from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import HardwareConfig
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.learner_run import RunSettings
+from torchbeast.run.plan import Plan
 from torchbeast.run.training import DONE
 from torchbeast.seeds import seed_of
 
@@ -156,23 +156,23 @@ class Replica:
                 f"--num_learner_threads {threads} works with one learner only: remove it"
             )
 
-    def share_of(self, settings: RunSettings) -> RunSettings:
-        """Returns the settings of this rank, with its part of the batch and the files it writes."""
-        config = settings.learner
-        self._has_callbacks = bool(settings.callbacks)
+    def share_of(self, plan: Plan) -> Plan:
+        """Returns the plan of this rank, with its part of the batch and the files it writes."""
+        config = plan.learner
+        self._has_callbacks = bool(plan.callbacks)
         batch_size = config.rollouts.batch_size // self.size
         learner = dataclasses.replace(
             config,
             rollouts=dataclasses.replace(config.rollouts, batch_size=batch_size),
             hardware=self._hardware(config.hardware),
         )
-        settings = dataclasses.replace(settings, learner=learner)
+        plan = dataclasses.replace(plan, learner=learner)
         if self.leads:
-            return settings
+            return plan
         return dataclasses.replace(
-            settings,
-            checkpoints=dataclasses.replace(settings.checkpoints, disable_checkpoint=True),
-            display=dataclasses.replace(settings.display, suppress_logs=True),
+            plan,
+            checkpoints=dataclasses.replace(plan.checkpoints, disable_checkpoint=True),
+            display=dataclasses.replace(plan.display, suppress_logs=True),
             loggers=(),
             metrics=MetricsConfig(),  # off
             callbacks=(),

@@ -45,13 +45,13 @@ class Watch:
 
     def until_the_end(self) -> None:
         """Watches until the supervisor ends the run."""
-        settings, supervisor = self.run.settings, self.training.supervisor
+        plan, supervisor = self.run.plan, self.training.supervisor
         watchdog = Watchdog(running_time(), self.run.rollouts_at_once)
         window, first, status = RecentShares(), None, self.training.source.status()
-        save_every_s = settings.checkpoints.checkpoint_interval
+        save_every_s = plan.checkpoints.checkpoint_interval
         save_at = running_time() + min(FIRST_CHECKPOINT_S, save_every_s)
-        only_warnings = settings.display.suppress_logs
-        title = f"{self.run.described.env.name}, {settings.run.xpid}"
+        only_warnings = plan.display.suppress_logs
+        title = f"{self.run.plan.env.name}, {plan.run.xpid}"
         with Display(title, only_warnings=only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = self.training.source.status(), running_time()
@@ -77,7 +77,7 @@ class Watch:
     def _say_bottleneck(self, first: Reading) -> None:
         """Names the bottleneck of the run; first: a reading after its first update."""
         last = self.training.reading()
-        found = diagnose(shares(last, first), self.run.settings.facts)
+        found = diagnose(shares(last, first), self.run.plan.collection)
         is_long = last.time - first.time >= _LEAST_S
         if found is not None and is_long and self.training.updates_here >= _LEAST_UPDATES:
             say(f"Overall: {found.sentence}.")
@@ -93,7 +93,7 @@ class Watch:
         recent = window.add(self.training.reading()) if has_learnt else UNKNOWN
         lost_streams = self.training.source.lost_streams()
         _, live = alive(status)
-        advice = diagnose(recent, self.run.settings.facts) if live else None
+        advice = diagnose(recent, self.run.plan.collection) if live else None
         shown = Shown(
             progress=replace(self.training.progress),  # a copy: learner threads change it
             total_steps=self.training.total_steps,
@@ -101,7 +101,7 @@ class Watch:
             lost_streams=lost_streams,
             shares=recent,
             diagnosis=diagnose_lost_streams(lost_streams, live) or advice,
-            run=self.run.settings.run.xpid,
+            run=self.run.plan.run.xpid,
             updates=self.training.updates,
             stage_seconds=self.training.reading().seconds,
             row=self.training.metrics,

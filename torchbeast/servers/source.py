@@ -23,12 +23,15 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import libtorchbeast
+from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import (
     WAIT_S,
@@ -42,7 +45,9 @@ from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_e
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
+from torchbeast.core.base.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import allow_descriptors, available_cores
@@ -329,3 +334,26 @@ def _in_all_rows(numbers: Tensor, reward: Tensor, spare_columns: int) -> Tensor:
     """
     rows = numbers.expand(reward.shape)
     return rows.contiguous() if spare_columns else rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedCollection(CollectionPlan):
+    """Collects from environment servers, and chooses actions in the learner's process."""
+
+    fleet: ServerFleet
+    pipeline: PipelineConfig
+    join_server: JoinServer | None = None  # where hosts dial in
+
+    acts_where_it_steps = False
+    of_processes = "num_servers"
+
+    def source(
+        self,
+        learner: LearnerInfo[Any],
+        env: EnvSpec,
+        precision: Precision,
+        ending: ExitStack,
+        stops_early: Callable[[float], bool] | None = None,
+    ) -> PolySource:
+        """Makes the source, whose servers are running."""
+        return PolySource(learner, self.fleet, self.pipeline, join_server=self.join_server)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the plan of a run from a scheme, as a program with the same flags would make it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from torchbeast.collect.collection_plan import CollectionPlan
+from torchbeast.core.actors.registry import ActorFactory, Agent, make_agent
+from torchbeast.core.algos.config import recorded
+from torchbeast.core.algos.registry import name_of
+from torchbeast.core.base.specs import ActorSpec, ModelConfig
+from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.envs import spec_of
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
+from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.run.assemble import CPU_BYTES_AT_ONCE
+from torchbeast.run.config import HardwareConfig, TrainingConfig
+from torchbeast.run.plan import LearnerConfig, MakeGradientWorkers, Plan
+from torchbeast.schemes.scheme import Scheme
+
+
+def plan_of(scheme: Scheme, run: RunConfig, total_steps: int, loggers: Sequence[Logger]) -> Plan:
+    """Returns the plan of a run of total_steps.
+
+    Raises SpecError if the environments cannot be sent to the workers.
+    """
+    env, envs = _env_spec(scheme), scheme.train_envs_factory
+    learner = _learner_config(scheme, env, total_steps)
+    return Plan(
+        program="polybeast" if scheme.inference == "central" else "monobeast",
+        run=run,
+        recorded=_recorded(scheme, run, learner),
+        learner=learner,
+        make_agent=functools.partial(_agent, envs, scheme.actor_factory),
+        gradients=_gradients(scheme, env),
+        env=env,
+        observation_space=envs.single_frame_space,
+        make_envs=envs.make,
+        collection=_collection(scheme, env),
+        loggers=loggers,
+        becomes_latest=False,  # its folder is the user's, who may keep other things there
+    )
+
+
+def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerConfig:
+    algo = scheme.algo
+    return LearnerConfig(
+        actor=scheme.actor_factory.spec,
+        algo=algo.algo,
+        algorithm=algo.config,
+        step=algo.step,
+        total_steps=total_steps,
+        rollouts=scheme.rollouts,
+        hardware=_hardware(scheme),
+        replay=scheme.replay,
+        transitions=scheme.transitions,
+        synchronous_rollouts=scheme.synchronous_rollouts,
+        reproducible=scheme.col_remote_workers > 0 and scheme.is_synchronous,
+    ).in_environment(env.name)
+
+
+def _hardware(scheme: Scheme) -> HardwareConfig:
+    """Returns the use of this machine. The thread that calls `step` is the only one that learns;
+    several would mostly wait for each other in operations on a batch of a single slice.
+    """
+    rows = 2 if scheme.learns_from_transitions else scheme.rollouts.unroll_length + 1
+    size = num_bytes(scheme.train_envs_factory.observation_space) * rows
+    return HardwareConfig(
+        num_learner_threads=1,
+        torch_threads=1 if scheme.rollouts.batch_size * size <= CPU_BYTES_AT_ONCE else None,
+        device=scheme.local_device or "auto",
+    )
+
+
+def _recorded(scheme: Scheme, run: RunConfig, learner: LearnerConfig) -> dict[str, Any]:
+    """Returns the settings by the names of a program's flags."""
+    network = learner.actor
+    parts = [
+        run,
+        learner.algorithm,
+        learner.step,
+        learner.rollouts,
+        learner.hardware,
+        learner.replay,
+        learner.transitions,
+        TrainingConfig(total_steps=learner.total_steps),
+        ModelConfig(
+            model=network.name, model_kwargs=dict(network.kwargs), use_lstm=network.use_lstm
+        ),
+        scheme.collecting,
+    ]
+    flags = {name: value for part in parts for name, value in recorded(part).items()}
+    return {**flags, "algo": name_of(learner.algo)}
+
+
+def _env_spec(scheme: Scheme) -> EnvSpec:
+    """Returns the spec of the environments; raises SpecError if workers cannot be sent it."""
+    envs = scheme.train_envs_factory
+    spec = spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
+    keywords = envs.info_keywords or spec.options.info_keywords
+    options = dataclasses.replace(spec.options, info_keywords=keywords)
+    return dataclasses.replace(spec, options=options)
+
+
+def _agent(envs: VecEnvFactory, factory: ActorFactory, spec: ActorSpec) -> Agent:
+    agent = make_agent(spec, envs.single_frame_space, envs.action_space, envs.frame_stack)
+    factory.restart(agent.model)
+    return agent
+
+
+def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
+    """Returns how the learner collects, or else each of the gradient workers."""
+    num_envs, on_demand = scheme.num_envs, scheme.synchronous_rollouts > 0
+    if scheme.gradients is not None:  # whose versions skip numbers, and may drop batches
+        on_demand = scheme.is_synchronous
+    if scheme.inference == "central":
+        from torchbeast.learner.served import StartedServers  # compiled
+
+        return StartedServers.of(scheme.fleet, scheme.train_envs_factory)
+    if not scheme.col_remote_workers:
+        from torchbeast.collect.local import LocalCollection
+
+        make, lag = scheme.train_envs_factory.make, 0 if scheme.is_synchronous else None
+        return LocalCollection(num_envs=num_envs, fixed_lag=lag, make_env=make)
+    from torchbeast.collect.source import FleetCollection, collection_in_processes
+
+    if scheme.col_backend == "processes":
+        return collection_in_processes(scheme.processes, on_demand)
+    from torchbeast.learner.gradients import ray_fleet
+
+    return FleetCollection(
+        num_envs=num_envs,
+        processes=scheme.col_remote_workers,
+        fixed_lag=scheme.processes.fixed_lag,
+        actors=scheme.ray,
+        make_fleet=functools.partial(ray_fleet, scheme, env, scheme.ray),
+        on_demand=on_demand,
+    )
+
+
+def _gradients(scheme: Scheme, env: EnvSpec) -> MakeGradientWorkers | None:
+    if scheme.gradients is None:
+        return None
+    from torchbeast.learner.gradients import gradient_fleet, workers_of
+
+    fleet = functools.partial(gradient_fleet, scheme, scheme.gradients, env)
+    return functools.partial(workers_of, scheme.gradients, fleet)
+
+
+def check_loggers(loggers: Sequence[Logger]) -> None:
+    """Raises UsageError unless they are a sequence of loggers."""
+    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
+        raise UsageError(f"loggers must be a list of loggers, got {loggers!r}")
+    for logger in loggers:
+        if isinstance(logger, type) or not callable(getattr(logger, "open", None)):
+            raise UsageError(
+                "loggers must be objects with a method open(run), such as "
+                f"torchbeast.reporting.StdoutLogger(...), got {logger!r}"
+            )
