@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchbeast.cli import command_line
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.source import collection_in_processes
+from torchbeast.collect.source import FleetCollection, local_fleet
 from torchbeast.core.base.checks import counted
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import EXIT_DONE
@@ -22,8 +22,6 @@ from torchbeast.reporting.run_folder import session
 from torchbeast.run.learner_run import LearnerRun
 
 PROGRAM = "monobeast"
-# As in MonoBeast 2019. PolyBeast has the deep network, as in 2019.
-MODEL_FOR_IMAGES = "shallow"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,9 +42,15 @@ def run(flags: MonoBeastFlags) -> int:
         say(f"{counted(num_envs, 'environment')} in {workers}.")
         env = flags.environment.spec
         spaces = spaces_of(env, opened.supervisor.check_goes_on)
-        collection = collection_in_processes(processes, flags.synchronous_rollouts > 0)
-        plan = flags.plan(PROGRAM, env, spaces, collection, MODEL_FOR_IMAGES)
-        LearnerRun(plan, opened).train()
+        collection = FleetCollection(
+            num_envs=num_envs,
+            processes=processes.processes(),
+            fixed_lag=processes.fixed_lag,
+            actors=processes,
+            make_fleet=local_fleet,
+            on_demand=flags.synchronous_rollouts > 0,
+        )
+        LearnerRun(flags.plan(PROGRAM, env, spaces, collection), opened).train()
     return EXIT_DONE
 
 

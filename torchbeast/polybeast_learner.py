@@ -246,6 +246,7 @@ def plan_of(
     collection = ServedCollection(
         num_envs=fleet.num_envs,
         processes=started,
+        fixed_lag=None,
         fleet=own,
         pipeline=pipeline,
         join_server=join_server,

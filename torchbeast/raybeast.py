@@ -18,9 +18,9 @@ from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetCollection, FleetSource
-from torchbeast.collect.weights import SharedWeights
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import spaces_of
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import check_alone
@@ -32,7 +32,6 @@ from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.plan import Plan
 
 PROGRAM = "raybeast"
-MODEL_FOR_IMAGES = "shallow"  # like the first RayBeast without --use_resnet
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,12 +65,13 @@ def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> 
     collection = ClusterCollection(
         num_envs=num_envs,
         processes=workers,
+        fixed_lag=None,
         cores=int(sum(node.cpus for node in room.nodes)),
         actors=ray,
         make_fleet=lambda: fleet,
         room=room,
     )
-    return flags.plan(PROGRAM, env, spaces, collection, MODEL_FOR_IMAGES)
+    return flags.plan(PROGRAM, env, spaces, collection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,13 @@ class ClusterCollection(FleetCollection):
 
     room: Room
 
-    def source(self, learner: LearnerInfo[SharedWeights], *others: Any) -> FleetSource:
+    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; raises UsageError if the object store is too small."""
         length, weights = learner.rollouts.unroll_length, learner.weights
         rollout = slot_bytes(RolloutSpec(learner.agent, learner.extras, length), num_envs=1)
         version = weights.num_bytes // weights.size
         check_object_store(self.room, rollout, self.actors.buffers(), version)
-        return super().source(learner, *others)
+        return super().source(learner, env, ending)
 
 
 if __name__ == "__main__":

@@ -285,7 +285,7 @@ def test_a_learner_is_assembled_with_the_algorithm() -> None:
 def plan_of(flags: MonoBeastFlags) -> Plan:
     """Returns a plan that can be assembled; it has no source."""
     spaces = ArraySpec((4,), "float32"), Discrete(3), 1
-    collection = CollectionPlan(num_envs=4, processes=2)
+    collection = CollectionPlan(num_envs=4, processes=2, fixed_lag=None)
     return flags.plan("monobeast", EnvSpec("Catch"), spaces, collection)
 
 

@@ -36,7 +36,7 @@ def source_of(
     learner = setup.learner(weights, **of_learner)
     actors = ProcessesConfig(num_envs=setup.num_envs, num_buffers=num_buffers)
     groups, env = setup.num_groups, EnvSpec(setup.env_id)
-    return FleetSource(learner, env, "float32", fleet, actors, groups, fixed_lag, on_demand)
+    return FleetSource(learner, env, fleet, actors, groups, fixed_lag, on_demand)
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from torchbeast.fleets.supervisor import Supervisor
 @contextmanager
 def running_local(setup: Setup, stops_early: Any = None) -> Iterator[Running]:
     """Starts a source."""
-    learner = setup.learner(PublishedWeights)
+    learner = setup.learner(PublishedWeights, stops_early=stops_early)
     make = functools.partial(make_environment, setup.env_id)
-    source = LocalSource(learner, (), "float32", make, setup.num_envs, stops_early)
+    source = LocalSource(learner, (), make, setup.num_envs)
     supervisor = Supervisor()
     try:
         source.start(supervisor)

@@ -85,6 +85,7 @@ class Setup:
             "device": torch.device("cpu"),
             "extras": self.extras,
             "mode": self.mode,
+            "precision": "float32",
             "rollouts": RolloutConfig(batch_size=self.batch_size, unroll_length=self.unroll_length),
             "seed": self.seed,
             "spare_columns": 0,

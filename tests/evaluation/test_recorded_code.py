@@ -168,7 +168,7 @@ def test_a_learner_calls_a_servers_factory_only_with_arguments_that_were_typed(
 
     def here(asked: envs.EnvSpec) -> envs.EnvSpec:
         env, spaces = envs.EnvSpec(name, kwargs), (ArraySpec((), "float32"), Discrete(2), 1)
-        collection = CollectionPlan(num_envs=1, processes=None)
+        collection = CollectionPlan(num_envs=1, processes=None, fixed_lag=None)
         plan = MonoBeastFlags().plan("polybeast_learner", env, spaces, collection)
         return dataclasses.replace(plan, others_serve=True, asked=asked).local_env()
 

@@ -258,12 +258,13 @@ def of_catch(
         device=torch.device("cpu"),
         extras=step.algo.needs,
         mode="sample",
+        precision="float32",
         rollouts=RolloutConfig(batch_size=num_envs, unroll_length=10),
         seed=seed_of(5, "gradient worker", index),
         spare_columns=0,
         batches_at_once=1,
     )
-    source = LocalSource(learner, (), "float32", partial(SeenSeeds, folder=folder), num_envs)
+    source = LocalSource(learner, (), partial(SeenSeeds, folder=folder), num_envs)
     return WorkerParts(source=source, optimiser_step=step, publish=weights.publish, end=source.end)
 
 

@@ -59,7 +59,7 @@ class Served(CollectionPlan):
 
 def setup(program: str = "monobeast", **changes: Any) -> CollectionPlan:
     """Returns how a program collects, by default with 2 processes on 2 cores."""
-    usual: dict[str, Any] = {"num_envs": 8, "cores": 2}
+    usual: dict[str, Any] = {"num_envs": 8, "fixed_lag": None, "cores": 2}
     processes = None if program == "polybeast_learner" else 2
     kind = Served if program.startswith("polybeast") else CollectionPlan
     return kind(processes=processes, **(usual | changes))

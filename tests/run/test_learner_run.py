@@ -93,7 +93,7 @@ def plan_of(
     env_id: str = "Catch",
 ) -> Plan:
     """Returns the plan of a run whose source and agent the test makes."""
-    collection = GivenCollection(num_envs=4, processes=2, make_source=make_source)
+    collection = GivenCollection(num_envs=4, processes=2, fixed_lag=None, make_source=make_source)
     spaces: Any = (), Discrete(3), 1
     plan = flags.plan("monobeast", EnvSpec(env_id), spaces, collection)
     return dataclasses.replace(plan, make_agent=make_agent)

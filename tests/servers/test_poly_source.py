@@ -344,6 +344,7 @@ def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Ru
         device=torch.device("cpu"),
         extras=setup.extras,
         mode=setup.mode,
+        precision="float32",
         rollouts=RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),
         seed=setup.seed,
         spare_columns=spare_columns,

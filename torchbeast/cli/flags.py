@@ -24,6 +24,8 @@ from torchbeast.servers.config import (
 class RayBeastFlags(LearnerFlags):
     """Trains an agent on Ray: on this machine, or on a cluster (--address)."""
 
+    model_for_images = "shallow"  # like the first RayBeast without --use_resnet
+
     environment: EnvConfig = field(default_factory=EnvConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 

@@ -76,6 +76,8 @@ class LearnerFlags:
 
     decided_by_servers: ClassVar[tuple[str, ...]] = ()
     """Names of flags whose values come from the environment servers, even in a resumed run."""
+    model_for_images: ClassVar[str] = "deep"
+    """The network that --model auto selects for images."""
 
     command: CommandFlags = field(default_factory=CommandFlags)
     defaults: DefaultsFlags = field(default_factory=DefaultsFlags)
@@ -147,22 +149,14 @@ class LearnerFlags:
 
     # --- what programs do with their flags
 
-    def plan(
-        self,
-        program: str,
-        env: EnvSpec,
-        spaces: Spaces,
-        collection: CollectionPlan,
-        for_images: str = "deep",
-    ) -> Plan:
-        """Returns the plan of a run of this program.
+    def plan(self, program: str, env: EnvSpec, spaces: Spaces, collection: CollectionPlan) -> Plan:
+        """Returns the plan of a run.
 
         Args:
             program: Name of the program.
             env: The environment.
             spaces: Its spaces.
             collection: How the run collects.
-            for_images: The network that --model auto selects for images.
         """
         from torchbeast.core.actors.registry import make_agent
         from torchbeast.run.callbacks import of_config
@@ -173,7 +167,7 @@ class LearnerFlags:
             run=self.run,
             recorded=recorded(self),
             learner=self.learner_config(env.name),
-            make_agent=lambda spec: make_agent(spec, *spaces, for_images),
+            make_agent=lambda spec: make_agent(spec, *spaces, self.model_for_images),
             env=env,
             observation_space=spaces[0],
             collection=collection,
@@ -239,6 +233,8 @@ class LearnerFlags:
 @dataclass(frozen=True, kw_only=True)
 class MonoBeastFlags(LearnerFlags):
     """Trains an agent on this machine. Needs no compiler."""
+
+    model_for_images = "shallow"  # as in MonoBeast 2019; PolyBeast has the deep network, as in 2019
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     processes: ProcessesConfig = field(default_factory=ProcessesConfig)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchbeast.collect.contract import LearnerInfo, Source
-    from torchbeast.core.base.specs import Precision
     from torchbeast.envs.spec import EnvSpec
 
 
@@ -28,7 +26,7 @@ class CollectionPlan:
 
     num_envs: int
     processes: int | None  # processes of this run that step environments; None: others' servers do
-    fixed_lag: int | None = None
+    fixed_lag: int | None
     cores: int = field(default_factory=available_cores)  # of all machines together
 
     acts_where_it_steps: ClassVar[bool] = True
@@ -47,22 +45,12 @@ class CollectionPlan:
 
         return PublishedWeights(model, version)
 
-    def source(
-        self,
-        learner: LearnerInfo[Any],
-        env: EnvSpec,
-        precision: Precision,
-        ending: ExitStack,
-        stops_early: Callable[[float], bool] | None = None,
-    ) -> Source:
+    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> Source:
         """Makes the source of a run.
 
         Args:
             learner: What the source needs to know about the learner.
             env: The environment.
-            precision: Of the actor's features where workers act, on the CPU.
             ending: Ends the workers or closes the environments of the source.
-            stops_early: Whether the given share of a batch suffices; only a source in the
-                learner's process calls it.
         """
         raise NotImplementedError

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchbeast.collect.config import RolloutConfig
     from torchbeast.core.actors.contract import Mode
     from torchbeast.core.actors.registry import Agent
+    from torchbeast.core.base.specs import Precision
     from torchbeast.fleets.supervisor import Supervisor
 
 ACTOR_STAGES = ("environment", "inference", "queueing")
@@ -113,11 +114,14 @@ class LearnerInfo(Generic[Published]):
     device: torch.device  # batches for a GPU are in pinned memory
     extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
     mode: Mode  # in which actions are chosen
+    precision: Precision  # of the actor's features on the CPU
     rollouts: RolloutConfig  # the batches of the source
     seed: int  # of the environments; differs after each resumption
     spare_columns: int  # of a batch, after the new rollouts: for replayed ones
     batches_at_once: int  # that the learner holds, at most: taken and not yet returned
     first_step: int = 0  # env steps that earlier parts of the run have learnt from
+    # Whether the given share of a batch suffices; only LocalSource asks, in a gradient worker.
+    stops_early: Callable[[float], bool] | None = None
 
 
 class Weights(Protocol):

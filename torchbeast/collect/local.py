@@ -37,7 +37,6 @@ from torchbeast.collect.worker import Player, StageClock
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.contract import give_options
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
@@ -53,9 +52,9 @@ class LocalSource:
     Threads: it starts no thread. If several threads ask for batches, one plays at a time. A batch
     shares memory with the source and is valid until its iterator advances or ends.
 
-    After every step the source calls `stops_early` with the share of the batch that is collected.
-    If it returns True, the batch ends there: the remaining steps are marked as not valid, their
-    rows repeat the last one, and the next batch continues from that step.
+    After every step the source calls the learner's `stops_early` with the share of the batch that
+    is collected. If it returns True, the batch ends there: the remaining steps are marked as not
+    valid, their rows repeat the last one, and the next batch continues from that step.
 
     If an environment raises an exception, the run fails. An exception from outside, such as
     KeyboardInterrupt in a notebook, only drops the unfinished rollout: the next batch starts new
@@ -68,19 +67,16 @@ class LocalSource:
         self,
         learner: LearnerInfo[Any],
         info_keywords: Sequence[str],
-        precision: Precision,
         make_env: Callable[[int], VecEnv],
         num_envs: int,
-        stops_early: Callable[[float], bool] | None = None,
     ) -> None:
         """Allocates buffers. The environments are made with the first batch.
 
-        info_keywords: numbers to keep from the info of an episode's last step. precision: of the
-        actor's features on the CPU. make_env: makes the given number of environments. stops_early:
-        returns whether the given share of a batch suffices.
+        info_keywords: numbers to keep from the info of an episode's last step. make_env: makes the
+        given number of environments.
         """
         self._learner, self._make_env, self._num_envs = learner, make_env, num_envs
-        self._stops = stops_early
+        self._stops = learner.stops_early
         length = learner.rollouts.unroll_length
         spec = RolloutSpec(learner.agent, learner.extras, length, info_keywords)
         self._free: queue.SimpleQueue[BatchBuffer | None] = queue.SimpleQueue()
@@ -90,7 +86,7 @@ class LocalSource:
             self._free.put(batch)
         self._closed = threading.Event()
         self._actor = copy.deepcopy(learner.agent.model).to("cpu")
-        self._actor.set_precision(precision, torch.device("cpu"))
+        self._actor.set_precision(learner.precision, torch.device("cpu"))
         self._stage_clock = StageClock()
         self._slot: RolloutArrays = map_leaves(
             lambda spec: np.empty(spec.shape, spec.dtype), slot_fields(spec, num_envs)
@@ -248,18 +244,10 @@ class LocalCollection(CollectionPlan):
     """Collects in the learner's process."""
 
     make_env: Callable[[int], VecEnv]
-    processes: int | None = 1
 
-    def source(
-        self,
-        learner: LearnerInfo[Any],
-        env: EnvSpec,
-        precision: Precision,
-        ending: ExitStack,
-        stops_early: Callable[[float], bool] | None = None,
-    ) -> LocalSource:
+    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> LocalSource:
         """Makes the source; `ending` closes its environments."""
-        keywords, num_envs = env.options.info_keywords, self.num_envs
-        source = LocalSource(learner, keywords, precision, self.make_env, num_envs, stops_early)
+        keywords = env.options.info_keywords
+        source = LocalSource(learner, keywords, self.make_env, self.num_envs)
         ending.callback(source.end)
         return source

@@ -43,7 +43,7 @@ from typing import Any
 from torch import nn
 
 from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
+from torchbeast.collect.config import BufferedActorsConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
 from torchbeast.collect.rollout_buffers import (
     Collector,
@@ -55,7 +55,6 @@ from torchbeast.collect.rollout_buffers import (
 from torchbeast.collect.weights import SharedWeights, address_of, ring_size
 from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
 from torchbeast.core.base.checks import require
-from torchbeast.core.base.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError
@@ -109,7 +108,6 @@ class FleetSource:
         self,
         learner: LearnerInfo[SharedWeights],
         env: EnvSpec,
-        precision: Precision,
         fleet: Fleet,
         actors: BufferedActorsConfig,
         num_workers: int,
@@ -118,16 +116,16 @@ class FleetSource:
     ) -> None:
         """Allocates buffers and shared memory.
 
-        precision: of the workers' features on the CPU. fleet: makes WORKERs. actors: with a fixed
-        lag, whole rollouts must fill a batch. on_demand: collect only when the learner asks for a
-        batch, in one thread, whatever the version of the weights; needs a fixed lag of 0.
+        fleet: makes WORKERs. actors: with a fixed lag, whole rollouts must fill a batch. on_demand:
+        collect only when the learner asks for a batch, in one thread, whatever the version of the
+        weights; needs a fixed lag of 0.
         """
         self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
         require(
             not on_demand or fixed_lag == 0,
             f"rollouts on demand need fixed_lag 0, got {fixed_lag}",
         )
-        self._learner, self._env, self._precision, self._fleet = learner, env, precision, fleet
+        self._learner, self._env, self._fleet = learner, env, fleet
         self._weights, self._lag, self._on_demand = learner.weights, fixed_lag, on_demand
         self._first_version = self._weights.version
         self._asked = 0  # batches requested so far, on demand
@@ -483,7 +481,7 @@ class FleetSource:
         return {
             "env": self._env.as_json(),
             "actor": learner.agent.spec.as_json(),
-            "precision": self._precision,
+            "precision": self._learner.precision,
             "unroll_length": learner.rollouts.unroll_length,
             "extras": learner.extras,
             "mode": learner.mode,
@@ -617,35 +615,13 @@ class FleetCollection(CollectionPlan):
         """Returns weights that workers share, with the versions that a fixed lag needs."""
         return SharedWeights(model, version, ring_size(self.fixed_lag))
 
-    def source(
-        self,
-        learner: LearnerInfo[Any],
-        env: EnvSpec,
-        precision: Precision,
-        ending: ExitStack,
-        stops_early: Callable[[float], bool] | None = None,
-    ) -> FleetSource:
+    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; `ending` ends the fleet."""
         fleet = ending.enter_context(self.make_fleet())
-        how = self.processes, self.fixed_lag, self.on_demand
-        return FleetSource(learner, env, precision, fleet, self.actors, *how)
+        how = self.actors, self.processes, self.fixed_lag, self.on_demand
+        return FleetSource(learner, env, fleet, *how)
 
 
-def collection_in_processes(processes: ProcessesConfig, on_demand: bool) -> FleetCollection:
-    """Returns the plan of a collection with worker processes on this machine.
-
-    on_demand: collect only when the learner asks for a batch.
-    """
-    return FleetCollection(
-        num_envs=processes.environments(),
-        processes=processes.processes(),
-        fixed_lag=processes.fixed_lag,
-        actors=processes,
-        make_fleet=_processes,
-        on_demand=on_demand,
-    )
-
-
-def _processes() -> LocalFleet:
+def local_fleet() -> LocalFleet:
     """Returns a fleet of processes with one thread each, because there is one for each core."""
     return LocalFleet(WORKER, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})

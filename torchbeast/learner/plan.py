@@ -81,21 +81,11 @@ def _hardware(scheme: Scheme) -> HardwareConfig:
 
 def _recorded(scheme: Scheme, run: RunConfig, learner: LearnerConfig) -> dict[str, Any]:
     """Returns the settings by the names of a program's flags."""
-    network = learner.actor
-    parts = [
-        run,
-        learner.algorithm,
-        learner.step,
-        learner.rollouts,
-        learner.hardware,
-        learner.replay,
-        learner.transitions,
-        TrainingConfig(total_steps=learner.total_steps),
-        ModelConfig(
-            model=network.name, model_kwargs=dict(network.kwargs), use_lstm=network.use_lstm
-        ),
-        scheme.collecting,
-    ]
+    network, length = learner.actor, TrainingConfig(total_steps=learner.total_steps)
+    kwargs = dict(network.kwargs)
+    model = ModelConfig(model=network.name, model_kwargs=kwargs, use_lstm=network.use_lstm)
+    parts = [run, scheme.collecting, model, length, learner.algorithm, learner.step]
+    parts += [learner.rollouts, learner.replay, learner.transitions, learner.hardware]
     flags = {name: value for part in parts for name, value in recorded(part).items()}
     return {**flags, "algo": name_of(learner.algo)}
 
@@ -117,32 +107,32 @@ def _agent(envs: VecEnvFactory, factory: ActorFactory, spec: ActorSpec) -> Agent
 
 def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
     """Returns how the learner collects, or else each of the gradient workers."""
-    num_envs, on_demand = scheme.num_envs, scheme.synchronous_rollouts > 0
+    envs, workers = scheme.train_envs_factory, scheme.col_remote_workers
+    on_demand = scheme.synchronous_rollouts > 0
     if scheme.gradients is not None:  # whose versions skip numbers, and may drop batches
         on_demand = scheme.is_synchronous
+    facts: dict[str, Any] = {
+        "num_envs": scheme.num_envs,
+        "processes": max(1, workers),
+        "fixed_lag": scheme.processes.fixed_lag,
+    }
     if scheme.inference == "central":
         from torchbeast.learner.served import StartedServers  # compiled
 
-        return StartedServers.of(scheme.fleet, scheme.train_envs_factory)
-    if not scheme.col_remote_workers:
+        return StartedServers(**facts, config=scheme.fleet, envs=envs)
+    if not workers:
         from torchbeast.collect.local import LocalCollection
 
-        make, lag = scheme.train_envs_factory.make, 0 if scheme.is_synchronous else None
-        return LocalCollection(num_envs=num_envs, fixed_lag=lag, make_env=make)
-    from torchbeast.collect.source import FleetCollection, collection_in_processes
+        return LocalCollection(**facts, make_env=envs.make)
+    from torchbeast.collect.source import FleetCollection, local_fleet
 
-    if scheme.col_backend == "processes":
-        return collection_in_processes(scheme.processes, on_demand)
-    from torchbeast.learner.gradients import ray_fleet
+    actors: Any = scheme.processes
+    make_fleet: Any = local_fleet
+    if scheme.col_backend == "ray":
+        from torchbeast.learner.gradients import ray_fleet
 
-    return FleetCollection(
-        num_envs=num_envs,
-        processes=scheme.col_remote_workers,
-        fixed_lag=scheme.processes.fixed_lag,
-        actors=scheme.ray,
-        make_fleet=functools.partial(ray_fleet, scheme, env, scheme.ray),
-        on_demand=on_demand,
-    )
+        actors, make_fleet = scheme.ray, functools.partial(ray_fleet, scheme, env, scheme.ray)
+    return FleetCollection(**facts, actors=actors, make_fleet=make_fleet, on_demand=on_demand)
 
 
 def _gradients(scheme: Scheme, env: EnvSpec) -> MakeGradientWorkers | None:

@@ -6,14 +6,13 @@ with it. It needs the compiled libtorchbeast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.contract import BatchTaker, LearnerInfo
-from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
@@ -38,20 +37,7 @@ class StartedServers(CollectionPlan):
     acts_where_it_steps = False
     of_processes = "num_servers"
 
-    @classmethod
-    def of(cls, config: FleetConfig, envs: VecEnvFactory) -> StartedServers:
-        """Returns the plan of a collection with these servers."""
-        num_envs, processes = config.environments(), config.servers()
-        return cls(num_envs=num_envs, processes=processes, config=config, envs=envs)
-
-    def source(
-        self,
-        learner: LearnerInfo[PublishedWeights],
-        env: EnvSpec,
-        precision: Precision,
-        ending: ExitStack,
-        stops_early: Callable[[float], bool] | None = None,
-    ) -> PolySource:
+    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> PolySource:
         """Makes the source.
 
         `ending` ends its servers, removes its sockets, and restores the limit of open files.

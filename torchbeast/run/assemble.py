@@ -68,9 +68,10 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
     device = _device(config)
     use_cuda, megabytes = device.type == "cuda", config.megabytes_at_once
     usual = None if use_cuda else CPU_BYTES_AT_ONCE
+    is_exact = reproducible and config.precision == "auto"  # "auto": each device has its own
     return Compute(
         device=device,
-        precision=config.features(reproducible),
+        precision="float32" if is_exact else config.precision,
         threads=config.torch_threads or (1 if reproducible else available_cores()),
         bytes_at_once=usual if megabytes is None else int(megabytes * 1e6) or None,
         is_whole=use_cuda or config.compile or reproducible,
@@ -124,12 +125,10 @@ class Assembled:
         """The algorithm of the learner."""
         return self.optimiser_step.algo
 
-    def learner_info(
-        self, config: LearnerConfig, seed: int, first_step: int = 0
-    ) -> LearnerInfo[Any]:
-        """Returns what its source needs to know.
+    def learner_info(self, config: LearnerConfig, seed: int, **others: Any) -> LearnerInfo[Any]:
+        """Returns what its source needs to know; others: further fields of LearnerInfo.
 
-        seed: of the environments. first_step: env steps of earlier parts of the run.
+        seed: of the environments.
         """
         at_once = 1  # because each batch is copied into the replay
         if not config.learns_from_transitions:
@@ -144,7 +143,8 @@ class Assembled:
             seed=seed,
             spare_columns=config.spare_columns,
             batches_at_once=at_once,
-            first_step=first_step,
+            precision=self.compute.precision,
+            **others,
         )
 
 

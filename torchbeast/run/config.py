@@ -57,10 +57,6 @@ class HardwareConfig:
         """Whether no GPU is used, even if there is one."""
         return self.disable_cuda or self.device == "cpu"
 
-    def features(self, reproducible: bool) -> Precision:
-        """Returns the precision of features on all devices; "auto": each device has its own."""
-        return "float32" if reproducible and self.precision == "auto" else self.precision
-
     def __post_init__(self) -> None:
         at_least(1, num_learner_threads=self.num_learner_threads, torch_threads=self.torch_threads)
         at_least(0, megabytes_at_once=self.megabytes_at_once)

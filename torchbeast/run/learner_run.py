@@ -193,9 +193,9 @@ class LearnerRun:
             if plan.gradients is not None:
                 yield self.join(plan.gradients(plan, made, seed, ending))
                 return
-            learner = made.learner_info(plan.learner, seed, self.progress.step)
+            learner = made.learner_info(plan.learner, seed, first_step=self.progress.step)
             free = free_memory()  # before the source allocates some
-            source = plan.source(learner, ending)
+            source = plan.collection.source(learner, plan.env, ending)
             check_buffers(source.num_bytes, free)
             if not self._needs_replay(source):
                 yield source

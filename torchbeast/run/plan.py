@@ -5,7 +5,7 @@
                                                +--> Plan --> LearnerRun(plan, session)
     Scheme --> learner/plan.py: plan_of -------+
 
-A plan alone makes the run's source.
+Its `collection` makes the run's source.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import nn
 
 from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
-from torchbeast.collect.contract import LearnerInfo, Publisher, Source
+from torchbeast.collect.contract import Publisher
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded
-from torchbeast.core.base.specs import ActorSpec, Precision
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.transition import Transitions
@@ -80,11 +80,6 @@ class LearnerConfig:
     def learns_from_transitions(self) -> bool:
         """Whether batches are single steps of a replay."""
         return issubclass(self.algo.takes, Transitions)
-
-    @property
-    def features(self) -> Precision:
-        """The precision of the actor's features, see HardwareConfig."""
-        return self.hardware.features(self.reproducible)
 
     @property
     def online_rollouts(self) -> RolloutConfig:
@@ -178,13 +173,3 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """Returns what the run records: every setting by the name of its flag, as it is used."""
         return {**self.recorded, **recorded(self.learner.algorithm), **self.recorded_env()}
-
-    def source(
-        self,
-        learner: LearnerInfo[Any],
-        ending: ExitStack,
-        stops_early: Callable[[float], bool] | None = None,
-    ) -> Source:
-        """Makes the source, without a replay; see `CollectionPlan.source`."""
-        features = self.learner.features
-        return self.collection.source(learner, self.env, features, ending, stops_early)

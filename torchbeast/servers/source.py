@@ -45,7 +45,6 @@ from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_e
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
-from torchbeast.core.base.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
@@ -347,13 +346,6 @@ class ServedCollection(CollectionPlan):
     acts_where_it_steps = False
     of_processes = "num_servers"
 
-    def source(
-        self,
-        learner: LearnerInfo[Any],
-        env: EnvSpec,
-        precision: Precision,
-        ending: ExitStack,
-        stops_early: Callable[[float], bool] | None = None,
-    ) -> PolySource:
+    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> PolySource:
         """Makes the source, whose servers are running."""
         return PolySource(learner, self.fleet, self.pipeline, join_server=self.join_server)
