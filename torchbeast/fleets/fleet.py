@@ -67,6 +67,20 @@ class Failed(NamedTuple):
         return UsageError(self.error) if self.usage else RunError(self.error)
 
 
+def error_in(
+    answer: Any, explain: Callable[[WorkerLost], WorkerLost] = lambda error: error
+) -> Exception | None:
+    """Returns the error that is the answer to a call, or None if the call succeeded.
+
+    explain: returns the error about a lost worker, with everything that is known about it.
+    """
+    if isinstance(answer, WorkerLost):
+        return explain(answer)
+    if isinstance(answer, Failed):
+        return answer.exception()
+    return answer if isinstance(answer, Exception) else None
+
+
 def returning_failures(method: Callable[P, T]) -> Callable[P, T | Failed]:
     """Makes a worker's method return a Failed instead of raising an exception."""
 

@@ -29,7 +29,7 @@ from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep,
 from torchbeast.core.update.ranks import Contribution
 from torchbeast.core.update.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Failed, Fleet, Worker, WorkerLocation, WorkerLost
+from torchbeast.fleets.fleet import Fleet, Worker, WorkerLocation, WorkerLost, error_in
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import running_time, waiting_for
 from torchbeast.gradients.config import GradientConfig
@@ -387,7 +387,7 @@ class Decentralised(GradientWorkers):
             else:
                 if isinstance(state, bytes):
                     return state
-                why = str(state.exception() if isinstance(state, Failed) else state)
+                why = str(error_in(state))
         raise RunError(f"no worker sent its state. The last one, {self._names[-1]}: {why}")
 
     def _meeting(self) -> Meeting:
