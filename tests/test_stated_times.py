@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from torchbeast.collect import source
-from torchbeast.collect.contract import STALL_S, WAIT_S
 from torchbeast.fleets import restarts, supervisor
+from torchbeast.fleets.waiting import STALL_S, WAIT_S
 from torchbeast.run import learner_run
 from torchbeast.servers import join_server, joining
 

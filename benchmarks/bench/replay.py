@@ -19,7 +19,8 @@ from torch import Tensor
 
 from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
-from torchbeast.collect.contract import LostStream, Source
+from torchbeast.collect.contract import Source
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.replay import OwnReplay, Replay
 from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.nest import map_leaves

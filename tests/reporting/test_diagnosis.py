@@ -18,7 +18,8 @@ from torchbeast.cli.flags import (
     RayBeastFlags,
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.contract import ACTOR_STAGES, LostStream
+from torchbeast.collect.contract import ACTOR_STAGES
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,
     UNKNOWN,

@@ -17,7 +17,7 @@ import torch
 from background import Background
 from learners import impala
 
-from torchbeast.collect.contract import LostStream
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.unroll import unroll

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.collect.contract import LostStream, Source
+from torchbeast.collect.contract import Source
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import Arrays as Arrays

@@ -37,8 +37,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
-from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
+from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
 from torchbeast.collect.dispatcher import Dispatcher, Event
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.pacing import pacing
 from torchbeast.collect.rollout_buffers import (
     Collector,
@@ -58,7 +59,7 @@ from torchbeast.fleets.fleet import Fleet, LocalFleet, Worker, WorkerLocation, W
 from torchbeast.fleets.restarts import RestartPolicy, Restarts
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
-from torchbeast.fleets.waiting import running_time
+from torchbeast.fleets.waiting import WAIT_S, running_time
 from torchbeast.seeds import seed_of
 
 WORKER = "torchbeast.collect.worker:RolloutWorker"

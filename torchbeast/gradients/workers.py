@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from torchbeast.collect.contract import WAIT_S, LostStream
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.weights import packed
 from torchbeast.core.update.minibatch import means
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
@@ -31,7 +31,7 @@ from torchbeast.core.update.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import Fleet, Worker, WorkerLocation, WorkerLost, error_in
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.waiting import running_time, waiting_for
+from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.gathering import Gathering, Task
 from torchbeast.gradients.joint import (

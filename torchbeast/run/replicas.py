@@ -34,8 +34,10 @@ from typing import Any
 
 import torch
 
+from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
-from torchbeast.collect.contract import BatchTaker, LostStream, Source, TooFewStreams
+from torchbeast.collect.contract import Source
+from torchbeast.collect.lost_streams import LostStream, TooFewStreams
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_of_torchrun
