@@ -22,7 +22,7 @@ from bench.sample import Measure, Sample, cpu_seconds, in_threads
 from torchbeast.collect.contract import Source
 from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.replay import OwnReplay, Replay
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec

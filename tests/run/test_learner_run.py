@@ -23,7 +23,8 @@ from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.collect.config import ProcessesConfig, RolloutConfig
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import IMPALAConfig, OptimiserConfig
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, ModelConfig

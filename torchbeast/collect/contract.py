@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from torchbeast.collect.config import RolloutConfig
     from torchbeast.collect.lost_streams import LostStream
-    from torchbeast.core.actors.contract import Mode
-    from torchbeast.core.actors.registry import Agent
+    from torchbeast.core.actors.contract import Agent, Mode
     from torchbeast.fleets.supervisor import Supervisor
 
 ACTOR_STAGES = ("environment", "inference", "queueing")

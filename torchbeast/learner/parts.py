@@ -13,7 +13,8 @@ from typing import Any
 
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.collect.weights import PublishedWeights, SharedWeights, ring_size
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.base.specs import ActorSpec, ModelConfig

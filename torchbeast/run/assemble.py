@@ -16,8 +16,7 @@ from torch import nn
 
 from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.collect.contract import LearnerInfo, Publisher
-from torchbeast.core.actors.contract import Actor, specs_of_extras
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Actor, Agent, specs_of_extras
 from torchbeast.core.algos.base import Algorithm, checked
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes, reserved_files

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves2

@@ -19,7 +19,8 @@ import torch
 
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import LearnerInfo, Source
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import describe_agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, recorded
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
@@ -386,7 +387,7 @@ class LearnerRun:
                 self.session.supervisor.fail_at_end("", error)
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
-        print(agent.summary(), flush=True)
+        print(describe_agent(agent), flush=True)
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
             print(describe_clipping(clipping), flush=True)

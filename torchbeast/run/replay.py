@@ -24,7 +24,7 @@ from torchbeast.collect.transitions import (
     SynchronousTransitions,
     TransitionSource,
 )
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import (

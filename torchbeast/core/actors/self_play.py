@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, Agent, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.env_loop import initial_acted, inputs_of
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import ActorSpec
