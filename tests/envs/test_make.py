@@ -16,7 +16,7 @@ from example_envs import Counting
 import torchbeast
 from torchbeast import envs
 from torchbeast.core.envs.spaces import Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.envs import EnvError, EnvSpec, atari, make_vec, spec
 
 REPOSITORY = Path(__file__).parents[2]

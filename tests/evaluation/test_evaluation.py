@@ -25,9 +25,11 @@ from torchbeast.core.actors.contract import ActorCritic, Agent, ModelInputs, Mod
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.registry import default_model, make_agent
 from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError

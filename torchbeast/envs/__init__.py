@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchbeast.core.base.specs import check_takes
-from torchbeast.core.envs.selection import SelectedVecEnv, leaf_keys
+from torchbeast.core.envs.selection import leaf_keys
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts
 from torchbeast.core.envs.vec_env import (
-    SyncVecEnv,
+    SelectedVecEnv,
     VecEnv,
     VecEnvFactory,
-    accepts,
     check_gives_info,
     vec_env_of,
 )

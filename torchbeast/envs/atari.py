@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from torchbeast.core.base.checks import did_you_mean
-from torchbeast.core.envs.contract import env_repr
+from torchbeast.core.envs.contract import VecStep, env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
+from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec, need
 
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.

@@ -27,8 +27,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
-from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvError, EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all

@@ -22,7 +22,9 @@ import numpy as np
 
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.agents import AgentsEnv
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.core.envs.contract import VecStep
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec

@@ -28,7 +28,7 @@ from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.selection import leaf_keys, select
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, places
-from torchbeast.core.envs.vec_env import action_rows
+from torchbeast.core.envs.sync_vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError

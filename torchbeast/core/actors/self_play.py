@@ -34,9 +34,9 @@ from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.agents import AgentsEnv
-from torchbeast.core.envs.contract import FinalInfo, env_repr
+from torchbeast.core.envs.contract import FinalInfo, VecStep, env_repr
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
-from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError
 
 _SUFFIX = ".version"
