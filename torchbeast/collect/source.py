@@ -34,7 +34,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
@@ -49,7 +49,6 @@ from torchbeast.collect.rollout_buffers import (
     slot_bytes,
 )
 from torchbeast.collect.weights import SharedWeights, address_of
-from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
@@ -61,6 +60,9 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import WAIT_S, running_time
 from torchbeast.seeds import seed_of
+
+if TYPE_CHECKING:  # what workers return; only their processes load the module
+    from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
 
 WORKER = "torchbeast.collect.worker:RolloutWorker"
 """The class of the workers that a fleet has to make."""

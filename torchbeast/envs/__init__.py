@@ -32,7 +32,6 @@ from torchbeast.core.envs.vec_env import (
     check_gives_info,
     vec_env_of,
 )
-from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec, need
 from torchbeast.errors import RunError, UsageError, what_it_raised
 
@@ -187,6 +186,8 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
                 f"mask_actions reads masks from info, but {spec.name} returns a VecEnv, which has "
                 "no info: add an action_mask to its observations, and remove mask_actions"
             )
+        from torchbeast.envs.masks import masked_from_info
+
         factory = masked_from_info(factory)
     return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
 

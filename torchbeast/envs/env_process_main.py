@@ -28,8 +28,8 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError, what_it_raised
-from torchbeast.fleets.child_main import failure, follow_parent, follow_stdin, take_stdout
+from torchbeast.errors import RunError, UsageError, failure, what_it_raised
+from torchbeast.fleets.child_main import follow_parent, follow_stdin, take_stdout
 
 _DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
 

@@ -10,12 +10,10 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
 from torchbeast import errors
-from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import is_lost
 from torchbeast.fleets.waiting import running_time, wait_until
 
@@ -115,11 +113,3 @@ def take_stdin() -> BinaryIO:
     os.dup2(nothing, 0)
     os.close(nothing)
     return pipe
-
-
-def failure(error: BaseException) -> dict[str, Any]:
-    """Returns an error as a report. UsageError and RunError do not need a traceback."""
-    usage = isinstance(error, UsageError)
-    own = usage or isinstance(error, RunError)
-    message = str(error) if own else "".join(traceback.format_exception(error))
-    return {"error": message, "usage": usage}

@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.child_main import failure
+from torchbeast.errors import RunError, UsageError, failure
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
 from torchbeast.fleets.system import uninterrupted
 

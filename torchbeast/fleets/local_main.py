@@ -24,13 +24,8 @@ from typing import Any
 import torch
 
 from torchbeast.core.base.specs import find_callable
-from torchbeast.fleets.child_main import (
-    exit_now,
-    failure,
-    follow_parent,
-    follow_stdin,
-    take_stdout,
-)
+from torchbeast.errors import failure
+from torchbeast.fleets.child_main import exit_now, follow_parent, follow_stdin, take_stdout
 from torchbeast.fleets.fleet import returning_failures
 from torchbeast.fleets.system import available_cores
 

@@ -22,7 +22,6 @@ from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
-from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
@@ -148,6 +147,8 @@ class LearnerConfig:
     @property
     def learns_from_transitions(self) -> bool:
         """Whether batches are single steps of a replay."""
+        from torchbeast.core.storages.transition import Transitions
+
         return issubclass(self.algo.takes, Transitions)
 
     @property

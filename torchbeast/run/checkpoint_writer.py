@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchbeast.core.actors.contract import Agent
-from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes, reserved_files
 from torchbeast.fleets.waiting import waiting_for
@@ -25,6 +24,9 @@ from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import CheckpointConfig
 from torchbeast.run.training import Training
+
+if TYPE_CHECKING:  # only programs with a replay import it
+    from torchbeast.core.storages.replay.store import RolloutStore
 
 REPLAY = "replay.bin"
 """Name of the file with the contents of the replay, next to the checkpoint."""

@@ -26,7 +26,6 @@ from torchbeast.core.algos.config import IMPALAConfig, recorded
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
 from torchbeast.envs.spec import EnvSpec
@@ -64,7 +63,8 @@ from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.training import Training
 from torchbeast.run.watch import Watch
 
-if TYPE_CHECKING:  # only programs with several learners import it
+if TYPE_CHECKING:  # only programs with a replay or with several learners import them
+    from torchbeast.core.storages.replay.store import RolloutStore
     from torchbeast.run.replicas import Replica
 
 _log = logging.getLogger("torchbeast.learner")

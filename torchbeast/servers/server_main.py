@@ -22,11 +22,10 @@ import numpy as np
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import final_info_of, numbers_of_games
 from torchbeast.core.envs.spaces import observation_space_to_json, space_to_json
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, failure
 from torchbeast.fleets.child_main import (
     SendReport,
     exit_now,
-    failure,
     follow_parent,
     follow_stdin,
     take_stdout,
