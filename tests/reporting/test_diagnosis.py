@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 from torchbeast.cli.command_line import flatten
-from torchbeast.cli.flags import (
-    PolyBeastEnvFlags,
-    PolyBeastFlags,
-    PolyBeastLearnerFlags,
-    RayBeastFlags,
-)
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.contract import ACTOR_STAGES
 from torchbeast.collect.lost_streams import LostStream
 from torchbeast.reporting.diagnosis import (
