@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.collect.contract import Source
+from torchbeast.collect.joint import BatchReport, load_state, report_of, saved_state
 from torchbeast.collect.weights import Packed, unpacked
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
@@ -44,7 +45,6 @@ from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.errors import RunError, failure
 from torchbeast.fleets.fleet import Failed, FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.gradients.joint import BatchReport, load_state, report_of, saved_state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from torchbeast.collect.joint import (
+    BatchReport,
+    JointBatch,
+    JointLearner,
+    load_state,
+    saved_state,
+    total,
+)
 from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.weights import packed
 from torchbeast.core.update.minibatch import means
@@ -34,14 +42,6 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.gathering import Gathering, Task
-from torchbeast.gradients.joint import (
-    BatchReport,
-    JointBatch,
-    JointLearner,
-    load_state,
-    saved_state,
-    total,
-)
 from torchbeast.gradients.worker import Make, Meeting, as_tensor
 
 WORKER = "torchbeast.gradients.worker:GradientWorker"
