@@ -28,6 +28,7 @@ from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
+from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
@@ -64,6 +65,7 @@ from torchbeast.run.training import Training
 from torchbeast.run.watch import Watch
 
 if TYPE_CHECKING:  # only programs with a replay or with several learners import them
+    from torchbeast.collect.replay import Join
     from torchbeast.core.storages.replay.store import RolloutStore
     from torchbeast.run.replicas import Replica
 
@@ -115,6 +117,7 @@ class RunSettings:
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
     callbacks: Sequence[Callback] = ()  # of a program
     of_command: Sequence[str] = ()  # words to repeat in the command that resumes the run
+    join_replay: Join | None = None  # joins the replay that agents share, if there is one
     becomes_latest: bool = True  # whether the link `latest` will point to its folder
 
 
@@ -279,8 +282,20 @@ class LearnerRun:
             return
         from torchbeast.run.replay import with_replay
 
-        with with_replay(self, source, learner, free) as (replayed, self._saved_replay):
+        of_run = self.session, self.earlier.recorded is not None, self._outcome
+        replay = with_replay(config, source, learner, free, *of_run, self.settings.join_replay)
+        with replay as (replayed, self._saved_replay):
             yield replayed
+
+    def _outcome(self) -> Outcome:
+        """Returns the function that computes rewards of other goals in the run's environment;
+        raises UsageError if the environment does not have goals.
+        """
+        described = self.described
+        if described.make is None:
+            return outcome_of(described.here(), self.session.supervisor)
+        with closing(described.make(1)) as env:
+            return outcome_in(env, described.env.name)
 
     @property
     def environment_seed(self) -> int:

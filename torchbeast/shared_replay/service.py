@@ -44,14 +44,21 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, ReplayClosed, ReplayedColumns, ReplayStats, has_ended
+from torchbeast.collect.replay import (
+    Arrays,
+    JoinRequest,
+    ReplayClosed,
+    ReplayedColumns,
+    ReplayStats,
+    has_ended,
+)
 from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.core.base.checks import require
 from torchbeast.errors import RunError, UsageError, failure
 from torchbeast.fleets.child_main import follow_parent, take_stdin, take_stdout
 from torchbeast.fleets.child_process import ChildProcess, end_all
 from torchbeast.fleets.system import free_memory
-from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, SharingAgent, Ticket
+from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 
