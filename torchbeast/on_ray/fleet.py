@@ -130,6 +130,11 @@ class User(NamedTuple):
 _GRADIENTS = "torchbeast.on_ray.actors:TorchBeastGradientWorker"
 _ROLLOUTS = "torchbeast.on_ray.actors:TorchBeastActor"
 RAYBEAST = User("raybeast", RESUME)
+LEARNER = User(
+    "Learner",
+    "The last checkpoint of the run is kept, if there was one; a Learner with the same log_dir "
+    "resumes it.",
+)
 
 
 class Actors(NamedTuple):
