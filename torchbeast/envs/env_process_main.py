@@ -28,32 +28,29 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError, failure, what_it_raised
-from torchbeast.fleets.child_main import follow_parent, follow_stdin, take_stdout
+from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.fleets.child_main import follow_stdin, run
 
 _DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
 
 
 def main(arguments: dict[str, Any]) -> int:
     """Answers calls until stdin is closed; returns the exit code."""
-    follow_parent()
-    report = take_stdout()
+    return run(lambda report: _serve(arguments))
+
+
+def _serve(arguments: dict[str, Any]) -> None:
     connection = Connection(arguments["socket"])
     stopping = socket.socket(fileno=os.dup(connection.fileno()))
     follow_stdin(lambda _: None, lambda: stopping.shutdown(socket.SHUT_RDWR))
     spec = EnvSpec.from_parent(arguments["env"])
-    try:
-        env = make_environment(spec, arguments["num_envs"], arguments["render"])
-        served = _Served(env, spec.name)
-        with closing(env), suppress(EOFError, OSError):  # of the socket: the parent is done
-            described = {name: getattr(env, name) for name in _DESCRIPTION}
-            connection.send({**described, "num_agents": getattr(env, "num_agents", 1)})
-            while True:
-                connection.send(served.answer(*connection.recv()))
-    except Exception as error:
-        report(failure(error))
-        return 1
-    return 0
+    env = make_environment(spec, arguments["num_envs"], arguments["render"])
+    served = _Served(env, spec.name)
+    with closing(env), suppress(EOFError, OSError):  # of the socket: the parent is done
+        described = {name: getattr(env, name) for name in _DESCRIPTION}
+        connection.send({**described, "num_agents": getattr(env, "num_agents", 1)})
+        while True:
+            connection.send(served.answer(*connection.recv()))
 
 
 class _Served:

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 from torchbeast.core.base.specs import find_callable
-from torchbeast.errors import failure
-from torchbeast.fleets.child_main import exit_now, follow_parent, follow_stdin, take_stdout
+from torchbeast.fleets.child_main import SendReport, exit_now, follow_stdin, run
 from torchbeast.fleets.fleet import returning_failures
 from torchbeast.fleets.system import available_cores
 
@@ -37,17 +36,14 @@ Requests = queue.SimpleQueue[Request | None]
 
 def main(arguments: Mapping[str, Any]) -> int:
     """Answers requests until stdin or the socket is closed; returns the exit code."""
-    follow_parent()
-    report = take_stdout()
-    torch.set_num_threads(available_cores())
-    try:
+
+    def answer(_: SendReport) -> None:
+        torch.set_num_threads(available_cores())
         worker = find_callable(arguments["worker"])(arguments["name"])
-    except Exception as error:
-        report(failure(error))
-        return 1
-    Answering(worker, Connection(arguments["socket"])).run()
-    worker.close()
-    return 0
+        Answering(worker, Connection(arguments["socket"])).run()
+        worker.close()
+
+    return run(answer)
 
 
 class Answering:
