@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,6 +134,29 @@ def test_a_single_module_that_a_row_names_imports_nothing_of_ours() -> None:
     for name in singles:
         source = (PACKAGE / f"{name.replace('.', '/')}.py").read_text()
         assert not_allowed(name, Row([], [], []), source) == []
+
+
+def modules_in(source: str) -> set[str]:
+    """Returns our modules that are imported anywhere: in functions and for types alone, too."""
+    known = {module_name(path) for path in MODULES}
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= inner if inner & known else {str(node.module)}
+    return names & known
+
+
+NAMING_THE_RUN = {"callbacks", "replicas", "running", "watch"}  # to be removed with `Watch`
+
+
+def test_modules_import_each_other_in_no_circle_not_even_lazily_or_for_types() -> None:
+    graph = {module_name(path): modules_in(path.read_text()) for path in CHECKED}
+    for name in NAMING_THE_RUN:
+        graph[f"torchbeast.run.{name}"].discard("torchbeast.run.learner_run")
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
 
 
 def test_every_component_of_the_table_exists() -> None:

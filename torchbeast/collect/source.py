@@ -117,9 +117,8 @@ class FleetSource:
         self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
         self._learner, self._env, self._precision, self._fleet = learner, env, precision, fleet
         self._weights = weights = learner.weights
-        self._pacing = pacing(
-            weights, self._batch_size, num_workers, fixed_lag, on_demand, self._grant_after
-        )
+        paced = self._batch_size, num_workers, fixed_lag, on_demand
+        self._pacing = pacing(weights, *paced, self._grant_after)
         self._dispatcher = Dispatcher(fleet.shares_memory, self._poll)
         self._played: queue.Queue[tuple[int, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
@@ -135,12 +134,11 @@ class FleetSource:
         slots = self.num_slots * slot_bytes(spec, num_envs)
         self.num_bytes = self._collector.num_bytes + slots + weights.num_bytes
         counts = split_evenly(num_envs, num_workers)
+        first_envs = itertools.accumulate(counts, initial=0)
         slots_of = functools.partial(SharedRollouts, spec, num_slots=self.num_slots)
         self._actors = [
             _Actor(index, slots_of(count) if fleet.shares_memory else None, count, first, self)
-            for index, (count, first) in enumerate(
-                zip(counts, itertools.accumulate(counts, initial=0), strict=False)
-            )
+            for index, (count, first) in enumerate(zip(counts, first_envs, strict=False))
         ]
 
     def start(self, supervisor: Supervisor) -> None:
