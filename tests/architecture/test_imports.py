@@ -210,7 +210,11 @@ SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs t
         (["torchbeast"], ["numpy", "torch", "torchbeast.core.base.specs"]),
         ([*map(module_name, CONFIGS), *SPECS], ["torch", "libtorchbeast", "tyro"]),
         (
-            ["torchbeast.servers.server_main", "torchbeast.envs.env_process_main"],
+            [
+                "torchbeast.servers.server_main",
+                "torchbeast.envs.env_worker",
+                "torchbeast.fleets.local_main",
+            ],
             ["torch", "libtorchbeast"],
         ),
         (["torchbeast.collect.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
@@ -247,7 +251,7 @@ def test_a_module_loads_only_what_its_side_needs(imported: list[str], unwanted: 
 
 
 IN_CHILDREN = {
-    "torchbeast.envs.env_process_main",
+    "torchbeast.envs.env_worker",
     "torchbeast.collect.worker",
     "torchbeast.servers.server_main",
 }

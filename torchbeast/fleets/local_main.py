@@ -21,12 +21,9 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
 from torchbeast.core.base.specs import find_callable
 from torchbeast.fleets.child_main import SendReport, exit_now, follow_stdin, run
 from torchbeast.fleets.fleet import returning_failures
-from torchbeast.fleets.system import available_cores
 
 _MAIN_LANE = ""
 
@@ -38,7 +35,6 @@ def main(arguments: Mapping[str, Any]) -> int:
     """Answers requests until stdin or the socket is closed; returns the exit code."""
 
     def answer(_: SendReport) -> None:
-        torch.set_num_threads(available_cores())
         worker = find_callable(arguments["worker"])(arguments["name"])
         Answering(worker, Connection(arguments["socket"])).run()
         worker.close()
@@ -88,4 +84,4 @@ class Answering:
 
 if __name__ == "__main__":
     code = main(json.loads(sys.argv[1]))
-    exit_now(code)  # nothing is left to save, and torch takes seconds to shut down
+    exit_now(code)  # nothing is left to save, and torch, if loaded, takes seconds to shut down
