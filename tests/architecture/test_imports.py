@@ -218,15 +218,22 @@ SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs t
             ["torch", "libtorchbeast"],
         ),
         (["torchbeast.collect.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
-        (["torchbeast.raybeast", "torchbeast.on_ray.fleet"], ["ray", "libtorchbeast", "nest"]),
+        (
+            ["torchbeast.raybeast", "torchbeast.on_ray.fleet"],
+            [
+                *("ray", "libtorchbeast", "nest", "torchbeast.collect.worker"),
+                *("torchbeast.gradients", "torchbeast.servers", "torchbeast.shared_replay"),
+            ],
+        ),
         (
             ["torchbeast.monobeast"],
             [
                 *("torchbeast.core.actors.off_policy", "torchbeast.core.update.torch_ranks"),
                 *("torchbeast.evaluation.play", "torchbeast.run.replay"),
                 *("torchbeast.run.replicas", "torchbeast.schemes", "torchbeast.collect.local"),
-                *("torchbeast.collect.mixed", "torchbeast.servers"),
-                "torchbeast.shared_replay",
+                *("torchbeast.collect.mixed", "torchbeast.servers", "torchbeast.envs.atari"),
+                *("torchbeast.collect.worker", "torchbeast.core.storages.replay"),
+                *("torchbeast.gradients", "torchbeast.on_ray", "torchbeast.shared_replay"),
             ],
         ),
         (

@@ -31,8 +31,8 @@ from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves2
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.atari import plays_atari
 from torchbeast.envs.env_process import EnvProcess
+from torchbeast.envs.spec import plays_atari
 from torchbeast.errors import RunError
 from torchbeast.seeds import seed_of
 
