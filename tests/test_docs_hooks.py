@@ -81,6 +81,15 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(hooks: ModuleType) -
     assert list(broken_links(pages)) == []
 
 
+def test_every_page_that_a_docstring_or_message_names_exists(hooks: ModuleType) -> None:
+    folders = ("torchbeast", "libtorchbeast", "benchmarks", "examples")
+    sources = [file for folder in folders for file in (ROOT / folder).rglob("*.*")]
+    code = [file.read_text("utf-8") for file in sources if file.suffix in (".py", ".h", ".cc")]
+    named = {page for text in code for page in re.findall(r"\bdocs/[\w/-]+\.md\b", text)}
+    assert len(named) > 5
+    assert named - pages_of(hooks).keys() == set()
+
+
 def test_a_link_to_a_missing_file_or_heading_is_found() -> None:
     pages = {
         "docs/a.md": "# One\n[x](b.md#two-words) [x](#one) [x](../Makefile) `[x](in-code.md)`",

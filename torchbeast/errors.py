@@ -130,7 +130,7 @@ def _name_missing_package(
     remedy = f"run the program with {made}, or " if made.exists() else ""
     message = f"{sys.executable} has no package {error.name}: {remedy}install what is missing: "
     message += f"{sys.executable} -m pip install {package}"
-    _report(_program(), message, EXIT_FAILURE)
+    os._exit(_report(_program(), message, EXIT_USAGE))
 
 
 def _program() -> str:
@@ -161,7 +161,7 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     except ImportError as error:
         if error.name not in _COMPILED:
             raise
-        return _report(program, f"{error}. MonoBeast works without it.", EXIT_FAILURE)
+        return _report(program, f"{error}. MonoBeast works without it.", EXIT_USAGE)
     except KeyboardInterrupt:
         return _report(program, "interrupted.", EXIT_INTERRUPTED)
     finally:

@@ -63,8 +63,8 @@ class PlotFlags:
     """Plots the mean episode return of runs: a thin line for each run, a thick one for the mean."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or saved curves named PROGRAM-SEED.csv. Runs that differ only in their seed
-    are averaged into one line."""
+    """Runs, by the names or folders that they print, or saved curves named PROGRAM-SEED.csv. Runs
+    that differ only in their seed are averaged into one line."""
     output: tuple[Path, ...] = ()
     """Image files to write: .png, .svg or .pdf. Default: curve.png in the run's folder, or in the
     folder that contains all runs."""

@@ -168,8 +168,13 @@ def test_a_missing_package_of_an_environment_is_named(monkeypatch: pytest.Monkey
         raise ModuleNotFoundError("No module named 'box2d'")
 
     monkeypatch.setattr(gymnasium, "make", make)
-    with pytest.raises(envs.EnvError, match=r"CartPole-v1 needs a package .* 'box2d'"):
+    with pytest.raises(envs.EnvError, match=r"CartPole-v1 needs a package .* 'gymnasium\[classic_"):
         envs.make("CartPole-v1", 1)
+
+
+def test_an_id_without_its_version_is_refused_with_the_latest_one() -> None:
+    with pytest.raises(envs.EnvError, match="LunarLander is not a complete name: use .*-v3"):
+        envs.make("LunarLander", 1)
 
 
 STEP_WITHOUT_TORCH = """

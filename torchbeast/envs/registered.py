@@ -61,7 +61,9 @@ def make_of_gymnasium(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
         make_each = masked_from_info(make_one) if spec.options.mask_actions else make_one
         return SyncVecEnv([make_each] * num_envs, env_id, spec.options.observation_keys)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error
+        package = re.match(r"gymnasium\.envs\.(\w+)", str(registered.entry_point))
+        what = f"pip install 'gymnasium[{package[1]}]'" if package else error
+        raise EnvError(f"{env_id} needs a package that is not installed: {what}") from error
 
 
 def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
@@ -99,6 +101,10 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
             raise EnvError(
                 f"unknown environment {env_id}. For a function of a module, use {factory}"
             ) from error
+        versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == name]
+        if versions:
+            latest = max(versions, key=lambda known: int(known.rpartition("-v")[2]))
+            raise EnvError(f"{env_id} is not a complete name: use {latest}") from error
         if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
