@@ -99,6 +99,8 @@ def is_allowed(component: str, row: Row, found: Import) -> bool:
         return True
     if package != "torchbeast":
         return package in row.packages or (found.is_lazy and package in row.lazily)
+    if found.name == "torchbeast.__version__":  # a text in the package itself
+        return True
     single = found.name.removeprefix("torchbeast.")
     return component_of(found.name) in (component, *row.components) or single in row.components
 
