@@ -32,7 +32,7 @@ from torchbeast.reporting.diagnosis import (
     shares,
     spent,
 )
-from torchbeast.run.training import LearnerClock
+from torchbeast.run.rows import LearnerClock
 
 FLAGS = {
     "monobeast": MonoBeastFlags(),
