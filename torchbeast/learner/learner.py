@@ -153,7 +153,7 @@ class Learner(RunningLearner):
         if self._callbacks.is_running:
             raise RuntimeError("step() cannot be called from a callback, which step() itself calls")
         try:
-            row = self._started().step(self.call_back)
+            row = self._started().step(self._call_back)
         except Exception as error:
             self._fail(error)
         finally:  # an interrupt leaves the update, and the end, as they are
@@ -200,17 +200,18 @@ class Learner(RunningLearner):
                 algorithm.
             RunError: If the run failed.
         """
-        own = self._run.session.folder.checkpoint
-        found = own if path is None else expanded(path)
-        if found != own and not found.exists():  # it saves its own; an earlier one may be kept
+        supervisor, folder = self._run.session
+        newest = folder.checkpoint
+        resumed = newest if path is None else expanded(path)
+        if resumed != newest and not resumed.exists():  # of `newest`, an earlier one may be kept
             raise UsageError(
-                f"there is no checkpoint at {found}: use the path of a file such as {own}"
+                f"there is no checkpoint at {resumed}: use the path of a file such as {newest}"
             )
-        load = checkpoints.load_newest if found == own else checkpoints.load
-        load(found)  # before this run ends
+        load = checkpoints.load_newest if resumed == newest else checkpoints.load
+        load(resumed)  # before this run ends
         self._end(is_saved=False)
-        raise_failure(self._run.session.supervisor.failure, self._run.session.folder)
-        self._open(found)
+        raise_failure(supervisor.failure, folder)
+        self._open(resumed)
 
     def close(self) -> None:
         """Ends the run: writes the checkpoint and stops the workers. You may call it again.
@@ -279,13 +280,13 @@ class Learner(RunningLearner):
             joint = gradient_workers(worker, scheme.gradients, step, fleet)
             source = run.join(ending.enter_context(closing(joint)))
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
-        training = run.training(source, self.saved_entries(), own)
-        self._hold(run, ending.enter_context(training))
+        also_saved = functools.partial(self._callbacks.entries, self._env_options)
+        self._hold(run, ending.enter_context(run.training(source, also_saved, own)))
         ending.callback(supervisor.stop, "the learner was closed")
 
     def _started(self) -> LearnerThread:
         """Starts the callbacks and, in the first step, the workers; returns the loop."""
-        self.start_callbacks()
+        self._start_callbacks()
         if self._thread is None:
             with self._training.own:
                 if workers := _workers(self.scheme):
@@ -335,9 +336,9 @@ class Learner(RunningLearner):
         with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
             last.callback(self._finalizer)
             if is_saved:
-                last.callback(run.end, self._training, self.end_callbacks)
+                last.callback(run.end, self._training, self._end_callbacks)
             else:
-                last.callback(self.end_callbacks)
+                last.callback(self._end_callbacks)
             last.callback(run.session.supervisor.stop, "the learner was closed")
         return True
 

@@ -392,15 +392,23 @@ class ProgramLearner(RunningLearner):
     def begin(self, training: Training) -> None:
         """Loads the state of the earlier run, and calls on_start."""
         self._hold(self._run, training)
-        self.start_callbacks()
+        self._start_callbacks()
 
-    def call_back(self, step: int, row: dict[str, float]) -> None:
+    def step(self, step: int, row: dict[str, float]) -> None:
         """Calls on_step, and ends the run if a callback has stopped it."""
-        super().call_back(step, row)
+        self._call_back(step, row)
         supervisor = self._run.session.supervisor
         if self._is_stopped and not supervisor.ended:
             say(f"A callback stopped the run at step {step:,}.")
             supervisor.stop("a callback")
+
+    def end(self) -> None:
+        """Calls on_end; the first failure is the run's, unless it has one."""
+        self._end_callbacks()
+
+    def saved(self) -> dict[str, Any]:
+        """Returns the entries of the callbacks in a checkpoint."""
+        return self._callbacks.entries(self._env_options)
 
     @contextmanager
     def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:

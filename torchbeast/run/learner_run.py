@@ -291,22 +291,22 @@ class LearnerRun:
 
     def _learn(self, source: Source, learner: ProgramLearner) -> None:
         with (
-            PrometheusEndpoint().served(self.settings.metrics) as metrics,
-            self.training(source, learner.saved_entries()) as training,
+            PrometheusEndpoint().served(self.settings.metrics) as endpoint,
+            self.training(source, learner.saved) as training,
         ):
             learner.begin(training)
             supervisor = self.session.supervisor
             source.start(supervisor)
             start_watchdog(training, self.rollouts_at_once)
-            training.start(self.made.compute.learner_threads, learner.call_back)
+            training.start(self.made.compute.learner_threads, learner.step)
             try:
-                RunDisplay(run=self, training=training, metrics=metrics).until_the_end()
+                RunDisplay(run=self, training=training, prometheus=endpoint).until_the_end()
             except Exception as error:  # before `stop`: the first of both counts
                 supervisor.fail("", error)
                 raise
             finally:
                 supervisor.stop("the program ended")
-                self.end(training, learner.end_callbacks)
+                self.end(training, learner.end)
             if training.rows.count or supervisor.failure is None:
                 self._say_end(training)
 

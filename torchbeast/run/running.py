@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,19 +56,15 @@ class RunningLearner:
         if self._env_options:
             training.source.set_env_options(self._env_options["env_options"])
 
-    def saved_entries(self) -> Callable[[], Mapping[str, Any]]:
-        """Returns a function, which does not refer to the learner, for entries of checkpoints."""
-        return functools.partial(self._callbacks.entries, self._env_options)
-
-    def start_callbacks(self) -> None:
+    def _start_callbacks(self) -> None:
         """Calls on_start of callbacks that have not started."""
         self._callbacks.start(self, self._run.session.supervisor.fail)
 
-    def call_back(self, step: int, row: dict[str, float]) -> None:
+    def _call_back(self, step: int, row: dict[str, float]) -> None:
         """Calls on_step of the callbacks, with the row of an update."""
         self._callbacks.step(self, row, self._run.session.supervisor.fail)
 
-    def end_callbacks(self) -> None:
+    def _end_callbacks(self) -> None:
         """Calls on_end; the first failure is the run's, unless it has one."""
         self._callbacks.end(self, self._run.session.supervisor.fail_at_end)
 

@@ -136,8 +136,9 @@ class Training:
         version: for which workers with a fixed lag wait, as after a complete update. A JointLearner
         completes the update itself, before the next one.
         """
-        if self.made.optimiser_step is not self.source:
-            self.made.optimiser_step.counters.version = version
+        step: Any = self.made.optimiser_step
+        if step is not self.source:
+            step.counters.version = version
             self.publish()
 
     def hand_out(self, row: Row, callbacks: Consumer) -> None:

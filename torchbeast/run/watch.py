@@ -61,7 +61,7 @@ class RunDisplay:
 
     run: LearnerRun
     training: Training
-    metrics: PrometheusEndpoint = field(default_factory=PrometheusEndpoint)
+    prometheus: PrometheusEndpoint = field(default_factory=PrometheusEndpoint)
 
     def until_the_end(self) -> None:
         """Shows the run every second, until the supervisor ends it."""
@@ -121,4 +121,4 @@ class RunDisplay:
             took=took,
         )
         display.show(shown)
-        self.metrics.show(learner_metrics(shown))
+        self.prometheus.show(learner_metrics(shown))
