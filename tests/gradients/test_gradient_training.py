@@ -18,7 +18,7 @@ from torchbeast.collect.weights import PublishedWeights
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
-from torchbeast.run.rows import RowMaker
+from torchbeast.run.rows import Rows
 from torchbeast.run.training import DONE, Training
 
 UPDATES = 3
@@ -38,14 +38,13 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
                 weights=PublishedWeights(centre.algo.actor),
                 compute=Mock(device=torch.device("cpu")),
             ),
-            log=logs,
             supervisor=supervisor,
-            rows=RowMaker(workers, Progress(), ()),
+            rows=Rows(workers, logs, Progress(), ()),
             writer=Mock(entries=dict),
             stops_at={DONE: total_steps},
         )
         workers.start(supervisor)
-        training.start(2)
+        training.start(2, lambda step, row: None)
         assert supervisor.join(TIMEOUT_S) == []
         return supervisor, training.checkpoint(), read_logs(folder / "logs.csv")
 

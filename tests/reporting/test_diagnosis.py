@@ -222,7 +222,7 @@ def test_learning_and_waiting_add_up_to_wall_clock_time() -> None:
     time = Time()
     clock = LearnerClock(time)
     time.now = 4.0
-    with clock.learning():
+    with clock.updates.running():
         time.now = 6.0
         assert clock.seconds() == {"learning": 2.0, "waiting": 4.0}, "one that is under way counts"
         time.now = 7.0
@@ -233,7 +233,7 @@ def test_learning_and_waiting_add_up_to_wall_clock_time() -> None:
 def test_a_failed_update_counts_until_its_failure() -> None:
     time = Time()
     clock = LearnerClock(time)
-    with pytest.raises(ArithmeticError), clock.learning():
+    with pytest.raises(ArithmeticError), clock.updates.running():
         time.now = 1.0
         raise ArithmeticError
     time.now = 5.0

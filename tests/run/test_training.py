@@ -27,6 +27,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import spent
 from torchbeast.reporting.display import Progress
@@ -34,8 +35,8 @@ from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.run import training as training_module
 from torchbeast.run.assemble import Assembled, choose
 from torchbeast.run.config import HardwareConfig
-from torchbeast.run.rows import LearnerClock, RowMaker
-from torchbeast.run.training import DONE, LearnerThread, NoMoment, Training
+from torchbeast.run.rows import LearnerClock, Rows
+from torchbeast.run.training import DONE, LearnerThread, Training
 
 T, B = 5, 2
 SOON = 20.0
@@ -113,6 +114,10 @@ def writer(keep: Any = lambda state: None, folder: Path = Path()) -> Any:
     return SimpleNamespace(entries=dict, keep_last_good=keep, folder=SimpleNamespace(path=folder))
 
 
+def ignore(step: int, row: dict[str, float]) -> None:
+    """Does nothing with a row."""
+
+
 class Run:
     """A training loop over the given batches."""
 
@@ -134,7 +139,6 @@ class Run:
         self.parts: dict[str, Any] = dict(
             source=ListSource(batches),
             made=learner_of(agent, self.step, self.weights),
-            log=self.files,
             supervisor=self.supervisor,
         )
         self.training = self.made(total_steps=total_steps, **kwargs)
@@ -145,13 +149,13 @@ class Run:
         parts = self.parts | more
         return Training(
             **parts,
-            rows=RowMaker(parts["source"], Progress(), ()),
+            rows=Rows(parts["source"], self.files, Progress(), ()),
             writer=writer(keep),
             stops_at={DONE: total_steps, **dict(stops_at)},
         )
 
     def learn(self, num_threads: int = 1) -> None:
-        self.training.start(num_threads)
+        self.training.start(num_threads, ignore)
         assert self.supervisor.join(SOON) == []
         self.files.close()
 
@@ -170,7 +174,7 @@ def test_a_row_that_is_written_slowly_is_waited_for_and_not_learning(
 
     run = Run(tmp_path, [rollout()], total_steps=1)
     run.training.writer = writer(folder=tmp_path)
-    run.training.log = SlowLog()  # type: ignore[assignment]
+    run.training.rows.log = SlowLog()  # type: ignore[assignment]
     run.learn()
     assert seen == [(f"the learner waits for files in {tmp_path}", 0.0)]
     assert run.training.waits_for_files() == ""
@@ -383,7 +387,7 @@ def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -
         weights_of[version] = run.weights._newest[1].tensors
 
     run.weights.publish = record  # type: ignore[method-assign]
-    run.training.start(1)
+    run.training.start(1, ignore)
     copies = []
     while not run.supervisor.ended:
         copies.append(run.training.checkpoint())
@@ -426,12 +430,12 @@ def test_the_last_checkpoint_waits_for_an_update_as_long_as_twice_the_longest(
 
     run.step.update = slow  # type: ignore[method-assign]
     assert run.training.patience_s == 120.0
-    run.training.start(1)
+    run.training.start(1, ignore)
     assert begun.wait(SOON)
     assert run.training.patience_s == 1000.0
     with monkeypatch.context() as patch:
         patch.setattr(Training, "patience_s", 0.0)
-        with pytest.raises(NoMoment, match="an update had not ended after 0 s; progress since"):
+        with pytest.raises(RunError, match="an update had not ended after 0 s; progress since"):
             run.training.checkpoint()
     waiting = Background(run.training.checkpoint)
     go_on.set()
@@ -543,12 +547,12 @@ def test_an_interrupted_update_is_dropped_and_its_version_is_published(tmp_path:
     def interrupted(batch: Rollout) -> Any:
         raise KeyboardInterrupt
 
-    assert thread.step() is not None
+    assert thread.step(ignore) is not None
     run.step.update = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        thread.step()
+        thread.step(ignore)
     assert run.weights.version == 2 and run.training.rows.count == 1
     run.step.update = update  # type: ignore[method-assign]
-    row = thread.step()
+    row = thread.step(ignore)
     assert row is not None and row["max_lag"] == 2.0
     assert source.seconds()["inference"] == 3.0, "three batches were taken"

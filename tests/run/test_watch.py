@@ -86,7 +86,7 @@ def test_the_watchdog_warns_while_a_step_waits_for_anything_but_a_callback(
     training.rows = Mock(count=0, clock=clock)
     with (
         nullcontext() if what == "nothing" else clock.step(),
-        clock.pausing() if what == "a callback" else nullcontext(),
+        clock.pauses.running() if what == "a callback" else nullcontext(),
     ):
         start_watchdog(training, batch_size=1)
         for _ in range(6):
@@ -142,9 +142,8 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
     monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *_: advice)
     training = Mock(
         updates=1,
-        row={},
         source=Mock(lost_streams=list),
-        rows=Mock(count=1, progress=Progress(), steps_here=1),
+        rows=Mock(count=1, newest={}, progress=Progress(), steps_here=1),
         writer=Mock(saved_at=0.0, failed=0),
     )
     training.rows.reading.return_value = Reading(0.0, {})

@@ -50,7 +50,6 @@ from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.running import RunningLearner
 from torchbeast.run.training import LearnerThread
-from torchbeast.run.watch import start_watchdog
 from torchbeast.schemes.scheme import Scheme
 
 _CLOSED, _OTHER_LEARNER = "the user", "another Learner"
@@ -292,8 +291,7 @@ class Learner(RunningLearner):
                 if workers := _workers(self.scheme):
                     print(f"Starting {workers}.", flush=True)
                 self._run.begin()
-                self._training.source.start(self._run.session.supervisor)
-                start_watchdog(self._training, self._run.rollouts_at_once)
+                self._run.start(self._training)
                 self._thread = LearnerThread(self._training)
         return self._thread
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,7 +56,6 @@ class CheckpointWriter:
         self._path = self.folder.checkpoint
         self._inserted: int | None = None  # `inserted` of the saved replay; None: not saved yet
         self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none so far
-        self._writing = threading.Lock()  # a callback may save while the main thread does
         self.failed = 0  # number of checkpoints that could not be written completely
 
     def save(self, checkpoint: Callable[[], Mapping[str, Any]]) -> None:
@@ -71,8 +69,7 @@ class CheckpointWriter:
         contents = checkpoint()
         with reserved_files():
             data = checkpoints.as_bytes(contents)  # torch imports modules for it
-        with self._writing:
-            self._write(data)
+        self._write(data)
 
     def _write(self, data: memoryview) -> None:
         failing = self._failing("no checkpoint was written to", self._path, len(data))

@@ -60,7 +60,7 @@ from torchbeast.run.config import (
     recorded_env,
 )
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.rows import RowMaker
+from torchbeast.run.rows import Rows
 from torchbeast.run.training import DONE, Consumer, Training
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
@@ -296,8 +296,7 @@ class LearnerRun:
         ):
             learner.begin(training)
             supervisor = self.session.supervisor
-            source.start(supervisor)
-            start_watchdog(training, self.rollouts_at_once)
+            self.start(training)
             training.start(self.made.compute.learner_threads, learner.step)
             try:
                 RunDisplay(run=self, training=training, prometheus=endpoint).until_the_end()
@@ -334,8 +333,7 @@ class LearnerRun:
                 source=source,
                 made=made,
                 supervisor=self.session.supervisor,
-                rows=RowMaker(source, self.progress, self.described.env.options.info_keywords),
-                log=log,
+                rows=Rows(source, log, self.progress, self.described.env.options.info_keywords),
                 writer=CheckpointWriter(
                     folder, labels, self.settings.checkpoints, self._saved_replay, also_saved
                 ),
@@ -357,6 +355,11 @@ class LearnerRun:
             every = max(1, self._total_steps // _VERSIONS)
             yield PastVersions(Path(pool), self.made.agent, every, self.progress.step)
         yield PeriodicCheckpoints(training, interval_s)
+
+    def start(self, training: Training) -> None:
+        """Starts collecting, and the watchdog."""
+        training.source.start(self.session.supervisor)
+        start_watchdog(training, self.rollouts_at_once)
 
     def end(self, training: Training, end_callbacks: Callable[[], object]) -> None:
         """Waits for the threads of a run that has ended, calls `end_callbacks`, then saves, unless

@@ -7,13 +7,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from torchbeast.collect.contract import Source
 from torchbeast.core.algos.base import Counters
 from torchbeast.core.storages.batch import Batch
 from torchbeast.reporting.diagnosis import Reading, spent
 from torchbeast.reporting.display import Progress, Rate, mean
+from torchbeast.reporting.log_files import Log
 
 _log = logging.getLogger("torchbeast.learner")
 
@@ -58,13 +59,14 @@ class LearnerClock:
 
     Attributes:
         updates: Measures updates.
+        pauses: Measures callbacks, which are neither.
         writing: Measures writing rows, which is a part of waiting.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._began = now, now()
-        self.updates, self.writing = Stopwatch(now), Stopwatch(now)
-        self._pauses, self._is_in_step = Stopwatch(now), False
+        self.updates, self.pauses, self.writing = Stopwatch(now), Stopwatch(now), Stopwatch(now)
+        self._is_in_step = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -75,38 +77,36 @@ class LearnerClock:
         finally:
             self._is_in_step = False
 
-    def learning(self) -> AbstractContextManager[None]:
-        """Measures an update; used by one thread at a time."""
-        return self.updates.running()
-
-    def pausing(self) -> AbstractContextManager[None]:
-        """Measures callbacks, which are neither; used by one thread at a time."""
-        return self._pauses.running()
-
     @property
     def is_pausing(self) -> bool:
         """Whether a callback runs, or no step, because a Learner's user does something else."""
-        return self._pauses.read()[1] > 0 or not self._is_in_step
+        return self.pauses.read()[1] > 0 or not self._is_in_step
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds spent until now, by stage."""
-        learning, pausing = self.updates.read()[0], self._pauses.read()[0]
+        learning, pausing = self.updates.read()[0], self.pauses.read()[0]
         return {"learning": learning, "waiting": self._now() - self._began - learning - pausing}
 
 
-class RowMaker:
-    """Makes the rows of a run, and keeps its progress up to date. One thread at a time uses it.
+class Rows:
+    """Makes and writes the rows of a run, and keeps its progress up to date. One thread at a time
+    uses it.
 
     Attributes:
+        newest: The row of the last update.
+        log: Gets each row.
         progress: Steps, episodes and recent metrics of the run.
         clock: Measures the stages of the learner.
         count: Number of rows, which is the number of updates of this process.
         seconds: From the start to the last update.
     """
 
-    def __init__(self, source: Source, progress: Progress, info_keywords: Sequence[str]) -> None:
+    def __init__(
+        self, source: Source, log: Log, progress: Progress, info_keywords: Sequence[str]
+    ) -> None:
         """Starts the clock; info_keywords: numbers of episodes to log."""
-        self.progress, self.clock = progress, LearnerClock()
+        self.log, self.progress, self.clock = log, progress, LearnerClock()
+        self.newest: Row = {}
         self.count, self.seconds = 0, 0.0
         self._source, self._info_keywords = source, info_keywords
         self._missed_info: set[str] = set()  # keywords that an episode lacked
@@ -129,7 +129,7 @@ class RowMaker:
         seconds = self._source.seconds() | self.clock.seconds()
         return Reading(time.monotonic(), seconds, self.clock.writing.read()[0])
 
-    def row(self, batch: Batch, metrics: Mapping[str, float], counters: Counters) -> Row:
+    def make(self, batch: Batch, metrics: Mapping[str, float], counters: Counters) -> Row:
         """Returns the row of an update, and adds it to the progress.
 
         batch: on the host. metrics: of the update. counters: after it.
@@ -153,7 +153,7 @@ class RowMaker:
             "episodes": progress.episodes,
             **{f"info_{k}": self._info_mean(k, info.get(k, ())) for k in self._info_keywords},
         }
-        return {
+        self.newest = {
             **episodes,
             **metrics,
             "update_seconds": self.clock.updates.last,
@@ -163,6 +163,12 @@ class RowMaker:
             "learnt_steps": counters.learnt_steps,
             "optimiser_steps": counters.optimiser_steps,
         }
+        return self.newest
+
+    def write(self) -> None:
+        """Writes the newest row, to which callbacks may have added numbers."""
+        with self.clock.writing.running():
+            self.log.write(self.progress.step, self.newest)
 
     def _info_mean(self, name: str, numbers: Sequence[float]) -> float:
         """Returns the mean over the episodes of an update; NaN if none has a number.

@@ -112,7 +112,7 @@ class RunningLearner:
         """
         progress = self._run.progress
         return {
-            **self._training.row,
+            **self._training.rows.newest,
             "step": self.steps,
             "updates": self.updates,
             "episodes": progress.episodes,

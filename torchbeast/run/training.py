@@ -19,7 +19,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,10 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.reporting.display import Progress
-from torchbeast.reporting.log_files import Log
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import Assembled
 from torchbeast.run.checkpoint_writer import CheckpointWriter
-from torchbeast.run.rows import Row, RowMaker
+from torchbeast.run.rows import Row, Rows
 
 DONE = "all steps are learnt"
 _UPDATE_S = 120.0  # expected longest update, unless a longer one has been seen
@@ -49,14 +48,6 @@ Consumer = Callable[[int, Row], None]
 """Gets the row of each update: called with the environment steps of the run, and the row."""
 
 
-def _ignore(step: int, row: Row) -> None:
-    """Does nothing with a row."""
-
-
-class NoMoment(RunError):
-    """An update did not end within the time limit, so nothing was copied."""
-
-
 @dataclass(kw_only=True, eq=False)
 class Training:
     """What the learner threads of a run share: they train until one of `stops_at` is reached, and
@@ -65,8 +56,7 @@ class Training:
     Attributes:
         source: Yields the batches.
         made: The learner. Its optimiser step may be a JointLearner, with the same interface.
-        rows: Makes the rows of the log.
-        log: Gets each row, once callbacks have added their numbers.
+        rows: Makes the rows of the log, and writes them.
         writer: Writes the checkpoints of the run.
         stops_at: Environment steps at which the run ends, by the reason.
         consumers: Called after the log, one after the other and never during an update.
@@ -79,15 +69,13 @@ class Training:
     source: Source
     made: Assembled
     supervisor: Supervisor
-    rows: RowMaker
-    log: Log
+    rows: Rows
     writer: CheckpointWriter
     stops_at: Mapping[str, int]
     consumers: Sequence[Consumer] = ()
     learns_all: bool = False
     own: AbstractContextManager[Any] = nullcontext()  # noqa: RUF009 - stateless
     trace: Path | None = None
-    row: Row = field(default_factory=dict)  # the newest
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()  # held from an update to the end of its step
@@ -102,7 +90,7 @@ class Training:
         """Number of updates, across restarts."""
         return self.made.optimiser_step.version
 
-    def start(self, num_threads: int, callbacks: Consumer = _ignore) -> None:
+    def start(self, num_threads: int, callbacks: Consumer) -> None:
         """Repeats the step of the loop in threads of the supervisor, until the run ends."""
         for i in range(num_threads):
             self.supervisor.start_thread(f"learner-{i}", lambda: self._learn(callbacks))
@@ -143,14 +131,13 @@ class Training:
 
     def hand_out(self, row: Row, callbacks: Consumer) -> None:
         """Gives the row of an update to the callbacks, then to the log, then to the consumers."""
-        self.row, step, clock = row, self.progress.step, self.rows.clock
+        step, clock = self.progress.step, self.rows.clock
         try:
-            with clock.pausing():
+            with clock.pauses.running():
                 callbacks(step, row)
         finally:
-            with clock.writing.running():
-                self.log.write(step, row)
-        with clock.pausing():
+            self.rows.write()
+        with clock.pauses.running():
             for consumer in self.consumers:
                 consumer(step, row)
         for reason, last_step in self.stops_at.items():
@@ -170,11 +157,11 @@ class Training:
     def checkpoint(self) -> dict[str, Any]:
         """Returns all that a resumed run needs but the replay, copied between two updates.
 
-        Raises NoMoment if an update does not end within patience_s.
+        Raises RunError if an update does not end within patience_s.
         """
         wait_s = self.patience_s
         if not wait_until(running_time() + wait_s, functools.partial(self.lock.acquire, True)):
-            raise NoMoment(
+            raise RunError(
                 f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} "
                 "s; progress since the last checkpoint is lost"
             )
@@ -188,7 +175,7 @@ class Training:
     def save(self) -> None:
         """Writes the checkpoint of the run, unless nothing was learnt or checkpoints are disabled.
 
-        Raises CheckpointNotWritten, or NoMoment as `checkpoint`.
+        Raises CheckpointNotWritten, and RunError as `checkpoint`.
         """
         if self.updates:
             self.writer.save(self.checkpoint)
@@ -238,7 +225,7 @@ class LearnerThread:
         self._cuda_stream = CudaStream(training.made.compute.device)
         self._batches: Iterator[Batch] | None = None  # None: ask the source for another iterator
 
-    def step(self, callbacks: Consumer = _ignore) -> Row | None:
+    def step(self, callbacks: Consumer) -> Row | None:
         """Takes a step of the loop. Returns the row of its update, or None if the run has ended.
 
         callbacks: called before the row is logged, and may add numbers to it.
@@ -254,11 +241,11 @@ class LearnerThread:
                 if run.supervisor.ended and not run.learns_all:
                     return None
                 with run.own, own_settings(), self._dropping_batch(run.publish_interrupted):
-                    with clock.learning():
+                    with clock.updates.running():
                         on_device = copied.map(self._cuda_stream.hand_over)
                         metrics = run.update(batch, on_device)  # update
                         run.publish()  # publish
-                    row = run.rows.row(batch, metrics, run.made.optimiser_step.counters)
+                    row = run.rows.make(batch, metrics, run.made.optimiser_step.counters)
                 run.hand_out(row, callbacks)  # callbacks, log, checkpoints
                 return row
 

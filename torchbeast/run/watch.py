@@ -114,7 +114,7 @@ class RunDisplay:
             run=self.run.settings.run.xpid,
             updates=training.updates,
             stage_seconds=reading.seconds,
-            row=dict(training.row),  # a copy: callbacks add to it
+            row=dict(rows.newest),  # a copy: callbacks add to it
             saved_at=writer.saved_at,
             failed_saves=writer.failed,
             learnt_here=rows.steps_here,
