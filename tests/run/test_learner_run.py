@@ -45,7 +45,7 @@ from torchbeast.run.config import (
     recorded_env,
 )
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun, check_batches
-from torchbeast.run.watch import Watch
+from torchbeast.run.watch import RunDisplay
 
 GOOD, BAD = 1.0, float("nan")
 MLP = ActorSpec("mlp")
@@ -484,7 +484,7 @@ def test_an_error_of_the_display_fails_the_run(
         raise ZeroDivisionError("in the display")
 
     closed: list[LogFiles] = []
-    monkeypatch.setattr(Watch, "until_the_end", broken)
+    monkeypatch.setattr(RunDisplay, "until_the_end", broken)
     monkeypatch.setattr(LogFiles, "close", lambda files: closed.append(files))
     with pytest.raises(RunError, match="in the display"):
         train(tmp_path, GOOD)
