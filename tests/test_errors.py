@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import torchbeast
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.errors import (
     RunError,
     UsageError,
@@ -141,7 +141,7 @@ def test_our_own_frames_are_removed() -> None:
         SyncVecEnv([fail], "Mine")  # type: ignore[list-item]
     text = formatted(raised.value)
     shown = without_our_frames(text)
-    assert "core/envs/vec_env.py" in text and "core/envs/vec_env.py" not in shown
+    assert "core/envs/sync_vec_env.py" in text and "core/envs/sync_vec_env.py" not in shown
     assert 'raise KeyError("the joystick is gone")' in shown
 
 

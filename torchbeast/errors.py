@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1
@@ -202,6 +202,14 @@ def without_our_frames(message: str) -> str:
     """
     theirs = _OUR_FRAME.sub("", message)
     return _EMPTY_TRACEBACK.sub("", theirs)
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Returns an error as a report. UsageError and RunError do not need a traceback."""
+    usage = isinstance(error, UsageError)
+    is_ours = usage or isinstance(error, RunError)
+    message = str(error) if is_ours else "".join(traceback.format_exception(error))
+    return {"error": message, "usage": usage}
 
 
 def what_it_raised(error: BaseException) -> str:

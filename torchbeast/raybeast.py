@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchbeast.cli import command_line
-from torchbeast.cli.flags import RayBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetCollection, FleetSource

@@ -9,6 +9,7 @@ run is made of. The messages of these checks name flags as you type them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -37,6 +38,7 @@ from torchbeast.run.config import (
 
 if TYPE_CHECKING:  # they import torch, as the methods do that use them
     from torchbeast.collect.collection_plan import CollectionPlan
+    from torchbeast.collect.replay import Join
     from torchbeast.envs.env_process import Spaces
     from torchbeast.run.plan import LearnerConfig, Plan
 
@@ -171,12 +173,21 @@ class LearnerFlags:
             env=env,
             observation_space=spaces[0],
             collection=collection,
+            join_replay=self._join_replay(),
             checkpoints=self.checkpoints,
             display=self.display,
             loggers=self.logs.loggers(),
             metrics=self.metrics,
             callbacks=of_config(self.callbacks, not self.checkpoints.disable_checkpoint),
         )
+
+    def _join_replay(self) -> Join | None:
+        """Returns the function that joins the replay that agents share, if there is one."""
+        if (address := self.replay.replay_service) is None:
+            return None
+        from torchbeast.on_ray.replay import joined
+
+        return functools.partial(joined, address)
 
     def learner_config(self, env_id: str) -> LearnerConfig:
         """Returns the settings of a learner for this environment."""

@@ -23,7 +23,8 @@ from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.base.specs import check_takes, import_module, values_in
 from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.env_pool import EnvPoolEnv
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import BUILT_IN, EnvError, EnvSpec, need
 from torchbeast.errors import UsageError

@@ -1,44 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the workers of a scheme: gradient workers, in each a learner that collects for itself,
-and actors of Ray that collect.
-
-Ray is the caller's, if it is initialised; else the cluster of $RAY_ADDRESS; else one that is
-started for the run. In a gradient worker on Ray it is the cluster of that worker.
-"""
+"""Makes the gradient workers of a plan, in each of which a learner collects for itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
 
 import torch
 
 from torchbeast.core.update.ranks import Ranks
-from torchbeast.envs.spec import EnvSpec
-from torchbeast.fleets.fleet import Fleet, LocalFleet
-from torchbeast.fleets.system import environment_of_share, keep_freed_memory
+from torchbeast.fleets.fleet import Fleet
+from torchbeast.fleets.system import keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.worker import WorkerParts
-from torchbeast.gradients.workers import WORKER, GradientWorkers, gradient_workers
-from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
-from torchbeast.on_ray.fleet import Actors, RayFleet, User, gradient_actors
+from torchbeast.gradients.workers import GradientWorkers, gradient_workers
 from torchbeast.run.assemble import Assembled, assemble
 from torchbeast.run.config import HardwareConfig
 from torchbeast.run.plan import Plan
-from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
 
-_USER = User(
-    "Learner",
-    "The last checkpoint of the run is kept, if there was one; a Learner with the same log_dir "
-    "resumes it.",
-)
 
-
-def workers_of(
+def gradient_workers_of(
     config: GradientConfig,
     make_fleet: Callable[[], AbstractContextManager[Fleet]],
     plan: Plan,
@@ -79,43 +63,3 @@ def make_worker(
         end=ending.close,
         device=made.compute.device,
     )
-
-
-def gradient_fleet(
-    scheme: Scheme, gradients: GradientConfig, spec: EnvSpec
-) -> AbstractContextManager[Fleet]:
-    """Returns the fleet of the gradient workers; spec: of their environments."""
-    if scheme.grad_backend == "processes":
-        return LocalFleet(WORKER, environment_of_share(gradients.cores))
-    actors = gradient_actors(scheme.grad_cpus, gradients.gpus)
-    return ray_fleet(scheme, spec, RayConfig(), actors)
-
-
-def ray_fleet(
-    scheme: Scheme, spec: EnvSpec, config: RayConfig, actors: Actors | None = None
-) -> RayFleet:
-    """Returns a fleet of Ray actors, by default of those that collect.
-
-    Raises UsageError if the workers of the scheme find no room.
-    """
-    name = f"learner-{secrets.token_hex(4)}"  # no two fleets on a cluster have the same
-    fleet = RayFleet(config, name, spec.is_factory, _USER, actors)
-    try:
-        check_room(fleet.room(), _groups(scheme))
-    except BaseException:
-        fleet.end()
-        raise
-    return fleet
-
-
-def _groups(scheme: Scheme) -> list[WorkerGroup]:
-    """Returns all workers of the scheme that are actors of Ray."""
-    groups = []
-    if scheme.grad_backend == "ray":
-        gpus = scheme.grad_worker_resources.get("num_gpus", 0.0)
-        count = scheme.grad_remote_workers
-        groups.append(WorkerGroup("gradient workers", count, scheme.grad_cpus, gpus))
-    if scheme.col_backend == "ray":
-        count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
-        groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
-    return groups

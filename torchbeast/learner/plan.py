@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import secrets
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.core.actors.registry import ActorFactory, Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import ActorFactory, make_agent
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
@@ -18,12 +21,19 @@ from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
+from torchbeast.fleets.fleet import Fleet, LocalFleet
+from torchbeast.fleets.system import environment_of_share
+from torchbeast.gradients.config import GradientConfig
+from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.assemble import CPU_BYTES_AT_ONCE
 from torchbeast.run.config import HardwareConfig, TrainingConfig
 from torchbeast.run.plan import LearnerConfig, MakeGradientWorkers, Plan
 from torchbeast.schemes.scheme import Scheme
+
+if TYPE_CHECKING:  # only schemes with workers on Ray import it
+    from torchbeast.on_ray.fleet import Actors, RayFleet
 
 
 def plan_of(scheme: Scheme, run: RunConfig, total_steps: int, loggers: Sequence[Logger]) -> Plan:
@@ -129,19 +139,65 @@ def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
     actors: Any = scheme.processes
     make_fleet: Any = local_fleet
     if scheme.col_backend == "ray":
-        from torchbeast.learner.gradients import ray_fleet
-
-        actors, make_fleet = scheme.ray, functools.partial(ray_fleet, scheme, env, scheme.ray)
+        actors, make_fleet = scheme.ray, functools.partial(_ray_fleet, scheme, env, scheme.ray)
     return FleetCollection(**facts, actors=actors, make_fleet=make_fleet, on_demand=on_demand)
 
 
 def _gradients(scheme: Scheme, env: EnvSpec) -> MakeGradientWorkers | None:
     if scheme.gradients is None:
         return None
-    from torchbeast.learner.gradients import gradient_fleet, workers_of
+    from torchbeast.learner.gradients import gradient_workers_of
 
-    fleet = functools.partial(gradient_fleet, scheme, scheme.gradients, env)
-    return functools.partial(workers_of, scheme.gradients, fleet)
+    fleet = functools.partial(_gradient_fleet, scheme, scheme.gradients, env)
+    return functools.partial(gradient_workers_of, scheme.gradients, fleet)
+
+
+def _gradient_fleet(
+    scheme: Scheme, config: GradientConfig, env: EnvSpec
+) -> AbstractContextManager[Fleet]:
+    from torchbeast.gradients.workers import WORKER
+
+    if scheme.grad_backend == "processes":
+        return LocalFleet(WORKER, environment_of_share(config.cores))
+    from torchbeast.on_ray.fleet import gradient_actors
+
+    actors = gradient_actors(scheme.grad_cpus, config.gpus)
+    return _ray_fleet(scheme, env, RayConfig(), actors)
+
+
+def _ray_fleet(
+    scheme: Scheme, spec: EnvSpec, config: RayConfig, actors: Actors | None = None
+) -> RayFleet:
+    """Returns a fleet of Ray actors, by default of those that collect.
+
+    Ray is the caller's, if it is initialised; else the cluster of $RAY_ADDRESS; else one that is
+    started for the run. In a gradient worker on Ray it is the cluster of that worker.
+
+    Raises UsageError if the workers of the scheme find no room.
+    """
+    from torchbeast.on_ray.fleet import LEARNER, RayFleet
+
+    name = f"learner-{secrets.token_hex(4)}"  # no two fleets on a cluster have the same
+    fleet = RayFleet(config, name, spec.is_factory, LEARNER, actors)
+    try:
+        check_room(fleet.room(), _groups(scheme))
+    except BaseException:
+        fleet.end()
+        raise
+    return fleet
+
+
+def _groups(scheme: Scheme) -> list[WorkerGroup]:
+    """Returns all workers of the scheme that are actors of Ray."""
+    groups = []
+    if scheme.grad_backend == "ray":
+        gpus = scheme.grad_worker_resources.get("num_gpus", 0.0)
+        count = scheme.grad_remote_workers
+        groups.append(WorkerGroup("gradient workers", count, scheme.grad_cpus, gpus))
+    if scheme.col_backend == "ray":
+        count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
+        groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
+    return groups
 
 
 def check_loggers(loggers: Sequence[Logger]) -> None:

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.collect.contract import BatchTaker, LearnerInfo
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from torchbeast.collect.contract import LearnerInfo
-from torchbeast.core.actors.contract import Actor, specs_of_extras
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Actor, Agent, specs_of_extras
 from torchbeast.core.algos.base import Algorithm, checked
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
@@ -139,11 +138,11 @@ class Assembled:
             device=self.compute.device,
             extras=self.algo.needs,
             mode=self.algo.mode,
+            precision=self.compute.precision,
             rollouts=config.online_rollouts,
             seed=seed,
             spare_columns=config.spare_columns,
             batches_at_once=at_once,
-            precision=self.compute.precision,
             **others,
         )
 

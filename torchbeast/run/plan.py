@@ -21,13 +21,12 @@ from torch import nn
 from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.collect.contract import Publisher
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.storages.transition import Transitions
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.reporting.log_files import FILES, Logger
 from torchbeast.reporting.loggers import DisplayConfig
@@ -42,6 +41,7 @@ from torchbeast.run.config import (
 )
 
 if TYPE_CHECKING:
+    from torchbeast.collect.replay import Join
     from torchbeast.run.callbacks import Callback
 
 MakeAgent = Callable[[ActorSpec], Agent]
@@ -79,6 +79,8 @@ class LearnerConfig:
     @property
     def learns_from_transitions(self) -> bool:
         """Whether batches are single steps of a replay."""
+        from torchbeast.core.storages.transition import Transitions
+
         return issubclass(self.algo.takes, Transitions)
 
     @property
@@ -127,6 +129,7 @@ class Plan:
         asked: The environment that the command line names.
         make_envs: Makes that many environments in this process; None: `env` says how.
         gradients: Makes the gradient workers; None: this process computes the gradients.
+        join_replay: Joins the replay that agents share, if there is one.
         of_command: Words to repeat in the command that resumes the run.
         becomes_latest: Whether the link `latest` will point to the run's folder.
     """
@@ -146,6 +149,7 @@ class Plan:
     make_envs: Callable[[int], VecEnv] | None = None
 
     collection: CollectionPlan
+    join_replay: Join | None = None
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     display: DisplayConfig = field(default_factory=DisplayConfig)

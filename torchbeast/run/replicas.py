@@ -34,16 +34,10 @@ from typing import Any
 
 import torch
 
+from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
-from torchbeast.collect.contract import BatchTaker, LostStream, Source, TooFewStreams
-from torchbeast.core.storages.batch import Batch
-from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
-from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_of_torchrun
-from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.system import Launch
-from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
-from torchbeast.gradients.joint import (
+from torchbeast.collect.contract import Source
+from torchbeast.collect.joint import (
     BatchReport,
     JointBatch,
     JointLearner,
@@ -52,6 +46,14 @@ from torchbeast.gradients.joint import (
     saved_state,
     total,
 )
+from torchbeast.collect.lost_streams import LostStream, TooFewStreams
+from torchbeast.core.storages.batch import Batch
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
+from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_of_torchrun
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import Launch
+from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND
 from torchbeast.run import checkpoint as checkpoints
