@@ -364,18 +364,6 @@ def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
     assert not isinstance(error.value, UsageError)
 
 
-def test_an_algorithm_that_forgot_super_is_refused_in_a_sentence() -> None:
-    class Forgetful(Mine):
-        def __init__(self, *_: Any) -> None:
-            pass
-
-    flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = flags.run_settings("Catch", HERE).learner
-    object.__setattr__(config, "algo", Forgetful)
-    with pytest.raises(UsageError, match="Forgetful has no `actor`: its __init__ must call super"):
-        assemble(config, agent, PublishedWeights)
-
-
 def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> None:
     class Wanting(Mine):
         needs = ("no_such_extra",)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.base.checks import at_least, counted, names_checked, require
+from torchbeast.core.base.checks import at_least, counted, require
 from torchbeast.core.base.computing import CudaStream, OwnProcess, own_settings
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.batch import Batch
@@ -35,7 +35,6 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import running_time, warn
 from torchbeast.learner.parts import (
-    check_loggers,
     env_spec,
     make_source,
     making_agent,
@@ -92,7 +91,6 @@ class Learner(RunningLearner):
 
     _is_taken_over = False  # another Learner was made with its log_dir
 
-    @names_checked
     def __init__(
         self,
         scheme: Scheme,
@@ -116,15 +114,11 @@ class Learner(RunningLearner):
                 recorded.
 
         Raises:
-            TypeError: For an argument of another type.
             ValueError: For target_steps below 1.
             UsageError: If the run in log_dir does not fit the scheme, or log_dir cannot be used.
         """
-        if not isinstance(scheme, Scheme):
-            raise TypeError(f"scheme must be Scheme(...) or Scheme.preset(...), got {scheme!r}")
         at_least(1, target_steps=target_steps)
         self._callbacks = Callbacks(callbacks)
-        check_loggers(loggers)
         self.scheme = scheme
         self.target_steps = target_steps
         self._loggers = (*FILES, *loggers)

@@ -20,7 +20,6 @@ from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import UsageError
 from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import DisplayConfig
@@ -177,15 +176,3 @@ def make_source(
     source = LocalSource(learner, keywords, acting, make, scheme.num_envs, stops_early)
     ending.callback(source.end)
     return source
-
-
-def check_loggers(loggers: Sequence[Logger]) -> None:
-    """Raises UsageError unless they are a sequence of loggers."""
-    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
-        raise UsageError(f"loggers must be a list of loggers, got {loggers!r}")
-    for logger in loggers:
-        if isinstance(logger, type) or not callable(getattr(logger, "open", None)):
-            raise UsageError(
-                "loggers must be objects with a method open(run), such as "
-                f"torchbeast.reporting.StdoutLogger(...), got {logger!r}"
-            )

@@ -33,7 +33,7 @@ from torchbeast.core.actors.encoders import (
     readings,
 )
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.base.checks import did_you_mean, in_any_case, names_checked, require
+from torchbeast.core.base.checks import did_you_mean, in_any_case, require
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
@@ -358,7 +358,6 @@ class ActorFactory:
         spec: Describes the network.
         observation_space: The observation space as the policy sees it, with frames stacked.
         action_space: The action space.
-        kind: The class of actors that it makes.
         family: The family of built-in networks, see Algorithm.family.
         network: Their keyword arguments, see Algorithm.network.
         restart_model: A file with the initial weights.
@@ -368,7 +367,6 @@ class ActorFactory:
     spec: ActorSpec
     observation_space: ObservationSpace
     action_space: ActionSpace
-    kind: type[Actor]
     family: str = ""
     network: Mapping[str, Any] = field(default_factory=dict)
     restart_model: Path | None
@@ -422,7 +420,6 @@ class OnPolicyActorCritic:
     """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
 
     @classmethod
-    @names_checked
     def create_factory(
         cls,
         obs_space: ObservationSpace,
@@ -449,9 +446,6 @@ class OnPolicyActorCritic:
         Returns:
             The `actor_factory` of a Scheme.
 
-        Raises:
-            TypeError: For an unknown name, or a value of another type.
-
         Example:
             ```python
             OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp", {"hidden": 64})
@@ -463,7 +457,6 @@ class OnPolicyActorCritic:
             spec=ActorSpec.of(network, feature_extractor_kwargs, use_lstm=recurrent),
             observation_space=obs_space,
             action_space=action_space,
-            kind=ActorCritic,
             restart_model=None if restart_model is None else expanded(restart_model),
         )
 
@@ -476,7 +469,6 @@ class OffPolicyActorCritic:
     """
 
     @classmethod
-    @names_checked
     def create_factory(
         cls,
         obs_space: ObservationSpace,
@@ -500,16 +492,11 @@ class OffPolicyActorCritic:
         Returns:
             The `actor_factory` of a Scheme.
 
-        Raises:
-            TypeError: For an unknown name, or a value of another type.
-
         Example:
             ```python
             OffPolicyActorCritic.create_factory(obs_space, action_space)
             ```
         """
-        from torchbeast.core.actors.off_policy import OffPolicyActor
-
         of_policy = OnPolicyActorCritic.create_factory(
             obs_space,
             action_space,
@@ -517,8 +504,7 @@ class OffPolicyActorCritic:
             feature_extractor_kwargs,
             restart_model=restart_model,
         )
-        kind: Any = OffPolicyActor
-        return dataclasses.replace(of_policy, owner=cls.__name__, kind=kind, family="sac")
+        return dataclasses.replace(of_policy, owner=cls.__name__, family="sac")
 
 
 def _named(network: ModelFactory | str, space: ObservationSpace) -> ModelFactory | str:

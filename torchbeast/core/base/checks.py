@@ -17,9 +17,8 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Integral, Real
 from types import MethodType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 
 def require(holds: bool, sentence: str) -> None:
@@ -96,8 +95,6 @@ def check_device(**values: str) -> None:
         )
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
 F = TypeVar("F")
 
 
@@ -137,67 +134,9 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) 
             raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
 
 
-_NUMBERS = {"int": (Integral, "a whole number"), "float": (Real, "a number")}
-
-
-def refuse_other_types(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
-    """Raises TypeError unless every value annotated as int, float or bool, or None, is of its type.
-
-    Args:
-        given: Values by name; values of other types are not checked.
-        annotations: Annotations by name, as types or as text.
-    """
-    for name, value in given.items():
-        kinds = _kinds(annotations[name])
-        if value is None and "None" in kinds:
-            continue
-        match [kind for kind in kinds if kind != "None"]:
-            case ["bool"] if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
-            case ["int" | "float" as kind]:
-                _refuse_other_number(name, value, kind)
-
-
-def _kinds(annotation: Any) -> list[str]:
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return [kind.strip() for kind in text.split("|")]
-
-
-def _refuse_other_number(name: str, value: Any, kind: str) -> None:
-    number, called = _NUMBERS[kind]
-    if not isinstance(value, number) or isinstance(value, bool):
-        is_whole = isinstance(value, float) and value.is_integer()
-        hint = f": write {int(value):_}" if is_whole else ""
-        raise TypeError(f"{name} must be {called}, got {value!r}{hint}")
-
-
-def names_checked(
-    function: Callable[P, R], signature: inspect.Signature | None = None
-) -> Callable[P, R]:
-    """Makes a method refuse unknown keyword arguments as `refuse_unknown` does, and values as
-    `refuse_other_types` does.
-
-    Args:
-        function: The method; its first parameter is the object or the class.
-        signature: The parameters to check, and to show in `help()`. Default: the method's own.
-    """
-    signature = signature or inspect.signature(function)
-    accepted = list(signature.parameters)[1:]
-    annotations = {name: signature.parameters[name].annotation for name in accepted}
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        owner = getattr(args[0], "__name__", type(args[0]).__name__)
-        refuse_unknown(f"{owner}.{function.__name__}", kwargs, accepted)
-        refuse_other_types({**dict(zip(accepted, args[1:], strict=False)), **kwargs}, annotations)
-        return function(*args, **kwargs)
-
-    setattr(checked, "__signature__", signature)  # noqa: B010
-    return checked
-
-
 def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable[[F], F]:
-    """Gives a class method `**settings` its own signature in each class, with `names_checked`.
+    """Gives a class method `**settings` its own signature in each class, which `help()` shows, and
+    makes it refuse other names as `refuse_unknown` does.
 
     Args:
         settings: Returns the annotation and the default of each setting of a class, by name.
@@ -205,14 +144,22 @@ def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable
 
     class Signed(classmethod):  # type: ignore[type-arg]
         def __get__(self, instance: object, owner: type | None = None) -> Any:
-            signature_of_method = inspect.signature(self.__func__)
-            first, rest = signature_of_method.parameters.values()
+            method, accepted = self.__func__, settings(owner)
+
+            @functools.wraps(method)
+            def checked(cls: type, **given: Any) -> Any:
+                refuse_unknown(f"{cls.__name__}.{method.__name__}", given, accepted)
+                return method(cls, **given)
+
+            signature = inspect.signature(method)
+            first, rest = signature.parameters.values()
             others = [
                 rest.replace(name=name, kind=rest.KEYWORD_ONLY, annotation=kind, default=default)
-                for name, (kind, default) in settings(owner).items()
+                for name, (kind, default) in accepted.items()
             ]
-            signature = signature_of_method.replace(parameters=[first, *others])
-            return MethodType(names_checked(self.__func__, signature), owner)
+            signature = signature.replace(parameters=[first, *others])
+            setattr(checked, "__signature__", signature)  # noqa: B010
+            return MethodType(checked, owner)
 
     return cast(Callable[[F], F], lambda method: Signed(method.__func__))
 

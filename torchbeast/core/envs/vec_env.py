@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.core.base.checks import at_least, names_checked, refuse_unknown
+from torchbeast.core.base.checks import at_least, refuse_unknown
 from torchbeast.core.base.nest import flatten, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
@@ -109,7 +109,6 @@ class _WithFactory(_ProtocolType):
     def __dir__(cls) -> list[str]:
         return [*super().__dir__(), "create_factory"]  # for completion
 
-    @names_checked
     def create_factory(
         cls,
         *,
