@@ -92,18 +92,6 @@ class Clashing(Mine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedyConfig:
-    """Has a setting without a default."""
-
-    boldness: int
-    """How bold it is."""
-
-
-class Needy(Mine):
-    Config = NeedyConfig
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeepConfig:
     """Has two groups of settings with the same names."""
 
@@ -198,7 +186,6 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
         (f"{__name__}:Clashing", "names of other settings or flags, batch_size: rename"),
         (f"{__name__}:Deep", "other settings or flags, boldness, step_size: rename"),
         (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
-        (f"{__name__}:Needy", "cannot be used: NeedyConfig.boldness has no default"),
     ],
 )
 def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(

@@ -36,6 +36,7 @@ from torchbeast.core.storages import (
     OnPolicyVTraceBuffer,
     ReplayBuffer,
 )
+from torchbeast.errors import IncompatibleParts
 from torchbeast.run.episodes import Episodes
 
 FRAMES, VECTOR = ArraySpec((4, 84, 84), "uint8"), ArraySpec((3,), "float32")
@@ -339,5 +340,5 @@ def test_a_replay_has_the_settings_of_the_programs_unless_it_is_given_others(alg
 def test_a_storage_and_an_algorithm_that_do_not_fit_are_both_named(
     storage: OnPolicyBuffer, algo: Any, sentence: str
 ) -> None:
-    with pytest.raises(NotImplementedError, match=f"(?i){sentence}"):
+    with pytest.raises(IncompatibleParts, match=f"(?i){sentence}"):
         storage.prepared(algo)

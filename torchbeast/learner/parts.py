@@ -16,6 +16,7 @@ from torchbeast.collect.weights import PublishedWeights, SharedWeights, ring_siz
 from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
+from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.envs import spec_of
@@ -53,6 +54,7 @@ def run_settings(
             fixed_lag=0 if scheme.is_synchronous else None,
         ),
         recorded=_recorded(scheme, run, learner),
+        of_command=names_with("command", run),
         loggers=loggers,
         becomes_latest=False,  # its folder is the user's, who may keep other things there
     )

@@ -465,7 +465,7 @@ def _named(path: str) -> Callback:
     callback = make()
     if not isinstance(callback, Callback):
         raise UsageError(
-            f"--callback {path} is a {type(callback).__name__}: expected a subclass of "
+            f"callback {path} is a {type(callback).__name__}: expected a subclass of "
             "torchbeast.learner.Callback, or a function that returns a callback"
         )
     return callback

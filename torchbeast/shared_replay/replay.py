@@ -70,16 +70,16 @@ class JoinRequest:
         """Returns descriptions of everything that must be equal in all agents."""
         rows = described(row_specs(self.batch(1), 1))
         return {
-            f"--replay_size {self.capacity}",
-            f"--unroll_length {self.unroll_length}",
+            f"replay_size {self.capacity}",
+            f"unroll_length {self.unroll_length}",
             f"a frame stack of {self.frame_stack}",
             *(f"rows of {row}" for row in rows),
         }
 
 
 _ALIKE = (
-    "agents that share a replay need the same environment, network inputs, --unroll_length and "
-    "--replay_size"
+    "agents that share a replay need the same environment, network inputs, unroll_length and "
+    "replay_size"
 )
 
 
@@ -200,8 +200,8 @@ class SharedReplay:
         require(
             free is None or size + later <= free,
             f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
-            f"are free, {in_bytes(later)} of them for the replay: use a smaller --batch_size, "
-            "--replay_ratio or --replay_size",
+            f"are free, {in_bytes(later)} of them for the replay: use a smaller batch_size, "
+            "replay_ratio or replay_size",
         )
 
     def _made_for(self, joining: JoinRequest) -> RolloutReplay:
@@ -212,7 +212,7 @@ class SharedReplay:
         try:
             return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
         except MemoryError as error:
-            raise ValueError(f"{error}: use a smaller --replay_size") from error
+            raise ValueError(f"{error}: use a smaller replay_size") from error
 
 
 class SharingAgent(ABC):

@@ -144,13 +144,8 @@ def test_an_optimiser_state_that_does_not_fit_is_refused_and_changes_nothing(nam
     state = saved_and_loaded(step.state_dict())
     before = copy.deepcopy(other.state_dict())
     saved = state["algorithm_state_dict"]["optimisers"][name]
-    saved["state"][0]["momentum_buffer"] = torch.zeros(3)
-    with pytest.raises(
-        ValueError, match=rf"optimiser {name} is different: .* as \[3\], .* has \[\];"
-    ):
-        other.load_state_dict(state)
     saved["param_groups"][0]["params"] = [0, 1, 2]
-    with pytest.raises(ValueError, match=rf"optimiser {name} is different: .* groups of \[3\]"):
+    with pytest.raises(ValueError, match=f"optimiser {name} is different: it has 3 parameters"):
         other.load_state_dict(state)
     torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
 

@@ -27,7 +27,6 @@ from torchbeast.core.actors.contract import (
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import (
     Kind,
-    as_read_before,
     is_large_image,
     kind_of,
     readings,
@@ -35,7 +34,7 @@ from torchbeast.core.actors.encoders import (
 from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.base.checks import did_you_mean, in_any_case, require
 from torchbeast.core.base.computing import own_settings
-from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
+from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.frame_stack import stacked_space
@@ -225,7 +224,7 @@ class Agent(NamedTuple):
     Attributes:
         model: The network.
         spec: Describes the network: "auto" is resolved, reads_values is True only if the space
-            declares values, and unscaled_to_100 only if it has such floats.
+            declares values.
         observation_bytes: Bytes of one environment's observation, with frames stacked.
         observation_space: The observation space as the policy sees it, with frames stacked.
         frame_stack: Number of frames in a stack.
@@ -284,17 +283,13 @@ def make_agent(
     if not spec.reads_values:
         seen = without_values(seen)
     is_built_in = ":" not in spec.name
-    declared = seen
-    if spec.unscaled_to_100 and is_built_in:
-        seen = map_leaves(as_read_before, seen)
     is_open = is_built_in and spec.name.endswith("auto")  # "q-auto" too
     usual = spec.name.removesuffix("auto") + default_model(seen, for_images)
     name = usual if is_open else spec.name
     resolved = dataclasses.replace(
         spec,
         name=name,
-        reads_values=declared != without_values(declared),
-        unscaled_to_100=seen != declared,
+        reads_values=seen != without_values(seen),
     )
     try:
         model = make_model(resolved, seen, action_space)
@@ -397,8 +392,7 @@ class ActorFactory:
             actor.load_state_dict(saved.get("model_state_dict", saved))
         except RuntimeError as error:
             raise ValueError(
-                f"restart_model {self.restart_model} has weights of another network, or of an "
-                f"earlier version that did not scale these observations: {error}"
+                f"restart_model {self.restart_model} has weights of another network: {error}"
             ) from None
 
 

@@ -73,20 +73,16 @@ class Counters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`; raises ValueError when steps or version is missing.
-
-        Earlier checkpoints have only these two. When they were written, every step was learnt from
-        once, with one optimiser step per batch.
-        """
-        if missing := {"steps", "version"} - set(state):
+        """Restores `state_dict`; raises ValueError for TorchBeast 2019's, which lacks counters."""
+        if missing := self.state_dict().keys() - state.keys():
             raise ValueError(
                 f"the checkpoint's scheduler_state_dict lacks {', '.join(sorted(missing))}: it was "
                 "written by another program, and can be tested but not resumed"
             )
         self.env_steps, self.version = int(state["steps"]), int(state["version"])
-        self.learnt_steps = int(state.get("learnt_steps", self.env_steps))
-        self.optimiser_steps = int(state.get("optimiser_steps", self.version))
-        self.schedule_starts = dict(state.get("schedule_starts", {}))
+        self.learnt_steps = int(state["learnt_steps"])
+        self.optimiser_steps = int(state["optimiser_steps"])
+        self.schedule_starts = dict(state["schedule_starts"])
 
 
 BatchT = TypeVar("BatchT", bound=Batch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of settings and of the arguments of `create_factory`, and words for messages.
+"""Traits and checks of settings, and words for messages.
 
 Each message names the setting, what it may be and what it was. A setting of None has no value and
 passes. The module imports nothing else of TorchBeast, so that torchbeast.core.envs can use it.
@@ -18,7 +18,46 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
+
+Trait = Literal["command", "connection", "rank", "incidental", "agent", "task", "served", "atari"]
+"""What kind of setting it is.
+
+command: belongs to a command, not to a run. connection: so does this, and the next command has to
+repeat it. rank: may differ between learners that train together. incidental: has no effect on what
+a run learns. agent: the evaluation of a run takes it from the run. task: the environment. served:
+running environment servers decide it. atari: an option of Atari games.
+"""
+
+
+def setting(default: Any, *traits: Trait) -> Any:
+    """Returns the field of a Config with these traits.
+
+    Args:
+        default: The default, or a function that makes it.
+        *traits: The traits.
+    """
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata={"traits": traits})
+    return dataclasses.field(default=default, metadata={"traits": traits})
+
+
+def names_with(trait: Trait, *configs: Any) -> set[str]:
+    """Returns the names of the settings that have a trait, of Configs within these, too.
+
+    Args:
+        trait: The trait. "command" includes connections.
+        configs: Configs, or their classes.
+    """
+    found: set[str] = set()
+    for config in (each() if isinstance(each, type) else each for each in configs):
+        for field in dataclasses.fields(config):
+            value, traits = getattr(config, field.name), field.metadata.get("traits", ())
+            if dataclasses.is_dataclass(value):
+                found |= names_with(trait, value)
+            elif trait in traits or (trait == "command" and "connection" in traits):
+                found.add(field.name)
+    return found
 
 
 def require(holds: bool, sentence: str) -> None:
