@@ -27,7 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors import torsos
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, Precision

@@ -25,7 +25,8 @@ from progress import measured, torchbeast
 from torchbeast import envs
 from torchbeast.core.envs.spaces import Box
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.atari import is_atari, rom_name
+from torchbeast.envs.atari import rom_name
+from torchbeast.envs.spec import is_atari
 from torchbeast.fleets.system import available_cores
 
 ENVS = ("ALE/Pong-v5", "envpool:Pong-v5", "envpool:CartPole-v1", "envpool:HalfCheetah-v4")

@@ -25,8 +25,9 @@ from torchbeast import envs
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.rollout_buffers import BatchBuffer, SharedRollouts, SlotWriter
 from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, Precision

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import VecStep, environment_seeds
+from torchbeast.core.envs.sync_vec_env import environment_seeds
 
 NUM_ACTIONS = 4
 # How the episodes of environment e end, again and again: length, and "terminated", "truncated" or

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import torchbeast
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.errors import (
     RunError,
     UsageError,
@@ -55,7 +55,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
     expected = (
         rf"status: {sys.executable} has no package \w+: .*{sys.executable} -m pip install .*\n"
     )
-    assert re.fullmatch(expected, done.stderr) and done.returncode == 1
+    assert re.fullmatch(expected, done.stderr) and done.returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_missing_compiled_module_is_reported_with_an_alternative(
     def body() -> int:
         raise ModuleNotFoundError("No module named 'libtorchbeast'", name="libtorchbeast")
 
-    assert exit_code_of("polybeast", body) == 1
+    assert exit_code_of("polybeast", body) == 2
     said = capsys.readouterr().err
     assert "libtorchbeast" in said and "MonoBeast" in said
 
@@ -115,7 +115,7 @@ def test_polybeast_learner_reports_a_missing_compiled_module(
     for name in ("torchbeast.polybeast_learner", "torchbeast.servers.discovery"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "libtorchbeast", None)
-    assert importlib.import_module("torchbeast.polybeast_learner").main([]) == 1
+    assert importlib.import_module("torchbeast.polybeast_learner").main([]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "libtorchbeast" in said and "MonoBeast" in said
 
@@ -141,7 +141,7 @@ def test_our_own_frames_are_removed() -> None:
         SyncVecEnv([fail], "Mine")  # type: ignore[list-item]
     text = formatted(raised.value)
     shown = without_our_frames(text)
-    assert "core/envs/vec_env.py" in text and "core/envs/vec_env.py" not in shown
+    assert "core/envs/sync_vec_env.py" in text and "core/envs/sync_vec_env.py" not in shown
     assert 'raise KeyError("the joystick is gone")' in shown
 
 

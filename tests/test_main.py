@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import torchbeast
 from torchbeast.__main__ import MEANS, PROGRAMS, main
+from torchbeast.core.base.checks import command
 
 
 def test_without_a_program_it_lists_all_of_them_and_imports_no_torch() -> None:
@@ -39,3 +41,22 @@ def test_an_unknown_program_is_refused_with_a_similar_one(
 ) -> None:
     assert main(["trian"]) == 2
     assert "no program 'trian'; did you mean train?" in capsys.readouterr().err
+
+
+def test_its_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{torchbeast.__version__}\n"
+
+
+def test_printed_commands_start_as_the_program_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "bin" / "torchbeast"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(script), "train"])
+    assert command("monobeast") == f"{script} train"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert command("plot") == "torchbeast plot"
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "torchbeast.monobeast"])
+    assert command("monobeast").endswith(" -m torchbeast.monobeast")

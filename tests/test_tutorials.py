@@ -28,6 +28,7 @@ from torchbeast import Learner, Scheme, VecEnv, export, make_env
 from torchbeast.cli import flags
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.keys import KeysFlags
 from torchbeast.plot import PlotFlags
@@ -60,7 +61,7 @@ PROGRAMS = {
     "polybeast": flags.PolyBeastFlags,
     "polybeast_env": flags.PolyBeastEnvFlags,
     "polybeast_learner": flags.PolyBeastLearnerFlags,
-    "raybeast": flags.RayBeastFlags,
+    "raybeast": RayBeastFlags,
     "status": StatusFlags,
     "sweep": SweepFlags,
 }

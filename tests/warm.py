@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 
 WITH_TORCH = ("actor_main", "agent_main", "local_main")  # the children that import it
+WITHOUT = "env_worker"  # a worker of local_main that does not
 PIPE = subprocess.PIPE  # for those that start children by this module
 _ADOPT = 36  # Linux's PR_SET_CHILD_SUBREAPER
 _HIGH = 300  # above the descriptors that a child inherits
@@ -40,7 +41,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     """Starts a module WITH_TORCH, or a script, from the warm process; anything else as always."""
 
     def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        is_module = args[1] == "-c" and args[-2].endswith(WITH_TORCH)
+        is_module = args[1] == "-c" and args[-2].endswith(WITH_TORCH) and WITHOUT not in args[-1]
         if sys.platform != "linux" or not (is_module or args[1].endswith(".py")):
             super()._execute_child(args, *more)  # type: ignore[misc]
             return

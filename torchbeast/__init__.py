@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.impala import IMPALA as IMPALA
     from torchbeast.core.algos.ppo import PPO as PPO
     from torchbeast.core.base.specs import ActorSpec as ActorSpec
+    from torchbeast.core.envs.contract import VecStep as VecStep
     from torchbeast.core.envs.spaces import ArraySpec as ArraySpec
     from torchbeast.core.envs.spaces import Discrete as Discrete
-    from torchbeast.core.envs.vec_env import SyncVecEnv as SyncVecEnv
+    from torchbeast.core.envs.sync_vec_env import SyncVecEnv as SyncVecEnv
     from torchbeast.core.envs.vec_env import VecEnv as VecEnv
-    from torchbeast.core.envs.vec_env import VecStep as VecStep
     from torchbeast.core.storages.rollout import Rollout as Rollout
     from torchbeast.envs import make as make_env
     from torchbeast.envs import make_vec as make_vec

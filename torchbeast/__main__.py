@@ -10,6 +10,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from torchbeast import __version__
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE
 
@@ -38,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     process. Returns the exit code if it ran none: 0 for the list of programs, 2 for a wrong name.
     """
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "--version":
+        print(__version__)
+        return EXIT_DONE
     if name in ("-h", "--help", "help"):
         print("usage: torchbeast PROGRAM [FLAGS]\n")
         print("\n".join(f"  {program:18} {text}" for program, text in PROGRAMS.items()))

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from torchbeast import plot
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import RayBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.base.checks import counted, names_with
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.reporting import estimates
@@ -132,7 +132,7 @@ def read(pattern: str, name: str = "") -> Runs:
     Raises UsageError if it is empty, if no episode has ended, or if runs of one environment differ
     in a setting.
     """
-    differing = names_with("task", RayBeastFlags) | {"folder"}  # between tasks
+    differing = names_with("task", MonoBeastFlags) | {"folder"}  # between tasks
     folders = _folders(pattern)
     if not folders:
         raise UsageError(f"no run found in {pattern}: use the folder of a run or of several runs")

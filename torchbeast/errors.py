@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1
@@ -127,7 +127,7 @@ def _name_missing_package(
     remedy = f"run the program with {made}, or " if made.exists() else ""
     message = f"{sys.executable} has no package {error.name}: {remedy}install what is missing: "
     message += f"{sys.executable} -m pip install {package}"
-    _report(_program(), message, EXIT_FAILURE)
+    os._exit(_report(_program(), message, EXIT_USAGE))
 
 
 def _program() -> str:
@@ -158,7 +158,7 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     except ImportError as error:
         if error.name not in _COMPILED:
             raise
-        return _report(program, f"{error}. MonoBeast works without it.", EXIT_FAILURE)
+        return _report(program, f"{error}. MonoBeast works without it.", EXIT_USAGE)
     except KeyboardInterrupt:
         return _report(program, "interrupted.", EXIT_INTERRUPTED)
     finally:
@@ -199,6 +199,14 @@ def without_our_frames(message: str) -> str:
     """
     theirs = _OUR_FRAME.sub("", message)
     return _EMPTY_TRACEBACK.sub("", theirs)
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Returns an error as a report. UsageError and RunError do not need a traceback."""
+    usage = isinstance(error, UsageError)
+    is_ours = usage or isinstance(error, RunError)
+    message = str(error) if is_ours else "".join(traceback.format_exception(error))
+    return {"error": message, "usage": usage}
 
 
 def what_it_raised(error: BaseException) -> str:

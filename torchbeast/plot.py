@@ -31,7 +31,8 @@ import numpy as np
 import tyro
 
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import PolyBeastLearnerFlags, RayBeastFlags
+from torchbeast.cli.flags import PolyBeastLearnerFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import did_you_mean, names_with
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.log_files import read_logs
@@ -57,8 +58,8 @@ class PlotFlags:
     """Plots the mean episode return of runs: a thin line for each run, a thick one for the mean."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or saved curves named PROGRAM-SEED.csv. Runs that differ only in their seed
-    are averaged into one line."""
+    """Runs, by the names or folders that they print, or saved curves named PROGRAM-SEED.csv. Runs
+    that differ only in their seed are averaged into one line."""
     output: tuple[Path, ...] = ()
     """Image files to write: .png, .svg or .pdf. Default: curve.png in the run's folder, or in the
     folder that contains all runs."""

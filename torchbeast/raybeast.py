@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from torchbeast.cli import command_line
-from torchbeast.cli.flags import RayBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetSource

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
-from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 

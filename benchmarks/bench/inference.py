@@ -16,9 +16,8 @@ import torch
 from bench import synthetic
 from bench.sample import Measure, in_threads
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.contract import Actor, Agent, Mode
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
-from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.fleets.supervisor import Supervisor

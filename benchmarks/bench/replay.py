@@ -19,14 +19,16 @@ from torch import Tensor
 
 from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
-from torchbeast.collect.contract import LostStream, Source
+from torchbeast.collect.contract import Source
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.replay import OwnReplay, Replay
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import free_memory
+from torchbeast.on_ray.replay import joined
 from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.replay import joined_replay, make_replay, mixed_source
 from torchbeast.shared_replay.service import serving
@@ -55,9 +57,10 @@ def shared_replay(
     with tempfile.TemporaryDirectory(prefix="tb") as folder, serving(Path(folder, "r")) as served:
         service = dataclasses.replace(config.replay, replay_service=served.address)
         config = dataclasses.replace(config, replay=service)
+        join = functools.partial(joined, served.address)
         with (
-            joined_replay(config, agent, extras, _SEED, "bench") as joined,
-            _mixing(_online(config, agent, extras), joined, config, agent, supervisor) as take,
+            joined_replay(config, agent, extras, _SEED, "bench", join) as shared,
+            _mixing(_online(config, agent, extras), shared, config, agent, supervisor) as take,
         ):
 
             def measure(seconds: float) -> Sample:

@@ -24,7 +24,8 @@ from bench.replay import replay, shared_replay
 from bench.sample import Measure, check_goes_on
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.envs.env_process import EnvProcess

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import ModelInputs, has_mask, specs_of_extras
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent, ModelInputs, has_mask, specs_of_extras
 from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace

@@ -17,13 +17,9 @@ import pytest
 from bench.flags import BenchFlags
 
 from torchbeast.cli.command_line import with_algorithm
-from torchbeast.cli.flags import (
-    PolyBeastEnvFlags,
-    PolyBeastFlags,
-    PolyBeastLearnerFlags,
-    RayBeastFlags,
-)
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.algos.registry import ALGOS, DEFAULT
 from torchbeast.sweep.config import SweepFlags
 

@@ -10,7 +10,8 @@ import torch
 from bench.network_cost import Cost, costs, table
 from fake_nethack import LEAVES, FakeNetHack
 
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete, observation_spec
 

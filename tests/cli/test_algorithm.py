@@ -19,7 +19,8 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.base import Algorithm, Losses
 from torchbeast.core.algos.laser import LASER
 from torchbeast.core.algos.registry import ALGOS

@@ -17,13 +17,9 @@ import pytest
 
 from torchbeast import monobeast, polybeast
 from torchbeast.cli.command_line import TITLES, as_typed, flatten, parse, run_with
-from torchbeast.cli.flags import (
-    PolyBeastEnvFlags,
-    PolyBeastFlags,
-    PolyBeastLearnerFlags,
-    RayBeastFlags,
-)
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.config import MAX_FIXED_LAG, ProcessesConfig
 from torchbeast.core.base.specs import ModelConfig
 from torchbeast.errors import RunError, UsageError

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags, RayBeastFlags
+from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import Trait, names_with, setting
 from torchbeast.envs.spec import EnvOptions
 

@@ -16,7 +16,7 @@ from typing import Any
 from shared_running import joining
 from true_rows import Envs, empty_batch, fields
 
-from torchbeast.shared_replay.replay import JoinRequest
+from torchbeast.collect.replay import JoinRequest
 from torchbeast.shared_replay.service import SharedReplayClient
 
 T, B, S, K = 4, 3, 5, 2

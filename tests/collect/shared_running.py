@@ -11,8 +11,8 @@ from typing import Any
 
 from background import Background
 
+from torchbeast.collect.replay import JoinRequest
 from torchbeast.core.storages.replay.store import row_specs
-from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import Service, SharedReplayClient
 
 

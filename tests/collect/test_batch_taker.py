@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from background import SOON, Background
 
-from torchbeast.collect.contract import BatchTaker
+from torchbeast.collect.batch_taker import BatchTaker
 
 
 def test_an_interrupt_loses_no_batch_even_as_the_wait_returns(

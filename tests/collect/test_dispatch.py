@@ -107,7 +107,7 @@ class ByHand:
 
     def run(self) -> None:
         """Runs the dispatcher until it has nothing to do."""
-        self.source._run_events()
+        self.source._dispatcher.run_events()
 
     def start(self, index: int, node: str = "b", reads_weights: bool = False) -> FakeWorker:
         worker = self.fleet.workers[index]
@@ -198,7 +198,7 @@ def test_nothing_is_stored_while_all_workers_read_weights_by_themselves(run: ByH
     for index in range(2):
         run.start(index, reads_weights=True)
     run.weights.publish(run.agent.model, 8)
-    assert not run.source._events, "the dispatcher is left alone"
+    assert not run.source._dispatcher._events, "the dispatcher is left alone"
     run.run()
     assert len(run.fleet.stored) == 1, "only what they started with"
 
@@ -379,14 +379,14 @@ def test_a_slower_answer_of_another_lane_takes_nothing_back(run: ByHand) -> None
 def test_over_child_processes_an_event_runs_where_it_happens_but_never_inside_another(
     run: ByHand,
 ) -> None:
-    run.fleet.shares_memory = True
+    run.source._dispatcher._runs_in_place = True
     ran: list[str] = []
 
     def first() -> None:
-        run.source._do(lambda: ran.append("second"))
+        run.source._dispatcher.do(lambda: ran.append("second"))
         ran.append("first")
 
-    run.source._do(first)
+    run.source._dispatcher.do(first)
     assert ran == ["first", "second"]
 
 
@@ -496,7 +496,7 @@ def test_rollouts_are_learnt_in_turn() -> None:
     first.answer("play", PlayedRollout("first 0", IDLE))
     run.run()
     run.source._played.put(None)
-    played = run.source._in_turn(iter(run.source._played.get, None))
+    played = run.source._pacing.in_order(iter(run.source._played.get, None))
     assert [written.arrays for written in played] == ["first 0", "second 0"]
 
 
@@ -525,7 +525,8 @@ def test_on_demand_nothing_is_played_before_a_batch_is_asked_for() -> None:
     run.weights.publish(run.agent.model, 8)
     run.run()
     assert granted(run) == [[], []]
-    run.source._ask()
-    run.source._ask()  # by an iterator that takes what another has asked for in vain
+    pacing: Any = run.source._pacing
+    pacing.request()
+    pacing.request()  # by an iterator that takes what another has asked for in vain
     run.run()
     assert granted(run) == [[(0, 8)], [(0, 8)]]

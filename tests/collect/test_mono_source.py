@@ -269,7 +269,7 @@ def test_on_demand_a_batch_is_collected_with_the_weights_of_when_it_is_asked_for
 def test_a_batch_that_was_asked_for_in_vain_is_the_next_one() -> None:
     setup = dataclasses.replace(CATCH, num_groups=2, batch_size=CATCH.num_envs)
     with running_mono(setup, fixed_lag=0, on_demand=True) as running:
-        running.source._ask()  # by an iterator that was interrupted while it waited
+        running.source._pacing.request()  # by an iterator that was interrupted while it waited
         for index, rollout in enumerate(itertools.islice(running.source.batches(), 3)):
             assert rollout.rollout_index.eq(index).all()
             assert rollout.policy_version[1:].eq(setup.version + index).all()
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_no_event_halfway() -> None:
         ran.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        source._do(event)
+        source._dispatcher.do(event)
     assert ran == [True]
 
 

@@ -18,7 +18,7 @@ from learners import impala
 from test_rollout_buffers import Player, columns_of
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
 
 E = 4

@@ -17,7 +17,8 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import RolloutSpec
 
 T, E = 6, 4

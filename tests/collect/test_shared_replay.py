@@ -20,12 +20,11 @@ from background import SOON, Background, wait_for
 from shared_running import agent_of, joining, service_at
 from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
-from torchbeast.collect.replay import OwnReplay, Replay, ReplayClosed, ReplayedColumns
+from torchbeast.collect.replay import JoinRequest, OwnReplay, Replay, ReplayClosed, ReplayedColumns
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError, UsageError
-from torchbeast.shared_replay.replay import JoinRequest
 from torchbeast.shared_replay.service import Region, SharedReplayClient, key_path, region_bytes
 
 T, B, S, K = 4, 3, 5, 2

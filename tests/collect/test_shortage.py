@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from torchbeast.collect.contract import (
+from torchbeast.collect.lost_streams import (
     LostStream,
     TooFewStreams,
     describe_lost_streams,

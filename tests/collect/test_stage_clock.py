@@ -7,7 +7,7 @@ import pytest
 
 from torchbeast.collect.worker import StageClock
 from torchbeast.reporting.diagnosis import Reading, RecentShares
-from torchbeast.run.training import LearnerClock
+from torchbeast.run.rows import LearnerClock
 
 
 class Clock:

@@ -25,7 +25,7 @@ from torchbeast.collect.weights import (
 )
 from torchbeast.collect.worker import PlayedRollout, RolloutWorker, Started
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import EnvSpec
 from torchbeast.fleets.fleet import Failed

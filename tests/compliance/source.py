@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from torchbeast import envs
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
-from torchbeast.core.actors.contract import Mode, ModelInputs
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent, Mode, ModelInputs
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, RewardClipping
 from torchbeast.core.envs import spaces

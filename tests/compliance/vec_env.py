@@ -18,8 +18,9 @@ import pytest
 
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.envs import spaces
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import random_action
-from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.envs.vec_env import VecEnv
 
 NUM_ENVS = 2
 

@@ -19,7 +19,7 @@ from torchbeast.core.actors.off_policy import (
     StochasticActorCritic,
 )
 from torchbeast.core.envs.spaces import Box
-from torchbeast.core.envs.vec_env import action_rows
+from torchbeast.core.envs.sync_vec_env import action_rows
 
 INF, MOST, MOST64 = math.inf, float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
 BOXES = {

@@ -28,7 +28,7 @@ from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, StepConfig, recorded, usual_of
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.storages import (
     HindsightExperienceReplayBuffer,
     OnPolicyBuffer,

@@ -23,9 +23,10 @@ from atari_reference import (
 )
 
 from torchbeast import envs
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.spaces import Discrete
-from torchbeast.core.envs.vec_env import VecStep, environment_seeds
+from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.envs.atari import AtariEnv
 
 GAMES = ["pong", "breakout"]

@@ -7,7 +7,8 @@ import pytest
 from compliance.vec_env import VecEnvCompliance
 
 from torchbeast import envs
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.atari import AtariEnv
 from torchbeast.envs.toy import Mock
 

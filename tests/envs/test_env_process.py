@@ -193,7 +193,7 @@ def test_a_signal_while_an_environment_is_made_stops_the_program(
     def is_being_made() -> bool:
         started = set(psutil.Process().children()).difference(before)
         with contextlib.suppress(psutil.NoSuchProcess):  # another one that has just ended
-            return any("env_process_main" in " ".join(child.cmdline()) for child in started)
+            return any("env_worker" in " ".join(child.cmdline()) for child in started)
         return False
 
     def stop() -> None:

@@ -23,8 +23,8 @@ from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.env_pool import EnvPoolEnv
 from torchbeast.core.envs.spaces import random_action
-from torchbeast.core.envs.vec_env import environment_seeds
-from torchbeast.envs.atari import plays_atari
+from torchbeast.core.envs.sync_vec_env import environment_seeds
+from torchbeast.envs.spec import plays_atari
 from torchbeast.errors import UsageError
 from torchbeast.run.config import resolved
 

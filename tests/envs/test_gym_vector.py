@@ -18,9 +18,10 @@ from torchbeast import envs
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.contract import is_gym_vector
-from torchbeast.core.envs.gym_vector import GymVectorEnv, adopted
+from torchbeast.core.envs.gym_vector import GymVectorEnv
 from torchbeast.core.envs.spaces import random_action
-from torchbeast.core.envs.vec_env import SyncVecEnv, environment_seeds, vec_env_of
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv, environment_seeds
+from torchbeast.core.envs.vec_env import adopted, vec_env_of
 from torchbeast.errors import UsageError
 
 E = 3

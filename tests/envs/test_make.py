@@ -16,8 +16,9 @@ from example_envs import Counting
 import torchbeast
 from torchbeast import envs
 from torchbeast.core.envs.spaces import Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.envs import EnvError, EnvSpec, atari, make_vec, spec
+from torchbeast.envs.spec import is_atari
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -141,13 +142,13 @@ def test_an_error_inside_a_users_module_is_not_hidden(
     ],
 )
 def test_atari_ids_of_every_spelling_name_their_rom(env_id: str, rom: str) -> None:
-    assert atari.is_atari(env_id)
+    assert is_atari(env_id)
     assert atari.rom_name(env_id) == rom
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Blackjack-v1", "Ant-v4", "HalfCheetah-v4"])
 def test_other_gymnasium_ids_are_not_taken_for_atari(env_id: str) -> None:
-    assert not atari.is_atari(env_id)
+    assert not is_atari(env_id)
 
 
 def test_without_ale_an_atari_id_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +168,13 @@ def test_a_missing_package_of_an_environment_is_named(monkeypatch: pytest.Monkey
         raise ModuleNotFoundError("No module named 'box2d'")
 
     monkeypatch.setattr(gymnasium, "make", make)
-    with pytest.raises(envs.EnvError, match=r"CartPole-v1 needs a package .* 'box2d'"):
+    with pytest.raises(envs.EnvError, match=r"CartPole-v1 needs a package .* 'gymnasium\[classic_"):
         envs.make("CartPole-v1", 1)
+
+
+def test_an_id_without_its_version_is_refused_with_the_latest_one() -> None:
+    with pytest.raises(envs.EnvError, match="LunarLander is not a complete name: use .*-v3"):
+        envs.make("LunarLander", 1)
 
 
 STEP_WITHOUT_TORCH = """

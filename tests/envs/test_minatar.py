@@ -8,7 +8,8 @@ import pytest
 
 from torchbeast import envs
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import minatar, spec
 
 

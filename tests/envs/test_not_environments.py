@@ -15,7 +15,8 @@ from gymnasium import spaces
 from torchbeast import envs
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv, vec_env_of
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import vec_env_of
 from torchbeast.envs import make_environment
 from torchbeast.errors import UsageError
 

@@ -11,8 +11,9 @@ from example_envs import Truncating
 
 from torchbeast import envs
 from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.envs.selection import SelectedVecEnv, leaf_keys, select
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.selection import leaf_keys, select
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import SelectedVecEnv, VecEnv
 from torchbeast.envs import EnvOptions, EnvSpec
 
 NESTED: Any = {

@@ -14,8 +14,9 @@ from example_envs import EPISODE_LENGTH, Counting, Truncating
 from gymnasium import spaces
 
 from torchbeast.core.base.nest import flatten
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ArraySpec, observation_spec, random_action
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecStep, environment_seeds
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv, environment_seeds
 from torchbeast.errors import UsageError
 
 NO_ACTION = np.zeros(2, np.int64)

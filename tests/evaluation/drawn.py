@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
@@ -21,7 +23,6 @@ from torchbeast.core.envs.spaces import (
     MultiDiscrete,
     ObservationSpace,
 )
-from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.run import checkpoint as checkpoints
 
 

@@ -21,13 +21,15 @@ from nets_by_hand import deep_by_hand, shallow_by_hand
 from torchbeast import envs
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import CommandFlags, MonoBeastFlags
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, Agent, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import distribution_for
-from torchbeast.core.actors.registry import Agent, default_model, make_agent
+from torchbeast.core.actors.registry import default_model, make_agent
 from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError

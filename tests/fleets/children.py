@@ -14,14 +14,8 @@ import time
 from collections.abc import Callable
 
 from torchbeast.envs.spec import EnvError
-from torchbeast.errors import RunError
-from torchbeast.fleets.child_main import (
-    exit_now,
-    failure,
-    follow_parent,
-    take_stdin,
-    take_stdout,
-)
+from torchbeast.errors import RunError, failure
+from torchbeast.fleets.child_main import exit_now, follow_parent, take_stdin, take_stdout
 
 NEVER_S = 300.0
 

@@ -22,9 +22,8 @@ from background import SOON, a_fork, wait_for
 
 import torchbeast
 from torchbeast.envs.spec import EnvError
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError, UsageError, failure
 from torchbeast.fleets import child_process
-from torchbeast.fleets.child_main import failure
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
 
 FOLDERS = [str(Path(__file__).parent), str(Path(torchbeast.__file__).parents[1])]

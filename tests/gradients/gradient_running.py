@@ -29,8 +29,8 @@ from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.base.specs import ActorSpec
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.envs import make

@@ -8,6 +8,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torchbeast.collect.weights import PublishedWeights
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
+from torchbeast.run.rows import Rows
 from torchbeast.run.training import DONE, Training
 
 UPDATES = 3
@@ -30,18 +32,19 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
         joint: Any = workers
         training = Training(
             source=workers,
-            optimiser_step=joint,
-            weights=PublishedWeights(centre.algo.actor),
-            device=torch.device("cpu"),
-            log=logs,
+            made=Mock(
+                optimiser_step=joint,
+                algo=centre.algo,
+                weights=PublishedWeights(centre.algo.actor),
+                compute=Mock(device=torch.device("cpu")),
+            ),
             supervisor=supervisor,
-            total_steps=total_steps,
-            progress=Progress(),
-            pause_at=None,
-            info_keywords=(),
+            rows=Rows(workers, logs, Progress(), ()),
+            writer=Mock(entries=dict),
+            stops_at={DONE: total_steps},
         )
         workers.start(supervisor)
-        training.start(2)
+        training.start(2, lambda step, row: None)
         assert supervisor.join(TIMEOUT_S) == []
         return supervisor, training.checkpoint(), read_logs(folder / "logs.csv")
 

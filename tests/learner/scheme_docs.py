@@ -45,16 +45,18 @@ _TABLE = re.compile(r"(?<=<!-- combinations -->\n).*?(?=<!-- end -->)", re.DOTAL
 def table() -> str:
     """Returns the combinations that there are, and for the others the sentence that refuses them.
 
-    Combinations that are refused with one sentence share a row, where an axis that may have any
-    value is empty.
+    Combinations that run, and combinations that are refused with one sentence, share rows. An axis
+    that may have any value is empty.
     """
     lines = ["| " + " | ".join([*AXES, ""]) + " |", "|" + " --- |" * (len(AXES) + 1)]
+    running: list[tuple[object, ...]] = []
     refused: dict[str, list[tuple[object, ...]]] = {}
     for values, made in combinations():
         if isinstance(made, Scheme):
-            lines.append(_row(values, "runs"))
+            running.append(values)
         else:
             refused.setdefault(str(made), []).append(values)
+    lines += [_row(row, "runs") for row in _joined(running)]
     for sentence, rows in refused.items():
         columns = [set(column) for column in zip(*rows, strict=True)]
         shared = [column.pop() if len(column) == 1 else "" for column in columns]
@@ -71,6 +73,20 @@ def combinations() -> Iterator[tuple[tuple[object, ...], Scheme | IncompatiblePa
             yield values, make(**axes)
         except IncompatibleParts as error:
             yield values, error
+
+
+def _joined(rows: list[tuple[object, ...]]) -> list[tuple[str, ...]]:
+    """Joins rows that differ in one axis only, for one axis after the other."""
+    joined = [tuple(map(str, row)) for row in rows]
+    for axis, values in enumerate(AXES.values()):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for row in joined:
+            groups.setdefault(row[:axis] + row[axis + 1 :], []).append(row[axis])
+        joined = [
+            (*rest[:axis], "" if len(cells) == len(values) else ", ".join(cells), *rest[axis:])
+            for rest, cells in groups.items()
+        ]
+    return joined
 
 
 def _row(values: tuple[object, ...], what: str) -> str:

@@ -28,7 +28,7 @@ from torchbeast import Learner
 from torchbeast.collect import local as local_source
 from torchbeast.envs import make
 from torchbeast.fleets import waiting
-from torchbeast.learner import learner as of_learner
+from torchbeast.run import watch
 from torchbeast.schemes import Scheme
 
 THREADS = 3  # of the caller's operations; a Learner of small batches uses one
@@ -196,8 +196,8 @@ def test_a_step_that_waits_says_for_what_and_can_be_interrupted(
         return made
 
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
-    monkeypatch.setattr(of_learner, "_LOOK_S", 0.001)
-    monkeypatch.setattr(of_learner, "warn", warn)
+    monkeypatch.setattr(watch, "_LOOK_S", 0.001)
+    monkeypatch.setattr(watch, "warn", warn)
     monkeypatch.setattr(local_source, "WAIT_S", 0.0)
     scheme = scheme_of({"env_fn": envs, "env_kwargs": {"env": "Catch"}, "vec_env_size": 2})
     with Learner(scheme, 10**6, tmp_path / "run") as learner:

@@ -23,8 +23,8 @@ import torchbeast
 from torchbeast import Learner, RunError, polybeast
 from torchbeast.envs import make
 from torchbeast.fleets import waiting
-from torchbeast.learner import learner as of_learner
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.run import watch
 from torchbeast.schemes import Scheme
 
 CENTRAL = {
@@ -52,11 +52,9 @@ def test_a_step_that_waits_for_an_environment_can_be_interrupted_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
-    monkeypatch.setattr(of_learner, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
     interrupts = [_thread.interrupt_main]
-    monkeypatch.setattr(
-        of_learner, "warn", lambda *_, **__: interrupts.pop()() if interrupts else None
-    )
+    monkeypatch.setattr(watch, "warn", lambda *_, **__: interrupts.pop()() if interrupts else None)
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     envs = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "source_envs:FirstHangs"}}
     axes = {**CENTRAL, "col_remote_workers": 1}
@@ -81,7 +79,7 @@ def test_every_environment_has_a_seed_of_its_own(tmp_path: Path) -> None:
     seeds: dict[int, float] = {}
     with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
         while len(seeds) < 6:
-            batch: Any = learner._next_batch()
+            batch: Any = learner._started().next_batch()
             first = batch.observation[0, :, 0].tolist()
             seeds.update(zip(batch.env_index[0].tolist(), first, strict=True))
     assert len(set(seeds.values())) == 6

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor])
 
 def next_batch(learner: Learner) -> Rollout:
     """Returns a copy of the batch that the next step would learn from."""
-    batch = learner._next_batch()
+    batch = learner._started().next_batch()
     assert isinstance(batch, Rollout)
     return batch.map(torch.clone)
 
@@ -178,11 +177,11 @@ def test_a_restored_learner_goes_on_with_the_random_numbers_of_the_checkpoint(
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run", seed=1) as learner:
         learner.train(STEPS)
         learner.save_model()
-        with learner._own:
+        with learner._training.own:
             expected = torch.rand(3)
         learner.train(2 * STEPS)
         learner.restore()
-        with learner._own:
+        with learner._training.own:
             assert torch.equal(torch.rand(3), expected) and learner.steps == STEPS
 
 
@@ -215,7 +214,8 @@ def test_a_checkpoint_is_written_in_time_and_what_follows_it_is_learnt_again(
     learner = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
     learner.step()
     assert not (tmp_path / "run" / "model.tar").exists()
-    learner._save_at = time.monotonic()
+    (periodic,) = learner._training.consumers
+    periodic._due = 0.0  # type: ignore[attr-defined]
     learner.step()
     learner.step()
     del learner  # as a process that is killed, it writes nothing
@@ -520,13 +520,21 @@ def test_every_action_of_a_synchronous_batch_is_chosen_with_the_newest_weights(
     tmp_path: Path,
 ) -> None:
     with Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run") as learner:
-        for update in range(5):
-            batch = next_batch(learner)
+        batches: list[Rollout] = []
+        take_step = learner._run.made.optimiser_step.update
+
+        def update(batch: Rollout) -> Any:
+            batches.append(batch.map(torch.clone))
+            return take_step(batch)
+
+        learner._run.made.optimiser_step.update = update  # type: ignore[method-assign]
+        learner.train(5 * 10 * 4)
+        assert len(batches) == 5
+        for number, batch in enumerate(batches):
             assert batch.reward.shape == (11, 4), "one rollout of every environment"
             assert batch.env_index[0].tolist() == [0, 1, 2, 3]
-            assert batch.rollout_index.eq(update).all()
-            assert batch.policy_version[1:].eq(update).all()
-            learner._training.learn_from(batch, learner._cuda_stream)
+            assert batch.rollout_index.eq(number).all()
+            assert batch.policy_version[1:].eq(number).all()
 
 
 def seen_seeds(scheme: Scheme, path: Path) -> set[int]:

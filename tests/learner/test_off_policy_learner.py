@@ -178,7 +178,7 @@ def batches_of(scheme: Scheme, folder: Path, count: int) -> list[Transitions]:
     found = []
     with Learner(scheme, 10**6, folder, seed=1) as learner:
         for _ in range(count):
-            batch = learner._next_batch()
+            batch = learner._started().next_batch()
             assert isinstance(batch, Transitions)
             found.append(batch.map(torch.clone))
     return found

@@ -25,8 +25,8 @@ from torchbeast import Learner, UsageError
 from torchbeast.collect import source
 from torchbeast.fleets import waiting
 from torchbeast.gradients import workers
-from torchbeast.learner import learner as of_learner
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.run import watch
 
 ray = pytest.importorskip("ray")
 
@@ -197,8 +197,8 @@ def test_a_step_that_waits_for_room_says_so_and_goes_on_when_there_is_some(
     for module in (waiting, source, workers):
         monkeypatch.setattr(module, "WAIT_S", 0.0)
     monkeypatch.setattr(waiting, "STALL_S", 0.0)
-    monkeypatch.setattr(of_learner, "_LOOK_S", 0.01)
-    monkeypatch.setattr(of_learner, "warn", warn)
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "warn", warn)
     with Learner(scheme(), 10**6, tmp_path / "run") as learner:
         learner.step()
     assert len(said) == 1

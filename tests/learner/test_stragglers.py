@@ -12,7 +12,7 @@ import torch
 from small_schemes import scheme_of
 
 from torchbeast import Learner
-from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.envs import make
 from torchbeast.errors import IncompatibleParts

@@ -23,7 +23,7 @@ from background import SOON, Background, wait_for
 from ray_clusters import small_cluster
 from true_rows import Batch, Envs, empty_batch, fields
 
-from torchbeast.collect.replay import OwnReplay, Replay, ReplayClosed
+from torchbeast.collect.replay import JoinRequest, OwnReplay, Replay, ReplayClosed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import row_specs
@@ -35,7 +35,7 @@ from torchbeast.on_ray.replay import (
     joined_on_ray,
     serving_on_ray,
 )
-from torchbeast.shared_replay.replay import JoinRequest, SharedReplay
+from torchbeast.shared_replay.replay import SharedReplay
 from torchbeast.shared_replay.service import Served
 
 ray = pytest.importorskip("ray")

@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from torchbeast.cli.command_line import flatten
-from torchbeast.cli.flags import (
-    PolyBeastEnvFlags,
-    PolyBeastFlags,
-    PolyBeastLearnerFlags,
-    RayBeastFlags,
-)
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.contract import ACTOR_STAGES, LostStream
+from torchbeast.cli.ray_flags import RayBeastFlags
+from torchbeast.collect.contract import ACTOR_STAGES
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,
     UNKNOWN,
@@ -32,7 +29,7 @@ from torchbeast.reporting.diagnosis import (
     shares,
     spent,
 )
-from torchbeast.run.training import LearnerClock
+from torchbeast.run.rows import LearnerClock
 
 FLAGS = {
     "monobeast": MonoBeastFlags(),
@@ -222,7 +219,7 @@ def test_learning_and_waiting_add_up_to_wall_clock_time() -> None:
     time = Time()
     clock = LearnerClock(time)
     time.now = 4.0
-    with clock.learning():
+    with clock.updates.running():
         time.now = 6.0
         assert clock.seconds() == {"learning": 2.0, "waiting": 4.0}, "one that is under way counts"
         time.now = 7.0
@@ -233,7 +230,7 @@ def test_learning_and_waiting_add_up_to_wall_clock_time() -> None:
 def test_a_failed_update_counts_until_its_failure() -> None:
     time = Time()
     clock = LearnerClock(time)
-    with pytest.raises(ArithmeticError), clock.learning():
+    with pytest.raises(ArithmeticError), clock.updates.running():
         time.now = 1.0
         raise ArithmeticError
     time.now = 5.0

@@ -18,7 +18,7 @@ from background import SOON, a_fork, wait_for
 from scraping import free_port, scraped
 
 from torchbeast import polybeast_env
-from torchbeast.collect.contract import LostStream
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.errors import UsageError
 from torchbeast.reporting import prometheus
 from torchbeast.reporting.display import Progress, Shown

@@ -109,6 +109,20 @@ def test_of_environment_variables_only_those_that_name_a_job_of_slurm_are_record
     assert meta(run.path)["slurm"] == {"SLURM_JOB_ID": "17"}
 
 
+def test_a_name_alone_is_a_run_of_the_usual_folder_unless_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, here = tmp_path / "usual", tmp_path / "here"
+    monkeypatch.setattr(RunConfig, "savedir", str(usual))
+    (usual / "pong-1").mkdir(parents=True)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert run_path("pong-1") == usual / "pong-1"
+    assert run_path("pong-2") == Path("pong-2")
+    Path("pong-1").mkdir()
+    assert run_path("pong-1") == Path("pong-1")
+
+
 def test_latest_points_at_the_run_that_was_the_last_to_learn(tmp_path: Path) -> None:
     runs = [RunFolder(tmp_path / name, {}) for name in ("a", "b", "c")]
     assert not (tmp_path / "latest").exists()

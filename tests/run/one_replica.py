@@ -20,7 +20,8 @@ from test_learner_run import agent
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.contract import LearnerInfo, LostStream
+from torchbeast.collect.contract import LearnerInfo
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec

@@ -12,7 +12,8 @@ import pytest
 import torch
 from learners import impala
 
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.update.optimiser_step import OptimiserStep

@@ -438,11 +438,8 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
         def check_is_ours(self) -> None:
             pass
 
-    class Training:
-        updates = 1
-
-        def checkpoint(self, wait_s: float | None) -> dict[str, Any]:
-            return {"weights": torch.zeros(10**6)}
+    def checkpoint() -> dict[str, Any]:
+        return {"weights": torch.zeros(10**6)}
 
     checkpoint_writer = CheckpointWriter(Folder(), {}, CheckpointConfig(keep_checkpoints=2))  # type: ignore[arg-type]
 
@@ -459,7 +456,7 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
         patch.setattr(os, "fsync", full)
         patch.setattr(os, "statvfs", lambda _: free)
         with pytest.raises(CheckpointNotWritten) as error:
-            checkpoint_writer.save(Training())  # type: ignore[arg-type]
+            checkpoint_writer.save(checkpoint)
     said = str(error.value)
     assert f"no checkpoint was written to {Folder.checkpoint} ({os.strerror(number)})" in said
     assert f"there is none yet: {remedy}" in said
@@ -472,6 +469,6 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
         with pytest.raises(
             CheckpointNotWritten, match=r"\(Permission denied\); there is none yet$"
         ):
-            checkpoint_writer.save(Training())  # type: ignore[arg-type]
-    checkpoint_writer.save(Training())  # type: ignore[arg-type]
+            checkpoint_writer.save(checkpoint)
+    checkpoint_writer.save(checkpoint)
     assert [path.name for path in tmp_path.iterdir()] == ["model.tar"]

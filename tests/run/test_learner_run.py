@@ -23,7 +23,8 @@ from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.collect.config import ProcessesConfig, RolloutConfig
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import IMPALAConfig, OptimiserConfig
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.checks import names_with
@@ -44,7 +45,7 @@ from torchbeast.run.config import (
     recorded_env,
 )
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
-from torchbeast.run.watch import Watch
+from torchbeast.run.watch import RunDisplay
 
 GOOD, BAD = 1.0, float("nan")
 MLP = ActorSpec("mlp")
@@ -453,7 +454,7 @@ def test_an_error_of_the_display_fails_the_run(
         raise ZeroDivisionError("in the display")
 
     closed: list[LogFiles] = []
-    monkeypatch.setattr(Watch, "until_the_end", broken)
+    monkeypatch.setattr(RunDisplay, "until_the_end", broken)
     monkeypatch.setattr(LogFiles, "close", lambda files: closed.append(files))
     with pytest.raises(RunError, match="in the display"):
         train(tmp_path, GOOD)

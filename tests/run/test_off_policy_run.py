@@ -15,7 +15,7 @@ from test_training import states_equal
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.reporting.log_files import read_logs

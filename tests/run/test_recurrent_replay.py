@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchbeast.collect.mixed import MixedSource
 from torchbeast.collect.replay import OwnReplay
-from torchbeast.core.actors.contract import ModelInputs
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent, ModelInputs
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.laser import LASER
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.base.specs import ActorSpec

@@ -13,7 +13,8 @@ from test_learner_run import GOOD, train_with
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
@@ -178,8 +179,8 @@ def writer(folder: Path, save: Any, disabled: bool = False) -> CheckpointWriter:
     return CheckpointWriter(Mock(checkpoint=folder / "model.tar"), {}, config, replay)
 
 
-def training() -> Any:
-    return Mock(checkpoint=lambda wait_s: {"step": 1})
+def checkpoint() -> dict[str, Any]:
+    return {"step": 1}
 
 
 def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Pa
         assert not (tmp_path / FILE).exists(), "nobody reads half of it"
         file.write(b"second half")
 
-    writer(tmp_path, save).save(training())
+    writer(tmp_path, save).save(checkpoint)
     assert (tmp_path / FILE).read_bytes() == b"first half, second half"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", FILE]
 
@@ -199,7 +200,7 @@ def test_a_replay_into_which_nothing_was_inserted_is_not_written_again(tmp_path:
     kept = CheckpointWriter(Mock(checkpoint=tmp_path / "model.tar"), {}, CheckpointConfig(), replay)
     for inserted, written in ((40, 1), (40, 1), (80, 2)):
         replay.inserted = inserted
-        kept.save(training())
+        kept.save(checkpoint)
         assert replay.save.call_count == written
 
 
@@ -209,8 +210,8 @@ def test_a_replay_that_was_not_written_is_written_by_the_next_save(tmp_path: Pat
     with pytest.raises(
         CheckpointNotWritten, match=r"replay.bin \(full\); there is none yet: free some space"
     ):
-        kept.save(training())
-    kept.save(training())
+        kept.save(checkpoint)
+    kept.save(checkpoint)
     assert replay.save.call_count == 2
 
 
@@ -221,7 +222,7 @@ def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:
 
     (tmp_path / FILE).write_bytes(b"old")
     with pytest.raises(CheckpointNotWritten) as error:
-        writer(tmp_path, fail).save(training())
+        writer(tmp_path, fail).save(checkpoint)
     assert str(error.value).startswith(
         f"the checkpoint {tmp_path / 'model.tar'} is new, but no replay was written to "
         f"{tmp_path / FILE} (No space left on device); an earlier one is intact: "
@@ -232,5 +233,5 @@ def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:
 
 
 def test_without_checkpoints_no_replay_is_saved(tmp_path: Path) -> None:
-    writer(tmp_path, Mock(), disabled=True).save(training())
+    writer(tmp_path, Mock(), disabled=True).save(checkpoint)
     assert list(tmp_path.iterdir()) == []

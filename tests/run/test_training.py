@@ -5,34 +5,39 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from background import Background
 from learners import impala
 
-from torchbeast.collect.contract import LostStream
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.update.optimiser_step import NonFiniteError
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import spent
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.run import training as training_module
-from torchbeast.run.training import DONE, NoMoment, Training
+from torchbeast.run.assemble import Assembled, choose
+from torchbeast.run.config import HardwareConfig
+from torchbeast.run.rows import LearnerClock, Rows
+from torchbeast.run.training import DONE, LearnerThread, Training
 
 T, B = 5, 2
 SOON = 20.0
@@ -95,6 +100,25 @@ class ListSource:
         return {"environment": 2.0 * self._given, "inference": 1.0 * self._given, "queueing": 0.0}
 
 
+def learner_of(agent: Agent, step: OptimiserStep[Any], weights: PublishedWeights) -> Assembled:
+    """Returns these parts as a learner on the CPU."""
+    return Assembled(
+        compute=choose(HardwareConfig(device="cpu")),
+        agent=agent,
+        optimiser_step=step,
+        weights=weights,
+    )
+
+
+def writer(keep: Any = lambda state: None, folder: Path = Path()) -> Any:
+    """Returns a writer of checkpoints that only keeps the state before a NaN."""
+    return SimpleNamespace(entries=dict, keep_last_good=keep, folder=SimpleNamespace(path=folder))
+
+
+def ignore(step: int, row: dict[str, float]) -> None:
+    """Does nothing with a row."""
+
+
 class Run:
     """A training loop over the given batches."""
 
@@ -115,20 +139,24 @@ class Run:
         self.files = LogFiles(folder)
         self.parts: dict[str, Any] = dict(
             source=ListSource(batches),
-            optimiser_step=self.step,
-            weights=self.weights,
-            device=torch.device("cpu"),
-            log=self.files,
+            made=learner_of(agent, self.step, self.weights),
             supervisor=self.supervisor,
         )
         self.training = self.made(total_steps=total_steps, **kwargs)
 
-    def made(self, **more: Any) -> Training:
-        usual = {"progress": Progress(), "info_keywords": (), "pause_at": None}
-        return Training(**self.parts | usual | more)
+    def made(
+        self, total_steps: int, keep: Any = lambda state: None, stops_at: Any = (), **more: Any
+    ) -> Training:
+        parts = self.parts | more
+        return Training(
+            **parts,
+            rows=Rows(parts["source"], self.files, Progress(), ()),
+            writer=writer(keep),
+            stops_at={DONE: total_steps, **dict(stops_at)},
+        )
 
     def learn(self, num_threads: int = 1) -> None:
-        self.training.start(num_threads)
+        self.training.start(num_threads, ignore)
         assert self.supervisor.join(SOON) == []
         self.files.close()
 
@@ -141,12 +169,13 @@ def test_a_row_that_is_written_slowly_is_waited_for_and_not_learning(
 
     class SlowLog:
         def write(self, *_: object) -> None:
-            began, now = run.training.reading(), run.training.reading()
+            began, now = run.training.rows.reading(), run.training.rows.reading()
             seen.append((run.training.waits_for_files(), spent(now, began)["learning"]))
             assert now.writing > began.writing
 
     run = Run(tmp_path, [rollout()], total_steps=1)
-    run.training.folder, run.training.log = tmp_path, SlowLog()  # type: ignore[assignment]
+    run.training.writer = writer(folder=tmp_path)
+    run.training.rows.log = SlowLog()  # type: ignore[assignment]
     run.learn()
     assert seen == [(f"the learner waits for files in {tmp_path}", 0.0)]
     assert run.training.waits_for_files() == ""
@@ -161,9 +190,9 @@ def test_training_ends_at_the_first_update_that_reaches_total_steps(tmp_path: Pa
 
 def test_a_run_pauses_at_the_first_update_that_reaches_pause_at(tmp_path: Path) -> None:
     batches = [rollout() for _ in range(9)]
-    run = Run(tmp_path, batches, total_steps=8 * T * B, pause_at=2 * T * B + 1)
+    run = Run(tmp_path, batches, total_steps=8 * T * B, stops_at={"a pause": 2 * T * B + 1})
     run.learn()
-    assert run.supervisor.reason == "--pause_at 21"
+    assert run.supervisor.reason == "a pause"
     assert run.training.progress.step == 3 * T * B
 
 
@@ -210,7 +239,7 @@ def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
         assert times == [2.0, 1.0, 0.0]
         assert row["time_learning"] > 0 and row["time_waiting"] >= 0
         assert row["steps_per_second"] > 0 and row["mean_length"] > 0
-    whole = run.training.reading().seconds
+    whole = run.training.rows.reading().seconds
     assert sum(row["time_environment"] for row in rows) == whole["environment"] == 8.0
     assert sum(row["time_learning"] for row in rows) <= whole["learning"]
 
@@ -359,7 +388,7 @@ def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -
         weights_of[version] = run.weights._newest[1].tensors
 
     run.weights.publish = record  # type: ignore[method-assign]
-    run.training.start(1)
+    run.training.start(1, ignore)
     copies = []
     while not run.supervisor.ended:
         copies.append(run.training.checkpoint())
@@ -388,7 +417,7 @@ def test_the_last_checkpoint_waits_for_an_update_as_long_as_twice_the_longest(
     """A shorter wait in the middle of an update finds no moment, and loses nothing."""
     run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
     seconds, now = [1.0, 500.0, 2.0], 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    run.training.rows.clock = LearnerClock(lambda: now)
     begun, go_on = threading.Event(), threading.Event()
     update = run.step.update
 
@@ -402,11 +431,13 @@ def test_the_last_checkpoint_waits_for_an_update_as_long_as_twice_the_longest(
 
     run.step.update = slow  # type: ignore[method-assign]
     assert run.training.patience_s == 120.0
-    run.training.start(1)
+    run.training.start(1, ignore)
     assert begun.wait(SOON)
     assert run.training.patience_s == 1000.0
-    with pytest.raises(NoMoment, match="an update had not ended after 0 s; progress since"):
-        run.training.checkpoint(wait_s=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "patience_s", 0.0)
+        with pytest.raises(RunError, match="an update had not ended after 0 s; progress since"):
+            run.training.checkpoint()
     waiting = Background(run.training.checkpoint)
     go_on.set()
     assert waiting.result()["scheduler_state_dict"]["version"] == 3
@@ -477,3 +508,54 @@ def test_a_source_is_given_the_feedback_of_every_update_before_it_is_asked_for_a
     run.learn()
     assert [name for name, _ in given] == ["first", "second"]
     torch.testing.assert_close(given[0][1].final_state, expected)
+
+
+# --- the consumers of rows
+
+
+def test_consumers_get_a_row_once_it_is_in_the_log(tmp_path: Path) -> None:
+    """So that a checkpoint is never newer than the log, even if the process is killed."""
+    run = Run(tmp_path, [rollout(), rollout()], total_steps=2 * T * B)
+    logged: list[list[float]] = []
+
+    def consume(step: int, row: dict[str, float]) -> None:
+        assert not run.supervisor.ended and row["learnt_steps"] == step
+        logged.append([row["step"] for row in read_logs(tmp_path)])
+
+    run.training.consumers = [consume]
+    run.learn()
+    assert logged == [[T * B], [T * B, 2 * T * B]]
+
+
+def test_the_row_of_a_failing_callback_is_logged_and_the_run_fails(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(), rollout()], total_steps=2 * T * B)
+
+    def callbacks(step: int, row: dict[str, float]) -> None:
+        row["mine"] = 5.0
+        raise StopIteration  # even this one does not look like the end of the batches
+
+    run.training.start(1, callbacks)
+    assert run.supervisor.join(SOON) == []
+    run.files.close()
+    assert run.supervisor.failure is not None
+    assert [(row["step"], row["mine"]) for row in read_logs(tmp_path)] == [(T * B, 5.0)]
+
+
+def test_an_interrupted_update_is_dropped_and_its_version_is_published(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=1000)
+    update, thread = run.step.update, LearnerThread(run.training)
+    source: Any = run.training.source
+    source.batches = Mock(wraps=source.batches)
+
+    def interrupted(batch: Rollout) -> Any:
+        raise KeyboardInterrupt
+
+    assert thread.step(ignore) is not None
+    run.step.update = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        thread.step(ignore)
+    assert run.weights.version == 2 and run.training.rows.count == 1
+    run.step.update = update  # type: ignore[method-assign]
+    row = thread.step(ignore)
+    assert row is not None and row["max_lag"] == 2.0
+    assert source.batches.call_count == 2, "the source does not count the dropped batch"

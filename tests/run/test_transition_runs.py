@@ -13,7 +13,8 @@ import torch
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.storages.replay.transition_replay import TransitionReplay

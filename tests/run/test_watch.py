@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the main thread until a run ends."""
+"""Tests of the watchdog, the display until a run ends, and periodic checkpoints."""
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,104 +14,90 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import STAGES, Diagnosis, Reading
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.loggers import DisplayConfig
-from torchbeast.run.training import NoMoment
-from torchbeast.run.watch import Watch
+from torchbeast.run import checkpoint_writer, watch
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten, PeriodicCheckpoints
+from torchbeast.run.rows import LearnerClock
+from torchbeast.run.watch import RunDisplay, start_watchdog
 
-IDLE = Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: "")
+SOON = 20.0
 
 
-def run(save_every_s: float = 600.0, suppress_logs: bool = True) -> Any:
-    """A run with these settings, whose batches have one rollout."""
-    settings = Mock(
-        checkpoints=Mock(checkpoint_interval=save_every_s),
-        display=DisplayConfig(suppress_logs=suppress_logs),
-    )
-    return Mock(settings=settings, rollouts_at_once=1)
+def run(suppress_logs: bool = True) -> Any:
+    """A run with these settings."""
+    return Mock(settings=Mock(display=DisplayConfig(suppress_logs=suppress_logs)))
+
+
+# --- periodic checkpoints
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_no_periodic_save_begins_once_the_run_has_ended(
-    monkeypatch: pytest.MonkeyPatch, ends: bool
-) -> None:
-    """The run ends while the main thread shows it."""
-    supervisor, checkpoint_writer = Supervisor(), Mock()
-
-    def show(*_: object) -> None:
-        if ends or checkpoint_writer.save.called:
-            supervisor.stop("all steps are learnt")
-
-    monkeypatch.setattr(Watch, "_show", show)
-    monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
-    watch = Watch(
-        training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
-        checkpoint_writer=checkpoint_writer,
-        run=run(save_every_s=0.0),
-    )
-    watch.until_the_end()
-    assert checkpoint_writer.save.call_count == (not ends)
-
-
-def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_moment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And, once it is written, again after the interval only."""
-    supervisor, checkpoint_writer, clock = Supervisor(), Mock(), iter([0.0, 0.0])
-    checkpoint_writer.save.side_effect = [
-        NoMoment("an update"),
-        NoMoment("an update"),
-        None,
-        None,
-        None,
-    ]
-    rounds = iter(range(7))
-
-    def show(*_: object) -> None:
-        if next(rounds, None) is None:
-            supervisor.stop("all steps are learnt")
-
-    monkeypatch.setattr("torchbeast.run.watch.running_time", lambda: next(clock, 1000.0))
-    monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
-    monkeypatch.setattr(Watch, "_show", show)
-    watch = Watch(
-        training=Mock(updates_here=1, source=IDLE, supervisor=supervisor),
-        checkpoint_writer=checkpoint_writer,
-        run=run(save_every_s=600.0),
-    )
-    watch.until_the_end()
-    assert supervisor.failure is None and checkpoint_writer.save.call_count == 3
+def test_no_periodic_save_begins_once_the_run_has_ended(ends: bool) -> None:
+    training = Mock(supervisor=Mock(ended=ends))
+    PeriodicCheckpoints(training, interval_s=0.0)(1, {})
+    assert training.save.call_count == (not ends)
 
 
 def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_learnt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    supervisor, checkpoint_writer, times = (
-        Supervisor(),
-        Mock(),
-        iter([0.0, 59.0, 61.0, 62.0, 660.0, 663.0]),
-    )
-    clock, saved = [0.0], []
-
-    def status() -> dict[str, int]:
-        clock[0] = next(times, 0.0)
-        training.updates_here = int(clock[0] > 61.0)
-        return {"learner_queue_size": 0}
-
-    def show(*_: object) -> None:
-        if not clock[0]:
-            supervisor.stop("all steps are learnt")
-
-    source = Mock(status=status, hanging=lambda: "")
-    training = Mock(updates_here=0, source=source, supervisor=supervisor)
-    checkpoint_writer.save.side_effect = lambda *_: saved.append(clock[0])
-    monkeypatch.setattr("torchbeast.run.watch.running_time", lambda: clock[0])
-    monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
-    monkeypatch.setattr(Watch, "_show", show)
-    Watch(
-        training=training,
-        checkpoint_writer=checkpoint_writer,
-        run=run(save_every_s=600.0),
-    ).until_the_end()
+    """And the next ones after the interval."""
+    saved, clock = [], [0.0]
+    monkeypatch.setattr(checkpoint_writer, "running_time", lambda: clock[0])
+    training = Mock(supervisor=Mock(ended=False), save=lambda: saved.append(clock[0]))
+    periodic = PeriodicCheckpoints(training, interval_s=600.0)
+    for clock[0] in (59.0, 62.0, 63.0, 661.0, 663.0):
+        periodic(1, {})
     assert saved == [62.0, 663.0]
+
+
+def test_a_periodic_checkpoint_that_cannot_be_written_is_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = CheckpointNotWritten("no checkpoint was written to /a")
+    training = Mock(supervisor=Mock(ended=False), save=Mock(side_effect=error))
+    PeriodicCheckpoints(training, interval_s=0.0)(1, {})
+    expected = "Warning: no checkpoint was written to /a; the run continues\n"
+    assert capsys.readouterr().err == expected
+
+
+# --- the watchdog
+
+
+@pytest.mark.parametrize("what", ["a batch", "a callback", "nothing"])
+def test_the_watchdog_warns_while_a_step_waits_for_anything_but_a_callback(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, supervisor, clock = threading.Semaphore(0), Supervisor(), LearnerClock()
+    warnings: list[str] = []
+
+    def status() -> dict[str, float]:
+        looked.release()
+        return {"learner_queue_size": 0, "live_workers": 1}
+
+    def waits_for_files() -> str:
+        looked.release()
+        return ""
+
+    monkeypatch.setattr("torchbeast.fleets.waiting.WAIT_S", 0.0)
+    monkeypatch.setattr(watch, "_LOOK_S", 0.001)
+    monkeypatch.setattr(watch, "warn", lambda warning, is_logged: warnings.append(warning))
+    training: Any = Mock(supervisor=supervisor, waits_for_files=waits_for_files)
+    training.source = Mock(status=status, hanging=lambda: "")
+    training.rows = Mock(count=0, clock=clock)
+    with (
+        nullcontext() if what == "nothing" else clock.step(),
+        clock.pauses.running() if what == "a callback" else nullcontext(),
+    ):
+        start_watchdog(training, batch_size=1)
+        for _ in range(6):
+            assert looked.acquire(timeout=SOON)
+    supervisor.stop("the test is over")
+    assert supervisor.join(SOON) == []
+    expected = ["no update for 0 s: 0 of 1 rollouts of a batch are ready: the environments have"]
+    assert [warning.partition(" not ")[0] for warning in warnings] == expected * (what == "a batch")
+
+
+# --- the display
 
 
 @pytest.mark.parametrize(
@@ -131,23 +119,18 @@ def test_the_bottleneck_is_named_at_the_end_of_runs_of_20_seconds_and_updates(
             Reading(seconds, dict.fromkeys(STAGES, 50.0) | {"learning": 53.0, "waiting": 51.0}),
         ]
     )
-    monkeypatch.setattr(Watch, "_show", lambda *_: supervisor.stop("all steps are learnt"))
+    monkeypatch.setattr(RunDisplay, "_show", lambda *_: supervisor.stop("all steps are learnt"))
     monkeypatch.setattr(
         "torchbeast.run.watch.diagnose",
         lambda shares, _: Diagnosis("learner", f"busy {shares.learning:.2f}"),
     )
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
-    watch = Watch(
-        training=Mock(
-            updates_here=updates,
-            source=Mock(status=dict, hanging=lambda: "", lost_streams=list),
-            supervisor=supervisor,
-            reading=lambda: next(readings),
-        ),
-        checkpoint_writer=Mock(),
-        run=run(suppress_logs=False),
+    training = Mock(
+        source=Mock(status=dict, hanging=lambda: "", lost_streams=list),
+        supervisor=supervisor,
+        rows=Mock(count=updates, reading=lambda: next(readings)),
     )
-    watch.until_the_end()
+    RunDisplay(training=training, run=run(suppress_logs=False)).until_the_end()
     assert capsys.readouterr().out == said
 
 
@@ -157,16 +140,14 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
 ) -> None:
     advice, display = Diagnosis("environment", "more servers help"), Mock()
     monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *_: advice)
-    source = Mock(lost_streams=list)
     training = Mock(
-        updates_here=1, updates=1, progress=Progress(), metrics={}, source=source, total_steps=1
+        updates=1,
+        source=Mock(lost_streams=list),
+        rows=Mock(count=1, newest={}, progress=Progress(), steps_here=1),
+        writer=Mock(saved_at=0.0, failed=0),
     )
-    training.reading.return_value = Reading(0.0, {})
-    watch = Watch(
-        training=training,
-        checkpoint_writer=Mock(saved_at=0.0, failed=0),
-        run=run(),
-    )
-    watch._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())
+    training.rows.reading.return_value = Reading(0.0, {})
+    shown_by = RunDisplay(training=training, run=run())
+    shown_by._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())
     (shown,) = display.show.call_args.args
     assert shown.diagnosis == (advice if live else None)

@@ -30,8 +30,8 @@ from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import space_to_json
-from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor

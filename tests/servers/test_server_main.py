@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.servers.server_main import ServedEnv, ServerActivity
 
 

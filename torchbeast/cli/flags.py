@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of the programs whose environments run in servers or on Ray; see learner_flags.py."""
+"""Flags of the programs whose environments run in servers; see learner_flags.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.base.checks import require
 from torchbeast.envs.spec import EnvConfig
-from torchbeast.on_ray.config import RayConfig
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.servers.config import (
     FleetConfig,
@@ -18,14 +17,6 @@ from torchbeast.servers.config import (
     ServedFleetConfig,
     ServersConfig,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RayBeastFlags(LearnerFlags):
-    """Trains an agent on Ray: on this machine, or on a cluster (--address)."""
-
-    environment: EnvConfig = field(default_factory=EnvConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

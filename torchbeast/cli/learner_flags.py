@@ -9,6 +9,7 @@ run is made of. The messages of these checks name flags as you type them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ from torchbeast.run.config import (
 )
 
 if TYPE_CHECKING:  # they import torch, as the methods do that use them
+    from torchbeast.collect.replay import Join
     from torchbeast.reporting.diagnosis import RunFacts
     from torchbeast.run.assemble import LearnerConfig
     from torchbeast.run.learner_run import RunSettings
@@ -161,10 +163,19 @@ class LearnerFlags:
             recorded=settings,
             loggers=self.logs.loggers(),
             metrics=self.metrics,
+            join_replay=self._join_replay(),
             of_command=names_with("command", self),
             repeated=words_of(settings, names_with("connection", self)),
             callbacks=of_config(self.callbacks, not self.checkpoints.disable_checkpoint),
         )
+
+    def _join_replay(self) -> Join | None:
+        """Returns the function that joins the replay that agents share, if there is one."""
+        if (address := self.replay.replay_service) is None:
+            return None
+        from torchbeast.on_ray.replay import joined
+
+        return functools.partial(joined, address)
 
     def learner_config(self, env_id: str) -> LearnerConfig:
         """Returns the settings of a learner for this environment."""

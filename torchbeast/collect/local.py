@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
+from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
+from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.rollout_buffers import (
     BatchBuffer,
     RolloutArrays,
@@ -40,6 +41,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import WAIT_S
 from torchbeast.seeds import seed_of
 
 

@@ -11,15 +11,21 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.collect.contract import LostStream, Source
-from torchbeast.core.base.nest import flatten
+from torchbeast.collect.contract import Source
+from torchbeast.collect.lost_streams import LostStream
+from torchbeast.core.base.checks import require
+from torchbeast.core.base.nest import flatten, map_leaves
+from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import Arrays as Arrays
 from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
+from torchbeast.core.storages.replay.store import described, row_specs
 from torchbeast.fleets.supervisor import Supervisor
 
 AGENT = 0  # the number of the only agent of a replay that is not shared
@@ -181,3 +187,64 @@ def read_windows(
         begins.append(window.begins)
         finals += [leaves for _, leaves in replay.read(window, arrays, column)]
     return ReplayedColumns(begins, [np.stack(leaf) for leaf in zip(*finals, strict=True)])
+
+
+_NUMBERS = ("env_index", "rollout_index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest:
+    """Describes an agent's rollouts, and the replay that it expects.
+
+    row: a nest of ArraySpec [*shape] for each stored field, with complete frame stacks.
+    """
+
+    name: str  # of the agent's run; a run that joins again under its name is the same agent
+    row: Mapping[str, Any]
+    unroll_length: int
+    frame_stack: int
+    capacity: int  # of the replay, in transitions
+    columns: int  # per insertion
+    spare_columns: int  # per `fill`
+    seed: int  # of sampling, if this agent is the first
+
+    def batch(self, columns: int) -> dict[str, Any]:
+        """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
+        leading = self.unroll_length + 1, columns
+        rows = {**self.row, **{name: ArraySpec((), "int64") for name in _NUMBERS}}
+        return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
+
+    def check_same(self, other: JoinRequest) -> None:
+        """Raises ValueError, with the difference, unless another agent's rollouts fit into the
+        replay that this agent's request has determined.
+        """
+        ours, theirs = self._described(), other._described()
+        require(
+            ours == theirs,
+            f"the shared replay has {_without(ours, theirs)}, this agent "
+            f"{_without(theirs, ours)}: {_ALIKE}",
+        )
+
+    def _described(self) -> set[str]:
+        """Returns descriptions of everything that must be equal in all agents."""
+        rows = described(row_specs(self.batch(1), 1))
+        return {
+            f"replay_size {self.capacity}",
+            f"unroll_length {self.unroll_length}",
+            f"a frame stack of {self.frame_stack}",
+            *(f"rows of {row}" for row in rows),
+        }
+
+
+_ALIKE = (
+    "agents that share a replay need the same environment, network inputs, unroll_length and "
+    "replay_size"
+)
+
+
+def _without(lines: set[str], others: set[str]) -> str:
+    return "; ".join(sorted(lines - others)) or "nothing more"
+
+
+Join = Callable[[JoinRequest], AbstractContextManager[Replay]]
+"""Joins a replay that agents share, for a block."""

@@ -27,20 +27,20 @@ until then.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 import logging
 import queue
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchbeast.collect.config import BufferedActorsConfig, ProcessesConfig, split_evenly
-from torchbeast.collect.contract import ACTOR_STAGES, WAIT_S, LearnerInfo, LostStream
+from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
+from torchbeast.collect.dispatcher import Dispatcher, Event
+from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.pacing import pacing
 from torchbeast.collect.rollout_buffers import (
     Collector,
     SharedRollouts,
@@ -49,26 +49,26 @@ from torchbeast.collect.rollout_buffers import (
     slot_bytes,
 )
 from torchbeast.collect.weights import SharedWeights, address_of
-from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
-from torchbeast.core.base.checks import require
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ProcessDied
-from torchbeast.fleets.fleet import Failed, Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost
+from torchbeast.fleets.fleet import Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost, error_in
 from torchbeast.fleets.restarts import RestartPolicy, Restarts
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
-from torchbeast.fleets.waiting import running_time
+from torchbeast.fleets.waiting import WAIT_S, running_time
 from torchbeast.seeds import seed_of
+
+if TYPE_CHECKING:  # what workers return; only their processes load the module
+    from torchbeast.collect.worker import ActivityReport, PlayedRollout, Started
 
 WORKER = "torchbeast.collect.worker:RolloutWorker"
 """The class of the workers that a fleet has to make."""
 
 _log = logging.getLogger("torchbeast.actors")
 
-_POLL_S = 1.0  # between two status requests to a worker
 _WAITING_FOR_ROOM = "no room yet"  # an additional stage: the worker has no place yet
 _SILENT = "silent"  # an additional stage: it has a rollout to play, but does not answer
 _DOING = {
@@ -82,16 +82,12 @@ _DOING = {
 _HANG_S = 600.0
 """Longest time in one stage of `_DOING`. PolyBeast has the same limit for one step."""
 
-_NEVER = sys.maxsize  # a version that nobody publishes
-
-Event = Callable[[], None]
-
 
 class FleetSource:
     """Yields batches of rollouts from the workers of a fleet.
 
     Threads: `start` adds two threads to the supervisor, the dispatcher and the collector. Only
-    events communicate with workers, and one thread at a time runs events, see `_do`. When the run
+    events communicate with workers, and the dispatcher runs one event at a time. When the run
     ends, the supervisor closes the source, which wakes every waiting thread, and the fleet ends the
     workers. Several threads may iterate `batches`, each with its own iterator. A batch shares
     memory with the source and is valid until its iterator advances or ends.
@@ -119,20 +115,12 @@ class FleetSource:
         batch, in one thread, whatever the version of the weights; needs a fixed lag of 0.
         """
         self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
-        require(
-            not on_demand or fixed_lag == 0,
-            f"rollouts on demand need fixed_lag 0, got {fixed_lag}",
-        )
         self._learner, self._env, self._precision, self._fleet = learner, env, precision, fleet
-        self._weights, self._lag, self._on_demand = learner.weights, fixed_lag, on_demand
-        self._first_version = self._weights.version
-        self._asked = 0  # batches requested so far, on demand
-        self._asked_version = _NEVER  # version of the weights for the last requested batch
-        self._is_asked = False  # whether a requested batch has not been taken yet
-        self._events: collections.deque[Event] = collections.deque()
-        self._wake = threading.Semaphore(0)  # of the dispatcher
-        self._running = threading.Lock()  # held by the thread that runs events
-        self._played: queue.Queue[tuple[_Actor, Written] | None] = queue.Queue()
+        self._weights = weights = learner.weights
+        paced = self._batch_size, num_workers, fixed_lag, on_demand
+        self._pacing = pacing(weights, *paced, self._grant_after)
+        self._dispatcher = Dispatcher(fleet.shares_memory, self._poll)
+        self._played: queue.Queue[tuple[int, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
         self._options: Mapping[str, Any] | None = None  # for the resets of environments
         self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
@@ -144,18 +132,13 @@ class FleetSource:
         self._collector = Collector(batch_buffers(learner, spec, num_batches))
         self.num_slots = actors.slots_per_process()
         slots = self.num_slots * slot_bytes(spec, num_envs)
-        self.num_bytes = self._collector.num_bytes + slots + self._weights.num_bytes
+        self.num_bytes = self._collector.num_bytes + slots + weights.num_bytes
         counts = split_evenly(num_envs, num_workers)
-        first_envs = [0, *itertools.accumulate(counts)]
+        first_envs = itertools.accumulate(counts, initial=0)
+        slots_of = functools.partial(SharedRollouts, spec, num_slots=self.num_slots)
         self._actors = [
-            _Actor(
-                index,
-                SharedRollouts(spec, count, self.num_slots) if fleet.shares_memory else None,
-                count,
-                first_envs[index],
-                self,
-            )
-            for index, count in enumerate(counts)
+            _Actor(index, slots_of(count) if fleet.shares_memory else None, count, first, self)
+            for index, (count, first) in enumerate(zip(counts, first_envs, strict=False))
         ]
 
     def start(self, supervisor: Supervisor) -> None:
@@ -165,44 +148,27 @@ class FleetSource:
         self._weights.on_publish = self._tell_dispatcher
         for actor in self._actors:
             self._restarts.start(actor)
-        supervisor.start_thread("dispatcher", self._dispatch)
-        supervisor.start_thread("collector", self._collect)
+        self._dispatcher.start(supervisor)
+        played = self._pacing.in_order(iter(self._played.get, None))
+        supervisor.start_thread("collector", functools.partial(self._collector.collect, played))
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
         closed. Spare columns hold whatever the memory held.
         """
-        batches = self._collector.batches()
-        return self._when_asked(batches) if self._on_demand else batches
-
-    def _when_asked(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
-        """Yields batches, and collects each one when the caller asks for it."""
-        with contextlib.closing(batches):  # type: ignore[type-var]
-            while True:
-                self._ask()
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                self._is_asked = False
-                yield batch
-
-    def _ask(self) -> None:
-        """Lets every worker play a rollout, unless an earlier request has not been used."""
-        if not self._is_asked:
-            self._is_asked = True
-            self._do(functools.partial(self._begin_batch, self._weights.version))
+        return self._pacing.batches(self._collector.batches())
 
     def close(self) -> None:
         """Wakes every waiting thread, and stops granting slots. May be called again."""
         self._restarts.close()
         self._collector.close()
-        self._wake.release()
+        self._dispatcher.close()
         self._played.put(None)
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Sends options to every worker; later workers get them when they start."""
         self._options = options
-        self._do(self._send_options)
+        self._dispatcher.do(self._send_options)
 
     def status(self) -> dict[str, int]:
         """Returns the current number of rollouts that wait for the learner and for the collector,
@@ -223,56 +189,32 @@ class FleetSource:
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds that all workers have spent since the start, by stage."""
-        each = [report.seconds for report in self._reports()]
-        return {stage: sum(seconds[stage] for seconds in each) for stage in ACTOR_STAGES}
+        reports = self._reports()
+        return {stage: sum(r.seconds[stage] for r in reports) for stage in ACTOR_STAGES}
 
     def _reports(self) -> list[ActivityReport]:
         return [report for actor in self._actors for report in actor.reports()]
 
     def hanging(self) -> str:
         """Describes workers that have been in one stage, or without room, for over WAIT_S."""
-        each = [(actor, *actor.present()) for actor in self._actors]
-        said = [
-            f"Ray has not scheduled {actor.name} yet ({seconds:.0f} s)"
-            if stage == _WAITING_FOR_ROOM and not (actor.worker and actor.worker.is_scheduled)
-            else f"{actor.name} has been {_DOING.get(stage, 'starting')} for {seconds:.0f} s"
-            for actor, stage, seconds in each
-            if seconds >= WAIT_S and (stage in _DOING or stage == _WAITING_FOR_ROOM)
-        ]
-        if said and self._lag is not None:
-            said.append("with a fixed lag the others wait for its turn")
-        return "; ".join(said)
+        described = [text for actor in self._actors if (text := actor.hanging())]
+        if described and self._pacing.takes_turns:
+            described.append("with a fixed lag the others wait for its turn")
+        return "; ".join(described)
 
     def lost_streams(self) -> list[LostStream]:
         """Returns []: lost workers are replaced immediately, or wait for room."""
         return []
 
-    # --- the collector thread
-
-    def _collect(self) -> None:
-        self._collector.collect(self._in_turn(iter(self._played.get, None)))
-
-    def _in_turn(self, played: Iterator[tuple[_Actor, Written]]) -> Iterator[Written]:
-        """Yields rollouts in the order in which the learner trains on them."""
-        if self._lag is None:
-            yield from (written for _, written in played)
-            return
-        waiting: list[collections.deque[Written]] = [collections.deque() for _ in self._actors]
-        turn = 0
-        for actor, written in played:
-            waiting[actor.index].append(written)
-            while waiting[turn]:
-                yield waiting[turn].popleft()
-                turn = (turn + 1) % len(waiting)
-
     # --- the learner thread that publishes
 
     def _tell_dispatcher(self) -> None:
-        reads = self._lag is None and all(actor.reads_weights for actor in self._actors)
-        if not (reads or self._is_told.is_set()):
+        all_read = not self._pacing.takes_turns and all(a.reads_weights for a in self._actors)
+        if not (all_read or self._is_told.is_set()):
             with uninterrupted():
                 self._is_told.set()
-                self._do(self._has_newer_weights)
+                # cleared before anybody reads them, so that newer ones set it again
+                self._grant_after(self._is_told.clear)
 
     # --- the thread that starts or replaces a worker
 
@@ -280,40 +222,9 @@ class FleetSource:
         """Requests a worker from the fleet; an event starts it."""
         shared = [] if actor.slots is None else [actor.slots.descriptor, self._weights.descriptor]
         worker = self._fleet.worker(actor.full_name, shared)
-        self._do(functools.partial(self._begin, actor, worker))
+        self._dispatcher.do(functools.partial(self._begin, actor, worker))
 
     # --- events: everything below
-
-    def _dispatch(self) -> None:
-        polled = time.monotonic()
-        while not self._restarts.closed.is_set():
-            left = polled + _POLL_S - time.monotonic()
-            if left <= 0:
-                self._do(self._poll)
-                polled, left = time.monotonic(), _POLL_S
-            self._wake.acquire(timeout=left)
-            self._run_events()
-
-    def _do(self, event: Event) -> None:
-        """Runs an event in the dispatcher. With child processes it runs in this thread, or in the
-        thread that is running events, because every thread switch would delay a rollout.
-        """
-        self._events.append(event)
-        if self._fleet.shares_memory:
-            self._run_events()
-        else:
-            self._wake.release()
-
-    def _run_events(self) -> None:
-        with uninterrupted():
-            while self._events and self._running.acquire(blocking=False):
-                try:
-                    while self._events:
-                        self._events.popleft()()
-                except Exception as error:
-                    self._supervisor.fail("dispatcher", error)
-                finally:
-                    self._running.release()
 
     def _begin(self, actor: _Actor, worker: Worker) -> None:
         """Starts a new worker in an actor's place."""
@@ -343,20 +254,17 @@ class FleetSource:
         def answered(result: Any) -> None:
             if actor.incarnation != incarnation or self._restarts.closed.is_set():
                 return
-            if isinstance(result, WorkerLost):
-                self._lost(actor, self._fleet.explain(result, actor.place))
-            elif isinstance(result, ProcessDied):
-                self._lost(actor, result)
-            elif isinstance(result, RunError):
-                self._supervisor.fail(actor.name, result)
-            elif isinstance(result, Failed):
-                self._lost(actor, result.exception())
-            else:
+            error = error_in(result, lambda lost: self._fleet.explain(lost, actor.place))
+            if error is None:
                 then(actor, result)
+            elif isinstance(result, RunError) and not isinstance(result, ProcessDied):
+                self._supervisor.fail(actor.name, error)  # of the fleet itself
+            else:
+                self._lost(actor, error)
 
         assert actor.worker is not None
         actor.worker.call(
-            lambda result: self._do(functools.partial(answered, result)),
+            lambda result: self._dispatcher.do(functools.partial(answered, result)),
             method,
             *arguments,
         )
@@ -372,19 +280,24 @@ class FleetSource:
 
     # rollouts
 
-    def _begin_batch(self, version: int) -> None:
-        """Grants slots for a requested batch, which workers play with this version."""
-        self._asked += 1
-        self._asked_version = version
-        for actor in self._actors:
-            self._grant(actor)
+    def _grant_after(self, change: Event) -> None:
+        """Runs an event after which the pacing may grant more, and grants it."""
+
+        def grant() -> None:
+            change()
+            for actor in self._actors:
+                self._grant(actor)
+
+        self._dispatcher.do(grant)
 
     def _grant(self, actor: _Actor) -> None:
-        """Grants the actor its free slots for which the weights exist."""
+        """Grants the actor its free slots, as far as the pacing permits."""
         while actor.is_alive and actor.free:
-            wanted = self._wanted(actor)
-            if wanted is not None and wanted > self._weights.version:
+            number = actor.given * len(self._actors) + actor.index
+            grant = self._pacing.grant(number, actor.num_envs)
+            if grant is None:
                 break
+            wanted = grant.version
             is_sent = wanted is not None and not actor.reads_weights
             sent = self._newest(actor) if is_sent and actor.version != wanted else None
             slot, rollout = actor.grant()
@@ -392,27 +305,13 @@ class FleetSource:
             self._call(actor, played, "play", slot, rollout, wanted, sent)
         self._send_to(actor)
 
-    def _wanted(self, actor: _Actor) -> int | None:
-        """Returns the version of the weights for an actor's next rollout; None: the newest version
-        at every step.
-
-        Rollouts are numbered in turn over the workers: update i * E // B uses rollout i.
-        """
-        if self._lag is None:
-            return None
-        number = actor.given * len(self._actors) + actor.index
-        update = number * actor.num_envs // self._batch_size
-        if self._on_demand:
-            return self._asked_version if update < self._asked else _NEVER
-        return self._first_version + max(0, update - self._lag)
-
     def _has_played(self, rollout: int, actor: _Actor, played: PlayedRollout) -> None:
         self._restarts.works(actor)
         actor.report(played.activity)
         for slot, arrays in actor.in_order(rollout, played.arrays):
             free = functools.partial(self._free, actor, slot)
-            release = functools.partial(self._do, free)
-            self._played.put((actor, Written(arrays, actor.num_envs, release)))
+            release = functools.partial(self._dispatcher.do, free)
+            self._played.put((actor.index, Written(arrays, actor.num_envs, release)))
 
     def _free(self, actor: _Actor, slot: int) -> None:
         """Grants the slot again, after its rollout was copied into a batch."""
@@ -421,17 +320,12 @@ class FleetSource:
 
     # weights
 
-    def _has_newer_weights(self) -> None:
-        self._is_told.clear()  # before reading them, so that newer ones set it again
-        for actor in self._actors:
-            self._grant(actor)
-
     def _send_to(self, actor: _Actor) -> None:
         """Sends the newest weights to an actor that plays, unless it is still fetching earlier
         ones, or reads the weights itself.
         """
         wants = actor.is_playing and actor.version != self._weights.version
-        if wants and self._lag is None and not (actor.fetches or actor.reads_weights):
+        if wants and not (self._pacing.takes_turns or actor.fetches or actor.reads_weights):
             actor.fetches = True
             self._call(actor, self._has_loaded, "load", self._newest(actor))
 
@@ -483,13 +377,10 @@ class FleetSource:
             "unroll_length": learner.rollouts.unroll_length,
             "extras": learner.extras,
             "mode": learner.mode,
-            "num_envs": actor.num_envs,
-            "first_env": actor.first_env,
-            "num_slots": self.num_slots,
-            "slots": None if actor.slots is None else actor.slots.descriptor,
             "options": self._options,
-            "seed": seed_of(learner.seed, "actor", actor.index, actor.incarnation),
+            "num_slots": self.num_slots,
             "ring": address_of(self._weights, fleet.own_node, fleet.shares_memory),
+            **actor.arguments(learner.seed),
         }
 
 
@@ -534,6 +425,15 @@ class _Actor:
     def full_name(self) -> str:
         """The unique name of the worker, for example in Ray's dashboard."""
         return f"{self.name}.{self.incarnation}" if self.incarnation else self.name
+
+    def arguments(self, seed: int) -> dict[str, Any]:
+        """Returns the arguments that a worker has here; seed: of the source."""
+        return {
+            "num_envs": self.num_envs,
+            "first_env": self.first_env,
+            "slots": None if self.slots is None else self.slots.descriptor,
+            "seed": seed_of(seed, "actor", self.index, self.incarnation),
+        }
 
     def start(self) -> None:
         """Requests a worker from the fleet: the first one, or a replacement."""
@@ -593,6 +493,16 @@ class _Actor:
         if activity.stage == "queueing" and self._granted:
             return _SILENT, now - told
         return activity.stage, activity.seconds_in_stage + now - told
+
+    def hanging(self) -> str:
+        """Describes a stage, or a wait for room, of over WAIT_S, or returns ""."""
+        stage, seconds = self.present()
+        waits_for_room = stage == _WAITING_FOR_ROOM
+        if seconds < WAIT_S or not (waits_for_room or stage in _DOING):
+            return ""
+        if waits_for_room and not (self.worker and self.worker.is_scheduled):
+            return f"Ray has not scheduled {self.name} yet ({seconds:.0f} s)"
+        return f"{self.name} has been {_DOING.get(stage, 'starting')} for {seconds:.0f} s"
 
     def reports(self) -> list[ActivityReport]:
         """Returns the last report of every worker that has been in this place."""

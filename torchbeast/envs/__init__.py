@@ -23,17 +23,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchbeast.core.base.specs import check_takes
-from torchbeast.core.envs.selection import SelectedVecEnv, leaf_keys
+from torchbeast.core.envs.selection import leaf_keys
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts
 from torchbeast.core.envs.vec_env import (
-    SyncVecEnv,
+    SelectedVecEnv,
     VecEnv,
     VecEnvFactory,
-    accepts,
     check_gives_info,
     vec_env_of,
 )
-from torchbeast.envs.masks import masked_from_info
-from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec, need
+from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec, is_atari, need
 from torchbeast.errors import RunError, UsageError, what_it_raised
 
 __all__ = [
@@ -137,10 +136,10 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     from torchbeast.envs import atari, minatar, registered
 
     prefixes = minatar.PREFIX, registered.ENV_POOL, registered.PETTING_ZOO
-    ours = name in BUILT_IN or name.startswith(prefixes) or atari.is_atari(name)
+    ours = name in BUILT_IN or name.startswith(prefixes) or is_atari(name)
     if ours and spec.options.mask_actions:
         raise EnvError(f"{name} has no action masks: remove mask_actions")
-    if atari.is_atari(name):
+    if is_atari(name):
         return atari.make(spec, num_envs, num_threads)
     if name.startswith(registered.ENV_POOL):
         return registered.make_of_env_pool(spec, num_envs, num_threads)
@@ -187,6 +186,8 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
                 f"mask_actions reads masks from info, but {spec.name} returns a VecEnv, which has "
                 "no info: add an action_mask to its observations, and remove mask_actions"
             )
+        from torchbeast.envs.masks import masked_from_info
+
         factory = masked_from_info(factory)
     return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
 
@@ -281,8 +282,6 @@ def spec_of(
 
 
 def _atari(env_id: str, **options: Any) -> EnvSpec:
-    from torchbeast.envs.atari import is_atari
-
     if not is_atari(env_id):
         raise EnvError(f"{env_id} is not an Atari game: use an id such as ALE/Pong-v5")
     return EnvSpec(env_id, options=EnvOptions(**options))

@@ -7,23 +7,16 @@ E is the number of environments, K the number of those truncated in one step.
 
 from __future__ import annotations
 
-import re
-from importlib.util import find_spec
-from pathlib import Path
-
 import numpy as np
 
 from torchbeast.core.base.checks import did_you_mean
-from torchbeast.core.envs.contract import env_repr
+from torchbeast.core.envs.contract import VecStep, env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
-from torchbeast.envs.spec import EnvError, EnvSpec, need
+from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
+from torchbeast.envs.spec import ATARI_ID, EnvError, EnvSpec, need, roms_of_ale
 
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.
 MAX_FRAMES_PER_EPISODE = 108_000
-
-# A bare name needs one of old Gym's Atari versions: Gymnasium has its own Blackjack-v1.
-_ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
 
 _FRAME_SKIP = 4
 
@@ -118,20 +111,6 @@ def _game_start(info: dict[str, np.ndarray]) -> np.ndarray:
     return info["frame_number"] - info["episode_frame_number"]
 
 
-def is_atari(env_id: str) -> bool:
-    """Returns whether the id names an Atari game, installed or not."""
-    match = _ATARI_ID.fullmatch(env_id)
-    if not match:
-        return env_id.startswith("ALE/")
-    return match[1] is not None or match[3] is not None or match[2] in _roms()
-
-
-def plays_atari(env_id: str) -> bool:
-    """Returns whether the id names an Atari game of ALE or of EnvPool, such as envpool:Pong-v5."""
-    game = env_id.removeprefix("envpool:")
-    return is_atari(game) or (game != env_id and game.removesuffix("-v5") in _roms())
-
-
 def make(spec: EnvSpec, num_envs: int, num_threads: int) -> AtariEnv:
     """Makes num_envs games of an id like PongNoFrameskip-v4 or ALE/Pong-v5."""
     env_id, options = spec.name, spec.options
@@ -159,7 +138,7 @@ def usual_sticky_actions(env_id: str) -> float:
     It is 0.25 (Machado et al. 2018, arXiv 1709.06009) for ids like ALE/Pong-v5 and ids with -v0,
     and 0 for ids with -v4.
     """
-    match = _ATARI_ID.fullmatch(env_id)
+    match = ATARI_ID.fullmatch(env_id)
     is_sticky = match is not None and (match[1] is not None or match[4] == "0")
     return 0.25 if is_sticky else 0.0
 
@@ -169,22 +148,13 @@ def rom_name(env_id: str) -> str:
 
     Raises EnvError when the id is malformed or ALE has no such game.
     """
-    match = _ATARI_ID.fullmatch(env_id)
+    match = ATARI_ID.fullmatch(env_id)
     if not match:
         raise EnvError(
             f"{env_id}: expected an Atari name such as ALE/Pong-v5 or PongNoFrameskip-v4"
         )
-    game, roms = match[1] or match[2], _roms()
+    game, roms = match[1] or match[2], roms_of_ale()
     if game not in roms:
         hint = did_you_mean(game, roms)
         raise EnvError(f"{env_id}: ALE has no game called {game}{hint}")
     return roms[game]
-
-
-def _roms() -> dict[str, str]:
-    """Returns ALE's games by their name in ids, {"MsPacman": "ms_pacman"}; {} without ALE."""
-    package = find_spec("ale_py")
-    if package is None or package.origin is None:
-        return {}
-    names = [path.stem for path in (Path(package.origin).parent / "roms").glob("*.bin")]
-    return {name.title().replace("_", ""): name for name in names}

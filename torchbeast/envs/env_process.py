@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments in a child process, for programs that must not run users' code themselves.
 
-    program --- (method, arguments) ---> env_process_main.py
+    program --- (method, arguments) ---> EnvWorker in env_worker.py
             <-- answer -----------------
 
 Environments fork processes, set signal handlers and change settings of libraries. In a child
-process none of this reaches the program. Arguments and answers are pickled, and travel over a
-socket. An error of an environment ends its process, which reports it on stdout.
+process, a LocalWorker, none of this reaches the program. An error of an environment ends its
+process.
 
 An environment with goals also says what a step would have brought, had the goal been another. Its
 observation is a dict with `achieved_goal` and `desired_goal`, and it has the method
@@ -20,22 +20,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import Pipe
 from typing import Any, NoReturn
 
 import numpy as np
 
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
-from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvError, EnvSpec
 from torchbeast.errors import RunError
-from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.fleets.child_process import ProcessDied
+from torchbeast.fleets.fleet import LocalWorker, WorkerLost, error_in
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import waiting_for
 
-_MAIN = "torchbeast.envs.env_process_main"
+_WORKER = "torchbeast.envs.env_worker:EnvWorker"
 _POLL_S = 0.1  # between two calls of check_goes_on
 
 
@@ -63,28 +65,13 @@ class EnvProcess:
         self._name = spec.name
         self._check_goes_on = check_goes_on
         self._error: Exception | None = None  # why no call can be answered
-        self._has_ended = threading.Event()
         self._calling = threading.Lock()
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._child = ChildProcess(
-                "environment",
-                _MAIN,
-                {
-                    "env": spec.as_json(),
-                    "num_envs": num_envs,
-                    "render": render,
-                    "socket": theirs.fileno(),
-                },
-                on_report=lambda report: None,
-                on_end=self._end,
-                pass_fds=(theirs.fileno(),),
-            )
+        self._worker = LocalWorker("environment", _WORKER, {}, ())
         try:
-            described = self._answer(f"{self._name} to be made")
+            arguments = spec.as_json(), num_envs, render
+            described = self._ask(f"{self._name} to be made", "start", *arguments)
         except BaseException:
-            self._child.ask_to_end()
-            self._child.give_up("was ended")
+            self._worker.kill()
             raise
         self.env_id: str = described["env_id"]
         self.observation_space: ObservationSpace = described["observation_space"]
@@ -116,53 +103,46 @@ class EnvProcess:
         """Closes the environments and waits for the end of their process, which is killed if it
         takes more than a few seconds.
         """
-        self._end(RunError(f"{self._name} has been closed"))
-        end_all([self._child])
+        self._worker.end()
 
     def _call(self, what: str, method: str, *arguments: Any) -> Any:
         """Returns the answer of a method; what: a noun phrase for it."""
+        return self._ask(f"{what} of {self._name}", "answer", method, *arguments)
+
+    def _ask(self, what: str, method: str, *arguments: Any) -> Any:
+        """Returns the answer of the worker; what: describes it."""
         with self._calling:
             self._check_goes_on()
             if self._error is not None:
                 raise self._error
+            self._error = RunError(f"{self._name}: an earlier call was abandoned")
             try:
-                with contextlib.suppress(OSError):  # the process has ended: `_answer` says why
-                    self._connection.send((method, arguments))
-                return self._answer(f"{what} of {self._name}")
+                answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+                self._worker.call(answers.put, method, *arguments)
+                answer = self._next(answers, what)
+                self._error = self._named(error_in(answer))
+                if self._error is not None:
+                    raise self._error
             except BaseException:
-                # The answer may still arrive, and a later call would take it for its own.
-                self._end(RunError(f"{self._name}: an earlier call was abandoned"))
-                self._child.ask_to_end()
+                self._worker.process.ask_to_end()
                 raise
+            return answer
 
-    def _answer(self, what: str) -> Any:
-        """Waits for the next answer, or the end of the process; what: a noun phrase for it."""
-        with contextlib.suppress(EOFError, OSError):  # the process ends: `_end` hears why
-            if self._is_there(what):
-                return self._connection.recv()
-        while not self._has_ended.wait(_POLL_S):
-            self._check_goes_on()
-        raise self._error or AssertionError("set before it has ended")
-
-    def _is_there(self, what: str) -> bool:
-        """Waits until an answer, or the end of all answers, can be read; returns False once the
-        process has ended: one that the environment has forked may keep the socket open.
-        """
-        if self._connection.poll(_POLL_S):
-            return True
+    def _next(self, answers: queue.SimpleQueue[Any], what: str) -> Any:
+        """Waits for the answer, or the end of the process."""
+        with contextlib.suppress(queue.Empty):
+            return answers.get(timeout=_POLL_S)
         with waiting_for(what):
-            while not self._has_ended.is_set():
+            while True:
                 self._check_goes_on()
-                if self._connection.poll(_POLL_S):
-                    return True
-        return False
+                with contextlib.suppress(queue.Empty):
+                    return answers.get(timeout=_POLL_S)
 
-    def _end(self, error: Exception) -> None:
-        """Lets all calls fail from now on; the first error stays."""
-        if type(error) is ProcessDied:
-            error = RunError(f"{self._name}: {error}")
-        self._error = self._error or error
-        self._has_ended.set()
+    def _named(self, error: Exception | None) -> Exception | None:
+        """Returns the error with the environment's name if its process has ended."""
+        if isinstance(error, WorkerLost):
+            return RunError(f"{self._name} has been closed")
+        return RunError(f"{self._name}: {error}") if isinstance(error, ProcessDied) else error
 
 
 Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

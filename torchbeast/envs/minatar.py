@@ -17,9 +17,9 @@ import numpy as np
 
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.base.specs import check_takes
-from torchbeast.core.envs.contract import env_repr
+from torchbeast.core.envs.contract import VecStep, env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
+from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec, need
 
 PREFIX = "MinAtar/"

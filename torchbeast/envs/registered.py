@@ -23,7 +23,8 @@ from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.base.specs import check_takes, import_module, values_in
 from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.env_pool import EnvPoolEnv
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import BUILT_IN, EnvError, EnvSpec, need
 from torchbeast.errors import UsageError
@@ -60,7 +61,9 @@ def make_of_gymnasium(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
         make_each = masked_from_info(make_one) if spec.options.mask_actions else make_one
         return SyncVecEnv([make_each] * num_envs, env_id, spec.options.observation_keys)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error
+        package = re.match(r"gymnasium\.envs\.(\w+)", str(registered.entry_point))
+        what = f"pip install 'gymnasium[{package[1]}]'" if package else error
+        raise EnvError(f"{env_id} needs a package that is not installed: {what}") from error
 
 
 def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
@@ -98,6 +101,10 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
             raise EnvError(
                 f"unknown environment {env_id}. For a function of a module, use {factory}"
             ) from error
+        versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == name]
+        if versions:
+            latest = max(versions, key=lambda known: int(known.rpartition("-v")[2]))
+            raise EnvError(f"{env_id} is not a complete name: use {latest}") from error
         if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])

@@ -11,12 +11,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from torchbeast.core.base.checks import at_least, names_with, require, setting, short_repr
 from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
 from torchbeast.errors import UsageError, expanded
+
+# A bare name needs one of old Gym's Atari versions: Gymnasium has its own Blackjack-v1.
+ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,3 +186,26 @@ class EnvConfig(EnvOptions, _EnvName):
     @property
     def _options(self) -> EnvOptions:
         return EnvOptions.of(dataclasses.asdict(self))
+
+
+def is_atari(env_id: str) -> bool:
+    """Returns whether the id names an Atari game, installed or not."""
+    match = ATARI_ID.fullmatch(env_id)
+    if not match:
+        return env_id.startswith("ALE/")
+    return match[1] is not None or match[3] is not None or match[2] in roms_of_ale()
+
+
+def plays_atari(env_id: str) -> bool:
+    """Returns whether the id names an Atari game of ALE or of EnvPool, such as envpool:Pong-v5."""
+    game = env_id.removeprefix("envpool:")
+    return is_atari(game) or (game != env_id and game.removesuffix("-v5") in roms_of_ale())
+
+
+def roms_of_ale() -> dict[str, str]:
+    """Returns ALE's games by their name in ids, {"MsPacman": "ms_pacman"}; {} without ALE."""
+    package = find_spec("ale_py")
+    if package is None or package.origin is None:
+        return {}
+    names = [path.stem for path in (Path(package.origin).parent / "roms").glob("*.bin")]
+    return {name.title().replace("_", ""): name for name in names}

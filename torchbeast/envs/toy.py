@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from torchbeast.core.envs.contract import env_repr
+from torchbeast.core.envs.contract import VecStep, env_repr
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete, MultiDiscrete
-from torchbeast.core.envs.vec_env import VecStep, check_actions, environment_seeds
+from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import Acted, Mode
+from torchbeast.core.actors.contract import Acted, Agent, Mode
 from torchbeast.core.actors.env_loop import initial_acted, inputs_of
 from torchbeast.core.actors.off_policy import OffPolicyActor
-from torchbeast.core.actors.registry import Agent, is_actor_class
+from torchbeast.core.actors.registry import is_actor_class
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.computing import one_thread, own_settings
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
@@ -28,7 +28,7 @@ from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.selection import leaf_keys, select
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, places
-from torchbeast.core.envs.vec_env import action_rows
+from torchbeast.core.envs.sync_vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from torchbeast.core.actors.contract import ModelInputs, zeros_of
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent, ModelInputs, zeros_of
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import map_leaves, map_leaves2, pack_as, sorted_keys
 from torchbeast.core.base.specs import Precision

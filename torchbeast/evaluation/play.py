@@ -16,7 +16,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.vec_env import VecEnv

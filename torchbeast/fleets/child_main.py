@@ -10,18 +10,33 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
 from torchbeast import errors
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import failure
 from torchbeast.fleets.system import is_lost
 from torchbeast.fleets.waiting import running_time, wait_until
 
 _GRACE_S = 3.0  # to finish a step after stdin is closed; a stuck environment is abandoned
 
 SendReport = Callable[[dict[str, Any]], None]
+
+
+def run(body: Callable[[SendReport], None]) -> int:
+    """Runs the body of a child's main, and returns the exit code.
+
+    Only the parent ends this process. body: called with the function that writes reports; an
+    exception that it raises is the last report.
+    """
+    follow_parent()
+    report = take_stdout()
+    try:
+        body(report)
+    except Exception as error:
+        report(failure(error))
+        return 1
+    return 0
 
 
 def follow_parent() -> None:
@@ -115,11 +130,3 @@ def take_stdin() -> BinaryIO:
     os.dup2(nothing, 0)
     os.close(nothing)
     return pipe
-
-
-def failure(error: BaseException) -> dict[str, Any]:
-    """Returns an error as a report. UsageError and RunError do not need a traceback."""
-    usage = isinstance(error, UsageError)
-    own = usage or isinstance(error, RunError)
-    message = str(error) if own else "".join(traceback.format_exception(error))
-    return {"error": message, "usage": usage}

@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.child_main import failure
+from torchbeast.errors import RunError, UsageError, failure
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
 from torchbeast.fleets.system import uninterrupted
 
@@ -65,6 +64,20 @@ class Failed(NamedTuple):
     def exception(self) -> Exception:
         """Returns the exception to raise in the calling process."""
         return UsageError(self.error) if self.usage else RunError(self.error)
+
+
+def error_in(
+    answer: Any, explain: Callable[[WorkerLost], WorkerLost] = lambda error: error
+) -> Exception | None:
+    """Returns the error that is the answer to a call, or None if the call succeeded.
+
+    explain: returns the error about a lost worker, with everything that is known about it.
+    """
+    if isinstance(answer, WorkerLost):
+        return explain(answer)
+    if isinstance(answer, Failed):
+        return answer.exception()
+    return answer if isinstance(answer, Exception) else None
 
 
 def returning_failures(method: Callable[P, T]) -> Callable[P, T | Failed]:
@@ -210,6 +223,11 @@ class LocalWorker:
         self.process.ask_to_end()
         self.process.give_up("was ended")
         self._end(WorkerLost("it was ended"))
+
+    def end(self) -> None:
+        """Answers all calls, and ends the process, or kills it after a grace period."""
+        self._end(WorkerLost("it was ended"))
+        end_all([self.process])
 
     def close(self) -> None:
         """Delivers the last answers of the worker, after its process has ended."""

@@ -21,18 +21,9 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
 from torchbeast.core.base.specs import find_callable
-from torchbeast.fleets.child_main import (
-    exit_now,
-    failure,
-    follow_parent,
-    follow_stdin,
-    take_stdout,
-)
+from torchbeast.fleets.child_main import SendReport, exit_now, follow_stdin, run
 from torchbeast.fleets.fleet import returning_failures
-from torchbeast.fleets.system import available_cores
 
 _MAIN_LANE = ""
 
@@ -42,17 +33,13 @@ Requests = queue.SimpleQueue[Request | None]
 
 def main(arguments: Mapping[str, Any]) -> int:
     """Answers requests until stdin or the socket is closed; returns the exit code."""
-    follow_parent()
-    report = take_stdout()
-    torch.set_num_threads(available_cores())
-    try:
+
+    def answer(_: SendReport) -> None:
         worker = find_callable(arguments["worker"])(arguments["name"])
-    except Exception as error:
-        report(failure(error))
-        return 1
-    Answering(worker, Connection(arguments["socket"])).run()
-    worker.close()
-    return 0
+        Answering(worker, Connection(arguments["socket"])).run()
+        worker.close()
+
+    return run(answer)
 
 
 class Answering:
@@ -97,4 +84,4 @@ class Answering:
 
 if __name__ == "__main__":
     code = main(json.loads(sys.argv[1]))
-    exit_now(code)  # nothing is left to save, and torch takes seconds to shut down
+    exit_now(code)  # nothing is left to save, and torch, if loaded, takes seconds to shut down

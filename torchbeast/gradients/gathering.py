@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Failed, Worker, WorkerLost
+from torchbeast.fleets.fleet import Failed, Worker, WorkerLost, error_in
 from torchbeast.fleets.waiting import running_time
 
 Task = tuple[Any, ...]
@@ -116,9 +116,7 @@ class Gathering:
 
     def _check(self, index: int, answer: Any) -> None:
         """Raises the failure of a worker."""
-        if isinstance(answer, WorkerLost):
-            answer = self._explain(index, answer)
-        error = answer.exception() if isinstance(answer, Failed) else answer
-        if isinstance(error, Exception):
+        error = error_in(answer, functools.partial(self._explain, index))
+        if error is not None:
             kind = UsageError if isinstance(error, UsageError) else RunError
             raise kind(f"{self._names[index]}: {error}")

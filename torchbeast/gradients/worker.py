@@ -36,16 +36,15 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.collect.contract import Source
+from torchbeast.collect.joint import BatchReport, load_state, report_of, saved_state
 from torchbeast.collect.weights import Packed, unpacked
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
-from torchbeast.errors import RunError
-from torchbeast.fleets.child_main import failure
+from torchbeast.errors import RunError, failure
 from torchbeast.fleets.fleet import Failed, FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.gradients.joint import BatchReport, load_state, report_of, saved_state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,19 +22,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from torchbeast.collect.contract import WAIT_S, LostStream
-from torchbeast.collect.weights import packed
-from torchbeast.core.update.minibatch import means
-from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
-from torchbeast.core.update.ranks import Contribution
-from torchbeast.core.update.torch_ranks import served_store
-from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Failed, Fleet, Worker, WorkerLocation, WorkerLost
-from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.waiting import running_time, waiting_for
-from torchbeast.gradients.config import GradientConfig
-from torchbeast.gradients.gathering import Gathering, Task
-from torchbeast.gradients.joint import (
+from torchbeast.collect.joint import (
     BatchReport,
     JointBatch,
     JointLearner,
@@ -42,6 +30,18 @@ from torchbeast.gradients.joint import (
     saved_state,
     total,
 )
+from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.weights import packed
+from torchbeast.core.update.minibatch import means
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
+from torchbeast.core.update.ranks import Contribution
+from torchbeast.core.update.torch_ranks import served_store
+from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.fleet import Fleet, Worker, WorkerLocation, WorkerLost, error_in
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
+from torchbeast.gradients.config import GradientConfig
+from torchbeast.gradients.gathering import Gathering, Task
 from torchbeast.gradients.worker import Make, Meeting, as_tensor
 
 WORKER = "torchbeast.gradients.worker:GradientWorker"
@@ -387,7 +387,7 @@ class Decentralised(GradientWorkers):
             else:
                 if isinstance(state, bytes):
                     return state
-                why = str(state.exception() if isinstance(state, Failed) else state)
+                why = str(error_in(state))
         raise RunError(f"no worker sent its state. The last one, {self._names[-1]}: {why}")
 
     def _meeting(self) -> Meeting:

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the workers of a scheme: gradient workers, in each a learner that collects for itself,
-and actors of Ray that collect.
-
-Ray is the caller's, if it is initialised; else the cluster of $RAY_ADDRESS; else one that is
-started for the run. In a gradient worker on Ray it is the cluster of that worker.
-"""
+"""Makes the gradient workers of a scheme, in each of which a learner collects for itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
@@ -23,19 +17,13 @@ from torchbeast.fleets.system import environment_of_share, keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.worker import WorkerParts
 from torchbeast.gradients.workers import WORKER
-from torchbeast.learner.parts import make_source, making_agent, making_weights
-from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
-from torchbeast.on_ray.fleet import Actors, RayFleet, User, gradient_actors
+from torchbeast.learner.parts import make_source, making_agent, making_weights, ray_fleet
+from torchbeast.on_ray.config import RayConfig
+from torchbeast.on_ray.fleet import gradient_actors
 from torchbeast.run.assemble import LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
-
-_USER = User(
-    "Learner",
-    "The last checkpoint of the run is kept, if there was one; a Learner with the same log_dir "
-    "resumes it.",
-)
 
 
 def make_worker(
@@ -80,33 +68,3 @@ def gradient_fleet(
         return LocalFleet(WORKER, environment_of_share(gradients.cores))
     actors = gradient_actors(scheme.grad_cpus, gradients.gpus)
     return ray_fleet(scheme, spec, RayConfig(), actors)
-
-
-def ray_fleet(
-    scheme: Scheme, spec: EnvSpec, config: RayConfig, actors: Actors | None = None
-) -> RayFleet:
-    """Returns a fleet of Ray actors, by default of those that collect.
-
-    Raises UsageError if the workers of the scheme find no room.
-    """
-    name = f"learner-{secrets.token_hex(4)}"  # no two fleets on a cluster have the same
-    fleet = RayFleet(config, name, spec.is_factory, _USER, actors)
-    try:
-        check_room(fleet.room(), _groups(scheme))
-    except BaseException:
-        fleet.end()
-        raise
-    return fleet
-
-
-def _groups(scheme: Scheme) -> list[WorkerGroup]:
-    """Returns all workers of the scheme that are actors of Ray."""
-    groups = []
-    if scheme.grad_backend == "ray":
-        gpus = scheme.grad_worker_resources.get("num_gpus", 0.0)
-        count = scheme.grad_remote_workers
-        groups.append(WorkerGroup("gradient workers", count, scheme.grad_cpus, gpus))
-    if scheme.col_backend == "ray":
-        count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
-        groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
-    return groups

@@ -16,24 +16,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
-import threading
-import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least, counted, require
-from torchbeast.core.base.computing import CudaStream, OwnProcess, own_settings
+from torchbeast.core.base.computing import OwnProcess, own_settings
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.system import uninterrupted
-from torchbeast.fleets.waiting import running_time, warn
 from torchbeast.learner.parts import (
     env_spec,
     make_source,
@@ -41,8 +35,7 @@ from torchbeast.learner.parts import (
     making_weights,
     run_settings,
 )
-from torchbeast.reporting.diagnosis import Watchdog
-from torchbeast.reporting.log_files import FILES, Log, Logger, read_logs
+from torchbeast.reporting.log_files import FILES, Logger, read_logs
 from torchbeast.reporting.run_folder import (
     RunConfig,
     RunFolder,
@@ -52,16 +45,13 @@ from torchbeast.reporting.run_folder import (
 )
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks
-from torchbeast.run.checkpoint_writer import CheckpointNotWritten
-from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
 from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
 from torchbeast.run.running import RunningLearner
-from torchbeast.run.training import Training
+from torchbeast.run.training import LearnerThread
 from torchbeast.schemes.scheme import Scheme
 
-_log = logging.getLogger("torchbeast.learner")
-_LOOK_S = 1.0  # between two looks at what a step waits for
+_CLOSED, _OTHER_LEARNER = "the user", "another Learner"
 
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
@@ -88,8 +78,6 @@ class Learner(RunningLearner):
             print(learner.evaluate(10))
         ```
     """
-
-    _is_taken_over = False  # another Learner was made with its log_dir
 
     def __init__(
         self,
@@ -126,9 +114,8 @@ class Learner(RunningLearner):
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self._config.folder)) is not None:
             earlier.close()  # the cell of a notebook that is run again
-            earlier._is_taken_over = True
+            earlier._ended_by = _OTHER_LEARNER
         _check_goes_on(self._config.folder)
-        self._own = OwnProcess()
         self._open(None)
 
     @property
@@ -154,29 +141,19 @@ class Learner(RunningLearner):
             RunError: If the run failed otherwise.
             RuntimeError: If a callback calls it.
         """
-        if self._is_closed:
+        if self._ended_by:
             raise UsageError(f"the run has ended: {self._what_ended_it()}")
         if self._callbacks.is_running:
             raise RuntimeError("step() cannot be called from a callback, which step() itself calls")
-        self._callbacks.start(self, self._fail)
-        version, is_taken = self.updates + 1, False
         try:
-            with self._own, self._watching.step():
-                batch = self._next_batch()
-                is_taken = True
-                self._learn_from(batch)
-        except BaseException:
-            with uninterrupted():
-                self._drop_batch(version if is_taken else None)
-            raise
-        try:
-            self._callbacks.step(self, self._training.row, self._fail)
-            self._save_in_time()
+            row = self._started().step(self._call_back)
+        except Exception as error:
+            self._fail(error)
         finally:  # an interrupt leaves the update, and the end, as they are
-            with self._watching.step(), self._training.writing.running():
-                self._row.release()
             if self.done():
                 self.close()
+        if row is None:  # a worker has failed
+            self._fail(None)
         return self.get_metrics()
 
     def train(self, total_steps: int | None = None) -> dict[str, float]:
@@ -216,17 +193,18 @@ class Learner(RunningLearner):
                 algorithm.
             RunError: If the run failed.
         """
-        own = self._session.folder.checkpoint
-        found = own if path is None else expanded(path)
-        if found != own and not found.exists():  # it saves its own; an earlier one may be kept
+        supervisor, folder = self._run.session
+        newest = folder.checkpoint
+        resumed = newest if path is None else expanded(path)
+        if resumed != newest and not resumed.exists():  # of `newest`, an earlier one may be kept
             raise UsageError(
-                f"there is no checkpoint at {found}: use the path of a file such as {own}"
+                f"there is no checkpoint at {resumed}: use the path of a file such as {newest}"
             )
-        load = checkpoints.load_newest if found == own else checkpoints.load
-        load(found)  # before this run ends
+        load = checkpoints.load_newest if resumed == newest else checkpoints.load
+        load(resumed)  # before this run ends
         self._end(is_saved=False)
-        raise_failure(self._session.supervisor.failure, self._session.folder)
-        self._open(found)
+        raise_failure(supervisor.failure, folder)
+        self._open(resumed)
 
     def close(self) -> None:
         """Ends the run: writes the checkpoint and stops the workers. You may call it again.
@@ -235,7 +213,7 @@ class Learner(RunningLearner):
             RunError: If a callback fails at the end, or the checkpoint cannot be written.
         """
         if self._end(is_saved=True):
-            raise_failure(self._session.supervisor.failure, self._session.folder)
+            raise_failure(self._run.session.supervisor.failure, self._run.session.folder)
 
     def __enter__(self) -> Learner:
         return self
@@ -247,21 +225,18 @@ class Learner(RunningLearner):
 
     def _open(self, resumed: Path | None) -> None:
         """Assembles everything; workers start at the first step."""
-        self._is_closed = True
-        self._ending = ExitStack()
+        self._ended_by, ending, own = _CLOSED, ExitStack(), OwnProcess()
         # A Learner that is forgotten leaves no workers behind.
-        self._finalizer = weakref.finalize(self, self._ending.close)
+        self._finalizer = weakref.finalize(self, ending.close)
         try:
-            with self._own, own_settings():
-                self._assemble(resumed)
+            with own, own_settings():
+                self._assemble(resumed, ending, own)
         except BaseException:
             self._finalizer()
             raise
         _OPEN[self.log_dir] = self
-        self._batches: Iterator[Batch] | None = None
-        self._is_started = False
-        self._save_at = time.monotonic() + FIRST_CHECKPOINT_S
-        self._is_closed = self._is_taken_over = False
+        self._thread: LearnerThread | None = None  # until the first step
+        self._ended_by = ""
         if self.done():
             print(
                 f"The run in {self.log_dir} is already complete ({self.steps:,} steps). "
@@ -270,70 +245,49 @@ class Learner(RunningLearner):
             )
             self.close()
 
-    def _assemble(self, resumed: Path | None) -> None:
-        scheme, ending = self.scheme, self._ending
+    def _assemble(self, resumed: Path | None, ending: ExitStack, own: OwnProcess) -> None:
+        scheme = self.scheme
         spec = env_spec(scheme)
         settings = run_settings(scheme, spec, self._config, self.target_steps, self._loggers)
         supervisor = Supervisor()
         folder = RunFolder(self._config.folder, dict(settings.recorded))
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
-        self._session = Session(supervisor, folder)
         envs = scheme.train_envs_factory
         described = DescribedEnv(
             env=spec, observation_space=envs.single_frame_space, make=envs.make
         )
-        run = LearnerRun(settings, described, self._session, resumed)
+        run = LearnerRun(settings, described, Session(supervisor, folder), resumed)
         run.assemble(making_agent(scheme), making_weights(scheme))
         if scheme.gradients is None:
             config = run.settings.learner
-            source = functools.partial(make_source, scheme, config=config, ending=ending)
-            self._source = ending.enter_context(run.source(source))
+            make = functools.partial(make_source, scheme, config=config, ending=ending)
+            source = ending.enter_context(run.source(make))
         else:
             from torchbeast.gradients.workers import gradient_workers
             from torchbeast.learner.gradients import gradient_fleet, make_worker
 
             config = dataclasses.replace(run.settings.learner, actor=run.made.agent.spec)
-            make = functools.partial(make_worker, scheme, config, run.environment_seed)
+            worker = functools.partial(make_worker, scheme, config, run.environment_seed)
             fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
             step = run.made.optimiser_step
-            joint = gradient_workers(make, scheme.gradients, step, fleet)
-            self._source = run.join(ending.enter_context(closing(joint)))
+            joint = gradient_workers(worker, scheme.gradients, step, fleet)
+            source = run.join(ending.enter_context(closing(joint)))
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
-        callbacks, options = self._callbacks, self._env_options
-
-        def also() -> dict[str, Any]:
-            return {"callbacks": callbacks.states(), **options}
-
-        self._hold(run, *ending.enter_context(run.training(self._source, also)))
-        self._row = self._training.log = _RowInHand(self._training.log)
-        ending.callback(self._row.release)
+        also_saved = functools.partial(self._callbacks.entries, self._env_options)
+        self._hold(run, ending.enter_context(run.training(source, also_saved, own)))
         ending.callback(supervisor.stop, "the learner was closed")
-        at_once = settings.learner.online_rollouts.batch_size
-        self._watching = _Watchdog(self._training, at_once)
-        if (recorded := run.earlier.env_options) is not None:
-            options["env_options"] = recorded
-        if options:
-            self._source.set_env_options(options["env_options"])
-        self._cuda_stream = CudaStream(run.made.compute.device)
-        callbacks.load(run.earlier.callbacks)
 
-    def _learn_from(self, batch: Batch) -> None:
-        try:
-            has_learnt = self._training.learn_from(batch, self._cuda_stream)
-        except Exception as error:
-            self._fail(error)
-        if not has_learnt:  # a worker has failed meanwhile
-            self._fail(None)
-
-    def _save_in_time(self) -> None:
-        """Writes the checkpoint as often as the programs do, unless the run ends now anyway."""
-        if self.done() or self._is_closed or time.monotonic() < self._save_at:
-            return
-        try:
-            self.save_model()
-        except CheckpointNotWritten as error:
-            _log.warning("%s; the run continues", error)
-        self._save_at = time.monotonic() + CheckpointConfig().checkpoint_interval
+    def _started(self) -> LearnerThread:
+        """Starts the callbacks and, in the first step, the workers; returns the loop."""
+        self._start_callbacks()
+        if self._thread is None:
+            with self._training.own:
+                if workers := _workers(self.scheme):
+                    print(f"Starting {workers}.", flush=True)
+                self._run.begin()
+                self._run.start(self._training)
+                self._thread = LearnerThread(self._training)
+        return self._thread
 
     @contextmanager
     def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
@@ -341,48 +295,23 @@ class Learner(RunningLearner):
         with closing(envs.make(parallel_envs(num_episodes, envs.num_agents))) as env:
             yield env
 
-    def _next_batch(self) -> Batch:
-        if not self._is_started:
-            if workers := _workers(self.scheme):
-                print(f"Starting {workers}.", flush=True)
-            self._run.begin()
-            self._source.start(self._session.supervisor)
-            self._watching.start()
-            self._is_started = True
-        if self._batches is None:
-            self._batches = self._source.batches()
-        batch = next(self._batches, None)
-        if batch is None:
-            self._fail(None)
-        return batch
-
-    def _drop_batch(self, version: int | None) -> None:
-        """Makes the next step begin with another batch.
-
-        version: of the weights after the interrupted update; None: it has not begun.
-        """
-        self._batches = None  # so the source does not count the batch as learnt
-        on_demand = self.scheme.grad_remote_workers > 0  # whatever the version
-        if version is not None and not self._is_closed and not on_demand:
-            self._training.publish_interrupted(version)
-
-    def _fail(self, error: Exception | None, origin: str = "") -> NoReturn:
+    def _fail(self, error: Exception | None) -> NoReturn:
         """Ends the run and raises its first failure."""
-        supervisor, folder = self._session
-        if error is not None:
-            supervisor.fail_at_end(origin, error)
+        supervisor, folder = self._run.session
+        if error is not None and supervisor.failure is None:
+            supervisor.fail_at_end("", error)
         self._end(is_saved=True)
         raise_failure(supervisor.failure, folder)
         raise UsageError(f"the run has ended: {supervisor.reason}")
 
     def _what_ended_it(self) -> str:
         """Returns what ended the run, and what to do, as part of a message."""
-        failure, learnt = self._session.supervisor.failure, f"after {self.steps:,} steps"
+        failure, learnt = self._run.session.supervisor.failure, f"after {self.steps:,} steps"
         again = "make another Learner with the same log_dir to continue"
         if failure is not None:
             last_line = str(failure).splitlines()[-1]  # of a traceback, its error
             return f"it failed {learnt} ({last_line}); {again}"
-        if self._is_taken_over:
+        if self._ended_by == _OTHER_LEARNER:
             return f"another Learner was made with its log_dir, {self.log_dir}: use that one"
         if self.steps >= self.target_steps:
             return (
@@ -393,80 +322,17 @@ class Learner(RunningLearner):
 
     def _end(self, is_saved: bool) -> bool:
         """Ends the run; returns False if it has ended before."""
-        if self._is_closed:
+        if self._ended_by:
             return False
-        self._is_closed = True
+        self._ended_by, run = _CLOSED, self._run
         with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
             last.callback(self._finalizer)
             if is_saved:
-                last.callback(self._save_at_end)
-            last.callback(self._session.supervisor.stop, "the learner was closed")
-            # The first failure is the run's, unless it has one.
-            fail = self._session.supervisor.fail_at_end
-            last.callback(self._callbacks.end, self, lambda error, origin: fail(origin, error))
+                last.callback(run.end, self._training, self._end_callbacks)
+            else:
+                last.callback(self._end_callbacks)
+            last.callback(run.session.supervisor.stop, "the learner was closed")
         return True
-
-    def _save_at_end(self) -> None:
-        with self._own:
-            self._run.end(self._training, self._checkpoint_writer)
-
-
-class _RowInHand:
-    """Keeps each row of a log until callbacks have added their metrics."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._metrics: Mapping[str, float] = {}
-        self._step: int | None = None  # of the row that is kept
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps a row; one that was kept is written before."""
-        self.release()
-        self._step, self._metrics = step, metrics
-
-    def release(self) -> None:
-        """Writes the row that is kept, if any."""
-        step, self._step = self._step, None
-        if step is not None:
-            self._log.write(step, self._metrics)
-
-    close = release  # its owner closes the log
-
-
-class _Watchdog:
-    """The watchdog of a Learner, in a thread of the supervisor. It does not know the Learner."""
-
-    def __init__(self, training: Training, rollouts_at_once: int) -> None:
-        """rollouts_at_once: rollouts in a batch."""
-        self._training, self._rollouts_at_once = training, rollouts_at_once
-        self._is_in_step = False
-
-    def start(self) -> None:
-        """Starts the thread, which ends with the run."""
-        ended, supervisor = threading.Event(), self._training.supervisor
-        supervisor.on_close(ended.set)
-        supervisor.start_thread("watch", lambda: self._watch(ended))
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Watches the block: between two steps a Learner waits for nobody."""
-        self._is_in_step = True
-        try:
-            yield
-        finally:
-            self._is_in_step = False
-
-    def _watch(self, ended: threading.Event) -> None:
-        watchdog = Watchdog(running_time(), self._rollouts_at_once)
-        source = self._training.source
-        while not ended.wait(_LOOK_S):
-            now = running_time()
-            if not self._is_in_step:
-                watchdog.restart(now)
-                continue
-            updates, files = self._training.updates_here, self._training.waits_for_files()
-            if stall := watchdog.check(updates, source.status(), now, source.hanging(), files):
-                warn(stall, is_logged=not files)
 
 
 def _check_goes_on(log_dir: Path) -> None:

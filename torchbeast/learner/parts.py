@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.collect.weights import PublishedWeights, SharedWeights, ring_size
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.base.checks import names_with
@@ -35,6 +37,10 @@ from torchbeast.run.assemble import (
 from torchbeast.run.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.run.learner_run import RunSettings
 from torchbeast.schemes.scheme import Scheme
+
+if TYPE_CHECKING:  # only schemes with workers on Ray import it
+    from torchbeast.on_ray.config import RayConfig, WorkerGroup
+    from torchbeast.on_ray.fleet import Actors, RayFleet
 
 
 def run_settings(
@@ -163,7 +169,6 @@ def make_source(
         return served
     if scheme.col_backend == "ray":
         from torchbeast.collect.source import FleetSource
-        from torchbeast.learner.gradients import ray_fleet
 
         fleet = ending.enter_context(ray_fleet(scheme, env, scheme.ray))
         workers, lag = scheme.col_remote_workers, scheme.processes.fixed_lag
@@ -178,3 +183,41 @@ def make_source(
     source = LocalSource(learner, keywords, acting, make, scheme.num_envs, stops_early)
     ending.callback(source.end)
     return source
+
+
+def ray_fleet(
+    scheme: Scheme, spec: EnvSpec, config: RayConfig, actors: Actors | None = None
+) -> RayFleet:
+    """Returns a fleet of Ray actors, by default of those that collect.
+
+    Ray is the caller's, if it is initialised; else the cluster of $RAY_ADDRESS; else one that is
+    started for the run. In a gradient worker on Ray it is the cluster of that worker.
+
+    Raises UsageError if the workers of the scheme find no room.
+    """
+    from torchbeast.on_ray.config import check_room
+    from torchbeast.on_ray.fleet import LEARNER, RayFleet
+
+    name = f"learner-{secrets.token_hex(4)}"  # no two fleets on a cluster have the same
+    fleet = RayFleet(config, name, spec.is_factory, LEARNER, actors)
+    try:
+        check_room(fleet.room(), _groups(scheme))
+    except BaseException:
+        fleet.end()
+        raise
+    return fleet
+
+
+def _groups(scheme: Scheme) -> list[WorkerGroup]:
+    """Returns all workers of the scheme that are actors of Ray."""
+    from torchbeast.on_ray.config import WorkerGroup
+
+    groups = []
+    if scheme.grad_backend == "ray":
+        gpus = scheme.grad_worker_resources.get("num_gpus", 0.0)
+        count = scheme.grad_remote_workers
+        groups.append(WorkerGroup("gradient workers", count, scheme.grad_cpus, gpus))
+    if scheme.col_backend == "ray":
+        count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
+        groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
+    return groups

@@ -9,7 +9,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from torchbeast.collect.contract import BatchTaker, LearnerInfo
+from torchbeast.collect.batch_taker import BatchTaker
+from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout

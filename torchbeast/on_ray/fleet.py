@@ -26,20 +26,17 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from torchbeast.collect.weights import Packed
-from torchbeast.collect.worker import RolloutWorker
+from torchbeast.core.base.specs import find_callable
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import FleetWorker, WorkerLocation, WorkerLost
+from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
 from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import waiting_for
-from torchbeast.gradients.worker import GradientWorker
 from torchbeast.on_ray.config import CLIENT, Node, RayConfig, Room
 from torchbeast.on_ray.connection import (
     FULL,
@@ -66,40 +63,6 @@ _START = "start one with `ray start --head`, or {} to start Ray for this run"
 _FULL = FULL.format("fewer num_buffers or num_envs, a smaller unroll_length")
 _has_made_connection = threading.Event()  # set while a fleet of this process owns it
 _GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can be reached"
-
-
-class _OnRay(FleetWorker):
-    """The base class of workers as Ray actors. Ray's dashboard shows the class names."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        # Weights are in the object store, which is read-only, and are never written to.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-
-    def place(self) -> WorkerLocation:
-        """Returns where the worker runs."""
-        import ray
-
-        host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
-        return WorkerLocation(host, os.getpid(), node)
-
-
-class TorchBeastActor(_OnRay, RolloutWorker):
-    """A worker that plays rollouts."""
-
-    def fetched(self, weights: Any) -> Packed:
-        """Returns the weights of a reference.
-
-        The reference is in a list, because Ray would resolve a bare one before the call, and delay
-        later calls.
-        """
-        import ray
-
-        return ray.get(weights[0])
-
-
-class TorchBeastGradientWorker(_OnRay, GradientWorker):
-    """A gradient worker. Ray fetches the weights before it executes a call."""
 
 
 def _failure(error: BaseException) -> RunError:
@@ -164,24 +127,32 @@ class User(NamedTuple):
     environment: Mapping[str, str] = MappingProxyType({})
 
 
+_GRADIENTS = "torchbeast.on_ray.actors:TorchBeastGradientWorker"
+_ROLLOUTS = "torchbeast.on_ray.actors:TorchBeastActor"
 RAYBEAST = User("raybeast", RESUME)
+LEARNER = User(
+    "Learner",
+    "The last checkpoint of the run is kept, if there was one; a Learner with the same log_dir "
+    "resumes it.",
+)
 
 
 class Actors(NamedTuple):
     """The actors of a fleet.
 
-    kind: their class, with LANES. resources: what Ray reserves for each, such as num_cpus.
+    kind: "module:attribute" of their class, with LANES.
+    resources: what Ray reserves for each, such as num_cpus.
     last_calls: methods to call to end an actor, before killing it.
     """
 
-    kind: Any
+    kind: str
     resources: Mapping[str, float]
     last_calls: Sequence[str] = ("end", "close")
 
 
 def gradient_actors(cpus: float, gpus: float) -> Actors:
     """Returns the settings of gradient workers; cpus, gpus: that Ray reserves for each."""
-    return Actors(TorchBeastGradientWorker, {"num_cpus": cpus, "num_gpus": gpus})
+    return Actors(_GRADIENTS, {"num_cpus": cpus, "num_gpus": gpus})
 
 
 class RayFleet:
@@ -220,7 +191,7 @@ class RayFleet:
             else:
                 self._connect(own_code, opened)
             self._closing = opened.pop_all()
-        self._actors = actors or Actors(TorchBeastActor, {"num_cpus": config.actor_cpus})
+        self._actors = actors or Actors(_ROLLOUTS, {"num_cpus": config.actor_cpus})
         self._actor_class = _actor_class(self._ray, self._actors)
 
     def __enter__(self) -> RayFleet:
@@ -445,10 +416,11 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
 
 def _actor_class(ray: Any, actors: Actors) -> Any:
     """Returns the class of actors, with a thread per lane and one for all other methods."""
-    for name, lane in actors.kind.LANES.items():
-        ray.method(concurrency_group=lane)(getattr(actors.kind, name))
-    groups = {lane: 1 for lane in actors.kind.LANES.values()}
-    return ray.remote(concurrency_groups=groups, max_restarts=0)(actors.kind)
+    kind: Any = find_callable(actors.kind)
+    for name, lane in kind.LANES.items():
+        ray.method(concurrency_group=lane)(getattr(kind, name))
+    groups = {lane: 1 for lane in kind.LANES.values()}
+    return ray.remote(concurrency_groups=groups, max_restarts=0)(kind)
 
 
 @contextmanager

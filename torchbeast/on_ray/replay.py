@@ -24,12 +24,20 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, ReplayClosed, ReplayedColumns, ReplayStats, has_ended
+from torchbeast.collect.replay import (
+    Arrays,
+    JoinRequest,
+    Replay,
+    ReplayClosed,
+    ReplayedColumns,
+    ReplayStats,
+    has_ended,
+)
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.errors import RunError, UsageError
@@ -44,8 +52,8 @@ from torchbeast.on_ray.connection import (
     import_ray,
     runtime_env,
 )
-from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, SharingAgent, Ticket
-from torchbeast.shared_replay.service import Served
+from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket
+from torchbeast.shared_replay.service import Served, SharedReplayClient
 
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray
 
@@ -180,6 +188,13 @@ class RayReplayClient(SharingAgent):
         if isinstance(error, exceptions.RayActorError):
             return RunError(has_ended(self._address))
         return RunError(f"the shared replay {self._address}: {first_sentence(error)}")
+
+
+def joined(address: str, joining: JoinRequest) -> AbstractContextManager[Replay]:
+    """Joins the shared replay at an address, ray:NAME or the path of a socket, for a block."""
+    if address.startswith(ON_RAY):
+        return joined_on_ray(address, joining)
+    return contextlib.closing(SharedReplayClient(address, joining))
 
 
 @contextmanager

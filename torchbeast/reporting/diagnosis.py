@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from torchbeast.collect.contract import ACTOR_STAGES, LostStream, describe_lost_streams, shortage_of
+from torchbeast.collect.contract import ACTOR_STAGES
+from torchbeast.collect.lost_streams import LostStream, describe_lost_streams, shortage_of
 from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import STALL_S, WAIT_S, Reminder
 

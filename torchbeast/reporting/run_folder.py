@@ -225,11 +225,14 @@ class RunFolder:
 
 def run_path(path: str | Path) -> Path:
     """Returns the path of a run or a file with ~ expanded; for the link `latest`, the run's folder,
-    and for latest/FILE its file.
+    and for latest/FILE its file. A name without a folder may also be a run in the usual folder.
 
     Raises OSError if the home directory is unknown.
     """
     found = expanded(path)
+    if len(found.parts) == 1 and not found.exists():
+        usual = expanded(RunConfig.savedir) / found
+        found = usual if usual.exists() else found
     if found.parent.name == "latest":
         return run_path(found.parent) / found.name
     return found.resolve().parent if found.name == "latest" and found.is_file() else found

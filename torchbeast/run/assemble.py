@@ -16,14 +16,12 @@ from torch import nn
 
 from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.collect.contract import LearnerInfo, Publisher
-from torchbeast.core.actors.contract import Actor, specs_of_extras
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Actor, Agent, specs_of_extras
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
-from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
@@ -149,6 +147,8 @@ class LearnerConfig:
     @property
     def learns_from_transitions(self) -> bool:
         """Whether batches are single steps of a replay."""
+        from torchbeast.core.storages.transition import Transitions
+
         return issubclass(self.algo.takes, Transitions)
 
     @property

@@ -14,7 +14,6 @@ on_end) and in its learner threads (on_step).
 from __future__ import annotations
 
 import io
-import logging
 import math
 import statistics
 import time
@@ -33,7 +32,7 @@ from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import UsageError
 from torchbeast.fleets.waiting import say
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWriter
+from torchbeast.run.checkpoint_writer import failing_is_a_warning
 from torchbeast.run.config import CallbacksConfig
 from torchbeast.run.episodes import of_whole_games
 from torchbeast.run.running import RunningLearner
@@ -43,8 +42,6 @@ from torchbeast.seeds import seed_of
 
 if TYPE_CHECKING:
     from torchbeast.run.learner_run import LearnerRun
-
-_log = logging.getLogger("torchbeast.learner")
 
 
 class Callback:
@@ -176,15 +173,12 @@ class Checkpoints(_Periodic):
         self._keep = keep
 
     def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
-        try:
-            self._write(learner)
-        except (CheckpointNotWritten, OSError) as error:
-            _log.warning("%s; the run continues", error)
+        with failing_is_a_warning():
+            learner.save_model()
+            if self._keep != 0:
+                self._keep_copy(learner)
 
-    def _write(self, learner: RunningLearner) -> None:
-        learner.save_model()
-        if self._keep == 0:
-            return
+    def _keep_copy(self, learner: RunningLearner) -> None:
         folder = learner.log_dir / "checkpoints"
         folder.mkdir(exist_ok=True)
         learner.save_model(folder / f"{learner.steps:012d}.tar")
@@ -299,8 +293,8 @@ class Evaluation(_Periodic):
 
 # --- what a run does with them
 
-Fail = Callable[[Exception, str], None]
-"""Ends the run because of an exception of an origin, a callback; it may raise another one."""
+Fail = Callable[[str, Exception], None]
+"""Ends the run because of an exception of an origin, a callback."""
 
 
 class Callbacks:
@@ -326,15 +320,15 @@ class Callbacks:
             if callback.name in states:
                 callback.load_state_dict(states[callback.name])
 
-    def states(self) -> dict[str, Any]:
-        """Returns the states by name, for a checkpoint.
+    def entries(self, env_options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the entries of a checkpoint: the states by name, and those of `env_options`.
 
-        Raises UsageError for one that no checkpoint could be loaded with.
+        Raises UsageError for a state that no checkpoint could be loaded with.
         """
         states = {callback.name: callback.state_dict() for callback in self._all}
         for name, state in states.items():
             _check_loads(name, state)
-        return states
+        return {"callbacks": states, **env_options}
 
     def start(self, learner: RunningLearner, fail: Fail) -> None:
         """Calls on_start of those for which it was not called yet."""
@@ -358,7 +352,7 @@ class Callbacks:
             try:
                 callback.on_end(learner)
             except Exception as error:
-                fail(error, f"callback {callback.name}")
+                fail(f"callback {callback.name}", error)
 
     @contextmanager
     def _running(self, callback: Callback, fail: Fail) -> Iterator[None]:
@@ -366,7 +360,8 @@ class Callbacks:
         try:
             yield
         except Exception as error:
-            fail(error, f"callback {callback.name}")
+            fail(f"callback {callback.name}", error)
+            raise
         finally:
             self.is_running = False
 
@@ -381,7 +376,6 @@ class ProgramLearner(RunningLearner):
     def __init__(self, run: LearnerRun, target_steps: int, callbacks: Callbacks) -> None:
         """Takes what there is before training; `begin` takes the rest."""
         self._run, self.target_steps, self._callbacks = run, target_steps, callbacks
-        self._supervisor = run.session.supervisor
         self._env_options = {}
         self._env: EnvProcess | None = None
         self._num_episodes = 0  # for which the environments were made
@@ -391,38 +385,30 @@ class ProgramLearner(RunningLearner):
 
         Raises UsageError or RunError if they cannot be made on this machine.
         """
-        numbers = [each.num_episodes for each in self._callbacks if isinstance(each, Evaluation)]
+        numbers = [call.num_episodes for call in self._callbacks if isinstance(call, Evaluation)]
         if numbers:
             self._envs_for(numbers[0])
 
-    def begin(self, training: Training, checkpoint_writer: CheckpointWriter) -> None:
-        """Loads the state of the earlier run, calls on_start, and lets `training` call on_step."""
-        self._hold(self._run, training, checkpoint_writer)
-        self._callbacks.load(self._run.earlier.callbacks)
-        if (options := self._run.earlier.env_options) is not None:
-            self.set_env_options(options)
-        self._callbacks.start(self, self._fail)
-        if any(True for _ in self._callbacks):
-            training.callbacks = self._step
+    def begin(self, training: Training) -> None:
+        """Loads the state of the earlier run, and calls on_start."""
+        self._hold(self._run, training)
+        self._start_callbacks()
 
-    def _step(self, metrics: dict[str, float]) -> None:
-        self._callbacks.step(self, metrics, self._fail)
-        if self._is_stopped and not self._supervisor.ended:
-            say(f"A callback stopped the run at step {self.steps:,}.")
-            self._supervisor.stop("a callback")
+    def step(self, step: int, row: dict[str, float]) -> None:
+        """Calls on_step, and ends the run if a callback has stopped it."""
+        self._call_back(step, row)
+        supervisor = self._run.session.supervisor
+        if self._is_stopped and not supervisor.ended:
+            say(f"A callback stopped the run at step {step:,}.")
+            supervisor.stop("a callback")
 
     def end(self) -> None:
         """Calls on_end; the first failure is the run's, unless it has one."""
-        fail = self._supervisor.fail_at_end
-        self._callbacks.end(self, lambda error, origin: fail(origin, error))
+        self._end_callbacks()
 
-    def _fail(self, error: Exception, origin: str) -> None:
-        self._supervisor.fail(origin, error)
-        raise error
-
-    def also_saved(self) -> dict[str, Any]:
-        """Returns further entries of a checkpoint."""
-        return {"callbacks": self._callbacks.states(), **self._env_options}
+    def saved(self) -> dict[str, Any]:
+        """Returns the entries of the callbacks in a checkpoint."""
+        return self._callbacks.entries(self._env_options)
 
     @contextmanager
     def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
@@ -431,7 +417,8 @@ class ProgramLearner(RunningLearner):
     def _envs_for(self, num_episodes: int) -> EnvProcess:
         if self._env is None or self._num_episodes != num_episodes:
             self.close()
-            spec, goes_on = self._run.described.here(), self._supervisor.check_goes_on
+            spec = self._run.described.here()
+            goes_on = self._run.session.supervisor.check_goes_on
             self._env = of_whole_games(
                 lambda number: EnvProcess(spec, number, check_goes_on=goes_on), num_episodes
             )

@@ -48,7 +48,7 @@ from typing import Any, BinaryIO, NamedTuple, get_args
 import numpy as np
 import torch
 
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.specs import ActorSpec, RewardClipping, kwargs_of
 from torchbeast.core.envs.spaces import (
     ActionSpace,

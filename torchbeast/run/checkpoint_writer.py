@@ -1,30 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a run's checkpoints: periodically, at the end, and the state before a failed update."""
+"""Writes a run's checkpoints: periodically, at the end, and the state before a failed update; and
+the versions for self-play.
+"""
 
 from __future__ import annotations
 
 import errno
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchbeast.core.actors.registry import Agent
-from torchbeast.core.storages.replay.store import RolloutStore
+from torchbeast.core.actors.contract import Agent
 from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes, reserved_files
-from torchbeast.fleets.waiting import waiting_for
+from torchbeast.fleets.waiting import running_time, waiting_for, warn
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.config import CheckpointConfig
-from torchbeast.run.training import Training
+from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
+
+if TYPE_CHECKING:
+    from torchbeast.run.training import Training
+
+if TYPE_CHECKING:  # only programs with a replay import it
+    from torchbeast.core.storages.replay.store import RolloutStore
 
 REPLAY = "replay.bin"
 """Name of the file with the contents of the replay, next to the checkpoint."""
@@ -53,22 +58,20 @@ class CheckpointWriter:
         self._path = self.folder.checkpoint
         self._inserted: int | None = None  # `inserted` of the saved replay; None: not saved yet
         self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none so far
-        self._writing = threading.Lock()  # a callback may save while the main thread does
         self.failed = 0  # number of checkpoints that could not be written completely
 
-    def save(self, training: Training, wait_s: float | None = None) -> None:
-        """Writes a checkpoint, then the replay; does nothing before the first update.
+    def save(self, checkpoint: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes a checkpoint, then the replay.
 
-        Raises CheckpointNotWritten on failure; the previous files then stay. Raises RunError if
-        another process uses the folder. wait_s: see Training.checkpoint, which raises NoMoment.
+        checkpoint: returns its contents. Raises CheckpointNotWritten on failure; the previous files
+        then stay. Raises RunError if another process uses the folder.
         """
-        if self.config.disable_checkpoint or not training.updates:
+        if self.config.disable_checkpoint:
             return
-        state = self.checkpoint(training, wait_s)
+        contents = checkpoint()
         with reserved_files():
-            data = checkpoints.as_bytes(state)  # torch imports modules for it
-        with self._writing:
-            self._write(data)
+            data = checkpoints.as_bytes(contents)  # torch imports modules for it
+        self._write(data)
 
     def _write(self, data: memoryview) -> None:
         failing = self._failing("no checkpoint was written to", self._path, len(data))
@@ -79,9 +82,9 @@ class CheckpointWriter:
         self._save_replay()
         self.saved_at = time.time()
 
-    def checkpoint(self, training: Training, wait_s: float | None = None) -> dict[str, Any]:
-        """Returns everything that a resumed run needs, except for the replay."""
-        return {**training.checkpoint(wait_s), **self.labels, **self.also()}
+    def entries(self) -> dict[str, Any]:
+        """Returns the entries of a checkpoint that are not of the training state."""
+        return {**self.labels, **self.also()}
 
     def _save_replay(self) -> None:
         if self.replay is None or self.replay.inserted == self._inserted:
@@ -127,6 +130,30 @@ def _remedy(folder: Path, error: int, needed: int) -> str:
         return "delete files there, because a quota is used up (of bytes or of files)"
     size = f" for {in_bytes(needed)}" if needed else ""
     return f"free some space there{size}, {in_bytes(free)} are free"
+
+
+@contextmanager
+def failing_is_a_warning() -> Iterator[None]:
+    """Warns about a checkpoint that cannot be written. A full disk may have room the next time."""
+    try:
+        yield
+    except (CheckpointNotWritten, OSError) as error:
+        warn(f"{error}; the run continues")
+
+
+class PeriodicCheckpoints:
+    """Saves the checkpoint of a run after a minute, then at intervals, until the run ends."""
+
+    def __init__(self, training: Training, interval_s: float) -> None:
+        self._training, self._interval_s = training, interval_s
+        self._due = running_time() + min(FIRST_CHECKPOINT_S, interval_s)
+
+    def __call__(self, step: int, row: Mapping[str, float]) -> None:
+        """Saves if it is time. The last checkpoint is written when the threads have ended."""
+        if running_time() >= self._due and not self._training.supervisor.ended:
+            with failing_is_a_warning():
+                self._training.save()
+            self._due = running_time() + self._interval_s
 
 
 @dataclass

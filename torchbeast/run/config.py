@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from torchbeast.core.base.checks import at_least, check_device, require, setting
 from torchbeast.core.base.specs import Precision, RewardClipping
-from torchbeast.envs.atari import plays_atari
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvSpec, plays_atari
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import CHECKPOINT
 

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.actors.registry import Agent
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves2
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.atari import plays_atari
 from torchbeast.envs.env_process import EnvProcess
+from torchbeast.envs.spec import plays_atari
 from torchbeast.errors import RunError
 from torchbeast.seeds import seed_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,15 @@ import torch
 
 from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import LearnerInfo, Source
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import describe_agent
 from torchbeast.core.algos.config import IMPALAConfig, recorded
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.storages.replay.store import RolloutStore
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
+from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
@@ -47,7 +48,7 @@ from torchbeast.run.assemble import (
     assemble,
 )
 from torchbeast.run.callbacks import Callback, Callbacks, ProgramLearner
-from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
+from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions, PeriodicCheckpoints
 from torchbeast.run.config import (
     CheckpointConfig,
     changes,
@@ -58,10 +59,13 @@ from torchbeast.run.config import (
     recorded_env,
 )
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.training import Training
-from torchbeast.run.watch import Watch
+from torchbeast.run.rows import Rows
+from torchbeast.run.training import DONE, Consumer, Training
+from torchbeast.run.watch import RunDisplay, start_watchdog
 
-if TYPE_CHECKING:  # only programs with several learners import it
+if TYPE_CHECKING:  # only programs with a replay or with several learners import them
+    from torchbeast.collect.replay import Join
+    from torchbeast.core.storages.replay.store import RolloutStore
     from torchbeast.run.replicas import Replica
 
 _log = logging.getLogger("torchbeast.learner")
@@ -113,6 +117,7 @@ class RunSettings:
     callbacks: Sequence[Callback] = ()  # of a program
     of_command: Collection[str] = ()  # names of settings of the command, not of the run
     repeated: Sequence[str] = ()  # words to repeat in the command that resumes the run
+    join_replay: Join | None = None  # joins the replay that agents share, if there is one
     becomes_latest: bool = True  # whether the link `latest` will point to its folder
 
 
@@ -275,8 +280,20 @@ class LearnerRun:
             return
         from torchbeast.run.replay import with_replay
 
-        with with_replay(self, source, learner, free) as (replayed, self._saved_replay):
+        of_run = self.session, self.earlier.recorded is not None, self._outcome
+        replay = with_replay(config, source, learner, free, *of_run, self.settings.join_replay)
+        with replay as (replayed, self._saved_replay):
             yield replayed
+
+    def _outcome(self) -> Outcome:
+        """Returns the function that computes rewards of other goals in the run's environment;
+        raises UsageError if the environment does not have goals.
+        """
+        described = self.described
+        if described.make is None:
+            return outcome_of(described.here(), self.session.supervisor)
+        with closing(described.make(1)) as env:
+            return outcome_in(env, described.env.name)
 
     @property
     def environment_seed(self) -> int:
@@ -288,74 +305,76 @@ class LearnerRun:
     def _learn(self, source: Source, learner: ProgramLearner) -> None:
         with (
             PrometheusEndpoint().served(self.settings.metrics) as endpoint,
-            self.training(source, learner.also_saved) as (training, checkpoint_writer),
+            self.training(source, learner.saved) as training,
         ):
-            learner.begin(training, checkpoint_writer)
-            watch = Watch(
-                run=self,
-                training=training,
-                checkpoint_writer=checkpoint_writer,
-                prometheus=endpoint,
-            )
+            learner.begin(training)
             supervisor = self.session.supervisor
-            source.start(supervisor)
-            training.start(self.made.compute.learner_threads)
+            self.start(training)
+            training.start(self.made.compute.learner_threads, learner.step)
             try:
-                watch.until_the_end()
+                RunDisplay(run=self, training=training, prometheus=endpoint).until_the_end()
             except Exception as error:  # before `stop`: the first of both counts
                 supervisor.fail("", error)
                 raise
             finally:
                 supervisor.stop("the program ended")
-                self.end(training, checkpoint_writer, learner.end)
-            if training.updates_here or supervisor.failure is None:
+                self.end(training, learner.end)
+            if training.rows.count or supervisor.failure is None:
                 self._say_end(training)
 
     @contextmanager
     def training(
-        self, source: Source, also_saved: Callable[[], Mapping[str, Any]] = dict
-    ) -> Iterator[tuple[Training, CheckpointWriter]]:
-        """Opens the logs, and makes the training loop and the object that saves its checkpoints.
+        self,
+        source: Source,
+        also_saved: Callable[[], Mapping[str, Any]],
+        own: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - stateless
+    ) -> Iterator[Training]:
+        """Opens the logs, and makes the loop of the run with its consumers.
 
-        also_saved: called for every checkpoint; returns further entries.
+        also_saved: called for every checkpoint; returns further entries. own: see Training.
         """
         made, folder, step = self.made, self.session.folder, self.progress.step
-        config, labels = self.settings.checkpoints, checkpoints.labels(made.agent, self._recorded)
-        checkpoint_writer = CheckpointWriter(folder, labels, config, self._saved_replay, also_saved)
+        labels = checkpoints.labels(made.agent, self._recorded)
         run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
         trace = self.settings.learner.hardware.write_profiler_trace
+        stops_at, pause_at = {DONE: self._total_steps}, self.settings.run.pause_at
+        if pause_at is not None:
+            stops_at[f"--pause_at {pause_at:,}"] = pause_at
         is_complete = step >= self._total_steps
         with closing(Logs(() if is_complete else self.settings.loggers, run)) as log:
             training = Training(
                 source=source,
-                optimiser_step=made.optimiser_step,
-                weights=made.weights,
-                device=made.compute.device,
-                log=log,
+                made=made,
                 supervisor=self.session.supervisor,
-                total_steps=self._total_steps,
-                pause_at=self.settings.run.pause_at,
-                progress=self.progress,
-                folder=folder.path,
-                trace=folder.path / "trace.json" if trace else None,
-                keep=checkpoint_writer.keep_last_good,
-                info_keywords=self.described.env.options.info_keywords,
+                rows=Rows(source, log, self.progress, self.described.env.options.info_keywords),
+                writer=CheckpointWriter(
+                    folder, labels, self.settings.checkpoints, self._saved_replay, also_saved
+                ),
+                stops_at=stops_at,
                 learns_all=self._replica is not None,
+                own=own,
+                trace=folder.path / "trace.json" if trace else None,
             )
-            if self.settings.becomes_latest:
-                training.after_first_update = folder.become_latest
-            leads = self._replica is None or self._replica.leads
-            if leads and (pool := self.described.env.options.selfplay):
-                every = max(1, self._total_steps // _VERSIONS)
-                training.after_update = PastVersions(Path(pool), made.agent, every, step)
-            yield training, checkpoint_writer
+            training.consumers = [*self._consumers(training)]
+            yield training
 
-    def end(
-        self,
-        training: Training,
-        checkpoint_writer: CheckpointWriter,
-        end_callbacks: Callable[[], object] = lambda: None,
-    ) -> None:
+    def _consumers(self, training: Training) -> Iterator[Consumer]:
+        """Yields what gets each row after the log."""
+        folder, interval_s = self.session.folder, self.settings.checkpoints.checkpoint_interval
+        if self.settings.becomes_latest:
+            yield lambda step, row: folder.become_latest() if training.rows.count == 1 else None
+        leads = self._replica is None or self._replica.leads
+        if leads and (pool := self.described.env.options.selfplay):
+            every = max(1, self._total_steps // _VERSIONS)
+            yield PastVersions(Path(pool), self.made.agent, every, self.progress.step)
+        yield PeriodicCheckpoints(training, interval_s)
+
+    def start(self, training: Training) -> None:
+        """Starts collecting, and the watchdog."""
+        training.source.start(self.session.supervisor)
+        start_watchdog(training, self.rollouts_at_once)
+
+    def end(self, training: Training, end_callbacks: Callable[[], object]) -> None:
         """Waits for the threads of a run that has ended, calls `end_callbacks`, then saves, unless
         nothing has changed or after a NaN.
 
@@ -371,19 +390,24 @@ class LearnerRun:
                 running,
                 training.patience_s,
             )
-        if not running:  # otherwise a callback may still be running
-            end_callbacks()
-        if self._is_saved and not training.updates_here:
+        try:
+            if not any(name.startswith("learner") for name in running):  # which call callbacks
+                end_callbacks()
+        finally:  # also if Ctrl-C interrupts it
+            self._save_at_end(training)
+
+    def _save_at_end(self, training: Training) -> None:
+        if self._is_saved and not training.rows.count:
             return
         failure = self.session.supervisor.failure
         if failure is None or not isinstance(failure.error, NonFiniteError):
             try:
-                checkpoint_writer.save(training)
+                training.save()
             except Exception as error:
                 self.session.supervisor.fail_at_end("", error)
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
-        print(agent.summary(), flush=True)
+        print(describe_agent(agent), flush=True)
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
             print(describe_clipping(clipping), flush=True)
@@ -406,7 +430,7 @@ class LearnerRun:
     def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.settings.facts.program
         progress = self.progress
-        say(summary(progress, training.steps_here, training.seconds))
+        say(summary(progress, training.rows.steps_here, training.rows.seconds))
         exists = folder.checkpoint.exists()
         naming = naming_flags(self._recorded)
         more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete

@@ -6,10 +6,9 @@ The replay belongs to the run, or is shared with other agents.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from torch import Tensor
 
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.collect.mixed import MixedSource
-from torchbeast.collect.replay import AGENT, OwnReplay, Replay
+from torchbeast.collect.replay import AGENT, Join, JoinRequest, OwnReplay, Replay
 from torchbeast.collect.transitions import (
     FreeTransitions,
     Schedule,
     SynchronousTransitions,
     TransitionSource,
 )
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import (
@@ -39,55 +38,49 @@ from torchbeast.core.storages.replay.transition_replay import (
     check_goals,
 )
 from torchbeast.core.storages.rollout import RolloutSpec
-from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
+from torchbeast.envs.env_process import Outcome
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.fleets.system import check_memory, in_bytes
 from torchbeast.fleets.waiting import waiting_for
-from torchbeast.on_ray.replay import ON_RAY, joined_on_ray
+from torchbeast.reporting.run_folder import Session
 from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.checkpoint_writer import REPLAY
-from torchbeast.run.learner_run import LearnerRun
 from torchbeast.seeds import seed_of
-from torchbeast.shared_replay.replay import JoinRequest
-from torchbeast.shared_replay.service import SharedReplayClient
 
 
 @contextmanager
 def with_replay(
-    run: LearnerRun, online: Source, learner: LearnerInfo[Any], free: int | None
+    config: LearnerConfig,
+    online: Source,
+    learner: LearnerInfo[Any],
+    free: int | None,
+    session: Session,
+    is_resumed: bool,
+    outcome: Callable[[], Outcome],
+    join: Join | None,
 ) -> Iterator[tuple[Source, RolloutStore | None]]:
     """Puts a replay behind the source of a run: its own replay, or one that agents share.
 
     Yields the source with the replay, and the replay if it is to be saved. free: bytes of memory
-    that were free before the online source was made.
+    that were free before the online source was made. session: of the run. outcome: see make_replay.
+    join: joins the replay that agents share.
     """
-    config, agent = run.settings.learner, learner.agent
-    of_run, at_once = (config, agent, learner.extras, learner.seed), learner.batches_at_once
-    if config.replay.replay_service is not None:
-        with joined_replay(*of_run, run.settings.run.xpid) as shared:
-            run.session.supervisor.on_close(shared.close)
+    agent, at_once, folder = learner.agent, learner.batches_at_once, session.folder.path
+    of_run = config, agent, learner.extras, learner.seed
+    if join is not None:
+        with joined_replay(*of_run, folder.name, join) as shared:
+            session.supervisor.on_close(shared.close)
             yield mixed_source(online, shared, config, agent, at_once), None
         return
-    store = make_replay(*of_run, online.num_bytes, free, functools.partial(_outcome, run))
-    if run.earlier.recorded is not None:
-        resume_replay(store, run.session.folder.path, config.replay.checkpoint_replay)
+    store = make_replay(*of_run, online.num_bytes, free, outcome)
+    if is_resumed:
+        resume_replay(store, folder, config.replay.checkpoint_replay)
     source: Source
     if config.learns_from_transitions:
         source = transition_source(online, store, config, learner.first_step)
     else:
         source = mixed_source(online, OwnReplay(store), config, agent, at_once)
     yield source, store if config.replay.checkpoint_replay else None
-
-
-def _outcome(run: LearnerRun) -> Outcome:
-    """Returns the function that computes rewards of other goals in the run's environment; raises
-    UsageError if the environment does not have goals.
-    """
-    described = run.described
-    if described.make is None:
-        return outcome_of(described.here(), run.session.supervisor)
-    with closing(described.make(1)) as env:
-        return outcome_in(env, described.env.name)
 
 
 def make_replay(
@@ -221,11 +214,12 @@ def mixed_source(
 
 @contextmanager
 def joined_replay(
-    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str
+    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str, join: Join
 ) -> Iterator[Replay]:
     """Joins a replay that agents share, and prints what it holds; leaves it at the end.
 
-    extras, seed: see make_replay. name: of the run; the replay identifies agents by it.
+    extras, seed: see make_replay. name: of the run; the replay identifies agents by it. join: joins
+    the replay of the config's address.
 
     Raises UsageError if the replay does not exist, or does not accept this run's rollouts.
     """
@@ -245,11 +239,7 @@ def joined_replay(
     size, address = settings.replay_size, str(settings.replay_service)
     with ExitStack() as joined:
         with waiting_for(f"the shared replay {address}"):
-            replay: Replay
-            if address.startswith(ON_RAY):
-                replay = joined.enter_context(joined_on_ray(address, joining))
-            else:
-                replay = joined.enter_context(closing(SharedReplayClient(address, joining)))
+            replay = joined.enter_context(join(joining))
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
             f"{in_bytes(size * each)} when full (plus {more:,} bytes per truncated episode). It "

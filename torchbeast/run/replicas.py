@@ -34,8 +34,19 @@ from typing import Any
 
 import torch
 
+from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
-from torchbeast.collect.contract import BatchTaker, LostStream, Source, TooFewStreams
+from torchbeast.collect.contract import Source
+from torchbeast.collect.joint import (
+    BatchReport,
+    JointBatch,
+    JointLearner,
+    load_state,
+    report_of,
+    saved_state,
+    total,
+)
+from torchbeast.collect.lost_streams import LostStream, TooFewStreams
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.storages.batch import Batch
@@ -45,15 +56,6 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import Launch
 from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
-from torchbeast.gradients.joint import (
-    BatchReport,
-    JointBatch,
-    JointLearner,
-    load_state,
-    report_of,
-    saved_state,
-    total,
-)
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.run import checkpoint as checkpoints

@@ -7,9 +7,8 @@ import copy
 import json
 import math
 import secrets
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,11 @@ from torchbeast.core.base.checks import at_least
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import expanded
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.checkpoint_writer import CheckpointWriter
 from torchbeast.run.episodes import Episodes, play
 from torchbeast.run.training import Training
 
 if TYPE_CHECKING:
+    from torchbeast.run.callbacks import Callbacks
     from torchbeast.run.learner_run import LearnerRun
 
 
@@ -44,16 +43,30 @@ class RunningLearner:
     """
 
     target_steps: int
+    _callbacks: Callbacks
     _env_options: dict[str, Any]  # {"env_options": the options}, once there are some
-    _own: AbstractContextManager[Any] = nullcontext()  # the run's settings of torch
 
-    def _hold(
-        self, run: LearnerRun, training: Training, checkpoint_writer: CheckpointWriter
-    ) -> None:
-        """Takes the parts of a run that is assembled."""
-        self._run, self._training, self._checkpoint_writer = run, training, checkpoint_writer
+    def _hold(self, run: LearnerRun, training: Training) -> None:
+        """Takes a run that is assembled, with the state of its earlier part."""
+        self._run, self._training = run, training
         self._is_stopped = False
-        self._first_step, self._began = self.steps, time.monotonic()
+        self._callbacks.load(run.earlier.callbacks)
+        if (recorded := run.earlier.env_options) is not None:
+            self._env_options["env_options"] = recorded
+        if self._env_options:
+            training.source.set_env_options(self._env_options["env_options"])
+
+    def _start_callbacks(self) -> None:
+        """Calls on_start of callbacks that have not started."""
+        self._callbacks.start(self, self._run.session.supervisor.fail)
+
+    def _call_back(self, step: int, row: dict[str, float]) -> None:
+        """Calls on_step of the callbacks, with the row of an update."""
+        self._callbacks.step(self, row, self._run.session.supervisor.fail)
+
+    def _end_callbacks(self) -> None:
+        """Calls on_end; the first failure is the run's, unless it has one."""
+        self._callbacks.end(self, self._run.session.supervisor.fail_at_end)
 
     @property
     def log_dir(self) -> Path:
@@ -98,15 +111,14 @@ class RunningLearner:
             ends.
         """
         progress = self._run.progress
-        rate = (self.steps - self._first_step) / max(1e-9, time.monotonic() - self._began)
         return {
-            **self._training.row,
+            **self._training.rows.newest,
             "step": self.steps,
             "updates": self.updates,
             "episodes": progress.episodes,
             "mean_return": progress.mean_return(),
             "mean_length": progress.mean_length(),
-            "steps_per_second": rate,
+            "steps_per_second": self._training.rows.speed(),
         }
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
@@ -143,18 +155,18 @@ class RunningLearner:
         return f"<{type(self).__name__}: {self._info()}>"
 
     def _info(self) -> str:
-        found = self.get_metrics()
+        metrics = self.get_metrics()
         share = 100 * self.steps / self.target_steps
-        said = [
+        parts = [
             f"step {self.steps:,} of {self.target_steps:,} ({share:.0f} %)",
-            f"{found['steps_per_second']:,.0f} steps/s",
+            f"{metrics['steps_per_second']:,.0f} steps/s",
             f"{self._run.progress.episodes:,} episodes",
         ]
-        if not math.isnan(found["mean_return"]):
-            said.append(f"mean return {found['mean_return']:.2f}")
+        if not math.isnan(metrics["mean_return"]):
+            parts.append(f"mean return {metrics['mean_return']:.2f}")
         if not math.isnan(self._run.progress.loss):
-            said.append(f"loss {self._run.progress.loss:.3g}")
-        return ", ".join(said)
+            parts.append(f"loss {self._run.progress.loss:.3g}")
+        return ", ".join(parts)
 
     def save_model(self, path: str | Path | None = None) -> Path:
         """Writes a checkpoint from which a run can continue.
@@ -167,17 +179,15 @@ class RunningLearner:
             The path of the file.
         """
         target = self._run.session.folder.checkpoint if path is None else expanded(path)
-        with self._own:
-            if path is None:
-                self._checkpoint_writer.save(self._training)
-            else:
-                checkpoints.save(target, self.checkpoint())
+        if path is None:
+            self._training.save()
+        else:
+            checkpoints.save(target, self.checkpoint())
         return target
 
     def checkpoint(self) -> dict[str, Any]:
         """Returns the contents of a checkpoint from which a run can continue, without a file."""
-        with self._own:
-            return self._checkpoint_writer.checkpoint(self._training)
+        return self._training.checkpoint()
 
     def evaluate(
         self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None
@@ -210,7 +220,7 @@ class RunningLearner:
         seed = secrets.randbits(31) if seed is None else seed
         model = copy.deepcopy(self.actor).to("cpu").eval()
         model.set_precision(self._run.made.compute.precision, torch.device("cpu"))
-        with self._own, self._test_envs(num_episodes) as env:
+        with self._training.own, self._test_envs(num_episodes) as env:
             agent = self._run.made.agent._replace(model=model)
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -23,14 +24,7 @@ from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import final_info_of, numbers_of_games
 from torchbeast.core.envs.spaces import space_to_json
 from torchbeast.errors import RunError
-from torchbeast.fleets.child_main import (
-    SendReport,
-    exit_now,
-    failure,
-    follow_parent,
-    follow_stdin,
-    take_stdout,
-)
+from torchbeast.fleets.child_main import SendReport, exit_now, follow_stdin, run
 from torchbeast.fleets.system import allow_descriptors, allowed_descriptors
 from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.servers.addresses import PROBE_EVERY_S, PortCheck, check_free, socket_path
@@ -106,8 +100,10 @@ class ServedEnv:
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env"]`; returns the exit code."""
-    follow_parent()
-    report = take_stdout()
+    return run(functools.partial(_serve, arguments))
+
+
+def _serve(arguments: dict[str, Any], report: SendReport) -> None:
     allow_descriptors(_DESCRIPTORS)
     serving: list[Any] = []
     stopped = threading.Event()
@@ -123,14 +119,11 @@ def main(arguments: dict[str, Any]) -> int:
         _report_and_watch(serving[0], arguments, activity, stopped, report)
         if serving[0].run():
             report({"run_has_ended": True})
-    except Exception as error:
-        is_of_address = isinstance(error, ConnectionError)  # the server's, without a traceback
-        report(failure(RunError(str(error)) if is_of_address else error))
-        return 1
+    except ConnectionError as error:  # of the server's address
+        raise RunError(str(error)) from error  # without a traceback
     finally:
         stopped.set()
         _remove_folder(arguments)
-    return 0
 
 
 def _stop(serving: list[Any], stopped: threading.Event, arguments: dict[str, Any]) -> None:

@@ -30,9 +30,8 @@ from torch import Tensor
 
 import libtorchbeast
 from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.contract import (
-    WAIT_S,
-    LearnerInfo,
+from torchbeast.collect.contract import LearnerInfo
+from torchbeast.collect.lost_streams import (
     LostStream,
     TooFewStreams,
     describe_lost_streams,
@@ -46,6 +45,7 @@ from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import allow_descriptors, available_cores
+from torchbeast.fleets.waiting import WAIT_S
 from torchbeast.servers.config import PipelineConfig, check_streams
 from torchbeast.servers.discovery import ServerFleet
 from torchbeast.servers.env_servers import EnvServers

@@ -15,77 +15,26 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, ReplayedColumns, ReplayStats, finals_of, read_windows
+from torchbeast.collect.replay import (
+    Arrays,
+    JoinRequest,
+    ReplayedColumns,
+    ReplayStats,
+    finals_of,
+    read_windows,
+)
 from torchbeast.core.base.checks import require
-from torchbeast.core.base.nest import map_leaves, map_leaves2
-from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.base.nest import map_leaves2
+from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
-from torchbeast.core.storages.replay.store import bytes_per_transition, described, row_specs
+from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError
 from torchbeast.fleets.system import check_memory, in_bytes
-
-_NUMBERS = ("env_index", "rollout_index")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinRequest:
-    """Describes an agent's rollouts, and the replay that it expects.
-
-    row: a nest of ArraySpec [*shape] for each stored field, with complete frame stacks.
-    """
-
-    name: str  # of the agent's run; a run that joins again under its name is the same agent
-    row: Mapping[str, Any]
-    unroll_length: int
-    frame_stack: int
-    capacity: int  # of the replay, in transitions
-    columns: int  # per insertion
-    spare_columns: int  # per `fill`
-    seed: int  # of sampling, if this agent is the first
-
-    def batch(self, columns: int) -> dict[str, Any]:
-        """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
-        leading = self.unroll_length + 1, columns
-        rows = {**self.row, **{name: ArraySpec((), "int64") for name in _NUMBERS}}
-        return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
-
-    def check_same(self, other: JoinRequest) -> None:
-        """Raises ValueError, with the difference, unless another agent's rollouts fit into the
-        replay that this agent's request has determined.
-        """
-        ours, theirs = self._described(), other._described()
-        require(
-            ours == theirs,
-            f"the shared replay has {_without(ours, theirs)}, this agent "
-            f"{_without(theirs, ours)}: {_ALIKE}",
-        )
-
-    def _described(self) -> set[str]:
-        """Returns descriptions of everything that must be equal in all agents."""
-        rows = described(row_specs(self.batch(1), 1))
-        return {
-            f"replay_size {self.capacity}",
-            f"unroll_length {self.unroll_length}",
-            f"a frame stack of {self.frame_stack}",
-            *(f"rows of {row}" for row in rows),
-        }
-
-
-_ALIKE = (
-    "agents that share a replay need the same environment, network inputs, unroll_length and "
-    "replay_size"
-)
-
-
-def _without(lines: set[str], others: set[str]) -> str:
-    return "; ".join(sorted(lines - others)) or "nothing more"
-
 
 _AGAIN = "another run with the same name has joined the shared replay: use another --xpid"
 

@@ -44,14 +44,21 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchbeast.collect.replay import Arrays, ReplayClosed, ReplayedColumns, ReplayStats, has_ended
+from torchbeast.collect.replay import (
+    Arrays,
+    JoinRequest,
+    ReplayClosed,
+    ReplayedColumns,
+    ReplayStats,
+    has_ended,
+)
 from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.core.base.checks import require
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.child_main import failure, follow_parent, take_stdin, take_stdout
+from torchbeast.fleets.child_main import SendReport, run, take_stdin
 from torchbeast.fleets.child_process import ChildProcess, end_all
 from torchbeast.fleets.system import free_memory
-from torchbeast.shared_replay.replay import JoinRequest, SharedReplay, SharingAgent, Ticket
+from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 
@@ -298,20 +305,19 @@ def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves until the parent ends or closes the standard input; then removes the folder."""
-    follow_parent()
-    report, stdin = take_stdout(), take_stdin()
-    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     path = Path(arguments["path"])
-    try:
+
+    def serve(report: SendReport) -> None:
+        stdin = take_stdin()
+        logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
         service = Service(path, free_memory)
         report({"serves": str(path)})
         service.run(stdin)
-    except Exception as error:
-        report(failure(error))
-        return 1
+
+    try:
+        return run(serve)
     finally:
         shutil.rmtree(path.parent, ignore_errors=True)
-    return 0
 
 
 if __name__ == "__main__":

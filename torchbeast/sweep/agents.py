@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.cli.command_line import by_its_name, flag_names, flatten, parse
-from torchbeast.cli.flags import PolyBeastFlags, RayBeastFlags
+from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.reporting.loggers import DisplayConfig

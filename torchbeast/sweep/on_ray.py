@@ -36,6 +36,7 @@ from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, process_here
 from torchbeast.sweep.table import Row
 
+_AGENT = "torchbeast.sweep.on_ray:TorchBeastAgent"
 _EVERY_S = 1.0
 _ADDRESS = "RAY_ADDRESS"
 _SWEEP = User(
@@ -137,7 +138,7 @@ def on_ray(
     """
     name, ray = agents[0].folder.parent.name, RayConfig(address=config.address)
     cpus, gpus = config.agent_cpus, config.agent_gpus
-    actors = Actors(TorchBeastAgent, {"num_cpus": cpus, "num_gpus": gpus}, last_calls=())
+    actors = Actors(_AGENT, {"num_cpus": cpus, "num_gpus": gpus}, last_calls=())
     with ExitStack() as ending:
         fleet = ending.enter_context(
             RayFleet(ray, f"sweep {name}", _is_own_code(agents), _SWEEP, actors)

@@ -14,7 +14,8 @@ from source_models import CountingNet
 from torchbeast.core.actors.env_loop import EnvLoop, inputs_of
 from torchbeast.core.base.nest import map_leaves2
 from torchbeast.core.envs.spaces import Box, MultiDiscrete
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import VecEnv
 
 
 def loop_over(env: VecEnv) -> EnvLoop:

@@ -12,7 +12,13 @@ import pytest
 
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
 from torchbeast.core.actors.off_policy import NETWORKS
-from torchbeast.core.actors.registry import ACTOR_CRITICS, OFF_POLICY, make_agent, make_model
+from torchbeast.core.actors.registry import (
+    ACTOR_CRITICS,
+    OFF_POLICY,
+    describe_agent,
+    make_agent,
+    make_model,
+)
 from torchbeast.core.base.specs import ActorSpec, SpecError
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.errors import RunError
@@ -269,4 +275,4 @@ def test_an_error_of_a_network_in_an_installed_package_is_told_with_its_line(
 def test_an_agent_says_how_it_reads_each_part_of_an_observation(
     spec: ActorSpec, space: Any, expected: str
 ) -> None:
-    assert make_agent(spec, space, Discrete(2), 1).summary() == expected
+    assert describe_agent(make_agent(spec, space, Discrete(2), 1)) == expected

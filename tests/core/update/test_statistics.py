@@ -24,7 +24,7 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.run.episodes import play

@@ -21,7 +21,7 @@ from torchbeast.core.base.computing import dtype_for, own_torch_settings
 from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.base.specs import ActorSpec, Precision, RewardClipping
 from torchbeast.core.envs.contract import MASK
-from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.errors import RunError, UsageError
 
 
@@ -370,3 +370,27 @@ def specs_of_extras(actor: Actor, names: Sequence[str]) -> dict[str, ArraySpec]:
             f"actions, but the algorithm needs {', '.join(missing)}: use another model"
         )
     return {name: specs[name] for name in names}
+
+
+class Agent(NamedTuple):
+    """A network that acts and is trained, and what it was made for.
+
+    Attributes:
+        model: The network.
+        spec: Describes the network: "auto" is resolved, reads_values is True only if the space
+            declares values.
+        observation_bytes: Bytes of one environment's observation, with frames stacked.
+        observation_space: The observation space as the policy sees it, with frames stacked.
+        frame_stack: Number of frames in a stack.
+        single_frame_space: The observation space as the environment sends it, before frames are
+            stacked.
+        action_space: The action space.
+    """
+
+    model: Actor
+    spec: ActorSpec
+    observation_bytes: int = 0
+    observation_space: ObservationSpace = ()
+    frame_stack: int = 1
+    single_frame_space: ObservationSpace = ()
+    action_space: ActionSpace = ()

@@ -23,10 +23,10 @@ from torch import Tensor
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs, zeros_of
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import Nest, map_leaves
-from torchbeast.core.envs.contract import FinalInfo, final_info_of, give_options
+from torchbeast.core.envs.contract import FinalInfo, VecStep, final_info_of, give_options
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.spaces import ArrayNest
-from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.envs.vec_env import VecEnv
 
 
 class EnvRow(NamedTuple):

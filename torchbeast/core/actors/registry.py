@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from torchbeast.core.actors.contract import (
     Actor,
     ActorCritic,
+    Agent,
     ModelInputs,
     has_mask,
     mask_for,
@@ -218,40 +219,17 @@ def _check_state(name: str, initial: Any, after: Any) -> None:
 _NAMED = 6  # parts of an observation that are named at the start of a run
 
 
-class Agent(NamedTuple):
-    """A network that acts and is trained, and what it was made for.
-
-    Attributes:
-        model: The network.
-        spec: Describes the network: "auto" is resolved, reads_values is True only if the space
-            declares values.
-        observation_bytes: Bytes of one environment's observation, with frames stacked.
-        observation_space: The observation space as the policy sees it, with frames stacked.
-        frame_stack: Number of frames in a stack.
-        single_frame_space: The observation space as the environment sends it, before frames are
-            stacked.
-        action_space: The action space.
-    """
-
-    model: Actor
-    spec: ActorSpec
-    observation_bytes: int = 0
-    observation_space: ObservationSpace = ()
-    frame_stack: int = 1
-    single_frame_space: ObservationSpace = ()
-    action_space: ActionSpace = ()
-
-    def summary(self) -> str:
-        """Returns a line for the start of a run: the network and its inputs."""
-        name = f"Network: {self.spec.name}{' with an LSTM' * self.spec.use_lstm}"
-        if self.spec.name not in MODELS:
-            return f"{name} (custom)"
-        read = [
-            f"{path or 'observation'} ({kind} {list(spec.shape)})"
-            for path, spec, kind in readings(self.observation_space)
-        ]
-        more = f" and {len(read) - _NAMED} more" if len(read) > _NAMED else ""
-        return f"{name}; inputs: {', '.join(read[:_NAMED])}{more}"
+def describe_agent(agent: Agent) -> str:
+    """Returns a line for the start of a run: the network and its inputs."""
+    name = f"Network: {agent.spec.name}{' with an LSTM' * agent.spec.use_lstm}"
+    if agent.spec.name not in MODELS:
+        return f"{name} (custom)"
+    read = [
+        f"{path or 'observation'} ({kind} {list(spec.shape)})"
+        for path, spec, kind in readings(agent.observation_space)
+    ]
+    more = f" and {len(read) - _NAMED} more" if len(read) > _NAMED else ""
+    return f"{name}; inputs: {', '.join(read[:_NAMED])}{more}"
 
 
 def make_agent(

@@ -26,17 +26,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, Agent, ModelInputs, ModelOutput
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.actors.env_loop import initial_acted, inputs_of
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.agents import AgentsEnv
-from torchbeast.core.envs.contract import FinalInfo, env_repr
+from torchbeast.core.envs.contract import FinalInfo, VecStep, env_repr
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
-from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError
 
 _SUFFIX = ".version"

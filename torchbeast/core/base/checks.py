@@ -225,24 +225,32 @@ def counted(count: int, noun: str) -> str:
 
 def interpreter() -> str:
     """Returns the Python that runs, as a word of a command line for this terminal."""
-    executable = os.path.abspath(sys.executable)
-    folder, first_in_path = os.path.dirname(executable), shutil.which("python")
+    return _as_typed("python", os.path.abspath(sys.executable))
+
+
+def _as_typed(name: str, path: str) -> str:
+    """Returns the name of a program if a terminal finds this file by it, else the file's path."""
+    first_in_path = shutil.which(name)
     if (
         first_in_path
-        and os.path.dirname(os.path.abspath(first_in_path)) == folder
-        and os.path.samefile(first_in_path, executable)
+        and os.path.dirname(os.path.abspath(first_in_path)) == os.path.dirname(path)
+        and os.path.samefile(first_in_path, path)
     ):
-        return "python"
-    inside = executable.removeprefix(os.getcwd() + os.sep)
-    return shlex.quote(inside)
+        return name
+    return shlex.quote(path.removeprefix(os.getcwd() + os.sep))
 
 
 def command(program: str) -> str:
-    """Returns the start of a command that runs one of our programs with the Python that runs.
+    """Returns the start of a command that runs one of our programs, as this one was started: by the
+    command torchbeast, or as a module of the Python that runs.
 
     Args:
         program: Its name, such as "monobeast".
     """
+    script = os.path.abspath(next(iter(sys.orig_argv[1:]), ""))
+    if os.path.basename(script) == "torchbeast" and os.path.isfile(script):
+        name = "train" if program == "monobeast" else program
+        return f"{_as_typed('torchbeast', script)} {name}"
     return f"{interpreter()} -m torchbeast.{program}"
 
 

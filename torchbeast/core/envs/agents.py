@@ -32,6 +32,7 @@ from torchbeast.core.envs.contract import (
     MASK,
     FinalInfo,
     FiniteCheck,
+    VecStep,
     env_repr,
     picture_of,
     refusing,
@@ -43,8 +44,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_spec,
 )
-from torchbeast.core.envs.vec_env import (
-    VecStep,
+from torchbeast.core.envs.sync_vec_env import (
     action_rows,
     check_step,
     check_takes_options,

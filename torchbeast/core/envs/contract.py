@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.envs.spaces import ActionLeaf, ArraySpec, ObservationSpace, places
+from torchbeast.core.envs.spaces import ActionLeaf, ArrayNest, ArraySpec, ObservationSpace, places
 from torchbeast.errors import UsageError
 
 MASK = "action_mask"
@@ -31,6 +31,43 @@ _OF_VEC_ENV = (
     "step",
     "close",
 )
+
+
+class VecStep(NamedTuple):
+    """The results of one step of E environments.
+
+    Attributes:
+        observation: Leaves [E, ...]; where an episode ended, the first of the next one.
+        reward: float32 [E], for the action just executed.
+        terminated: bool [E], an end for learning; a lost life too, if so configured.
+        truncated: bool [E], cut by a time limit; never true together with terminated.
+        episode_end: bool [E], the whole game is over: counters and returns restart.
+        final_observation: Leaves [K, ...] of the K truncated episodes, in index order; None if K is
+            0.
+        resets: bool [E], the environments that only began an episode and ignored their action, one
+            step after `observation` was the last of the episode before. Their reward is 0 and
+            terminated is true, as in an environment's first row; nothing learns from such a row or
+            counts it. None: no environment.
+    """
+
+    observation: ArrayNest
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    episode_end: np.ndarray
+    final_observation: ArrayNest | None
+    resets: np.ndarray | None = None
+
+    @staticmethod
+    def of_games(observation: ArrayNest, reward: np.ndarray, ended: np.ndarray) -> VecStep:
+        """Returns the results of games without lives or time limits.
+
+        Args:
+            observation: Leaves [E, ...].
+            reward: float32 [E].
+            ended: bool [E], the games that ended.
+        """
+        return VecStep(observation, reward, ended, np.zeros_like(ended), ended.copy(), None)
 
 
 def check_environment(env: Any, whose: str) -> None:

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.envs.contract import FinalInfo, layers, pool_in
+from torchbeast.core.envs.contract import FinalInfo, VecStep, layers, pool_in
 from torchbeast.core.envs.gym_vector import DISABLED, GymVectorEnv
 from torchbeast.core.envs.spaces import ArrayNest, Discrete
-from torchbeast.core.envs.vec_env import VecStep, check_actions
+from torchbeast.core.envs.sync_vec_env import check_actions
 from torchbeast.errors import UsageError
 
 

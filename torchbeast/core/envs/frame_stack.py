@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torchbeast.core.base.checks import at_least
 from torchbeast.core.base.nest import map_leaves, map_leaves2
+from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, ObservationSpace
-
-if TYPE_CHECKING:
-    from torchbeast.core.envs.vec_env import VecStep
 
 
 class FrameStacker:

@@ -28,12 +28,12 @@ from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
+    VecStep,
     attribute_of,
     check_rewards,
     env_repr,
     innermost,
     is_gym_vector,
-    pool_in,
     refusing,
 )
 from torchbeast.core.envs.spaces import (
@@ -43,7 +43,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_spec,
 )
-from torchbeast.core.envs.vec_env import VecStep, action_rows, environment_seeds
+from torchbeast.core.envs.sync_vec_env import action_rows, environment_seeds
 from torchbeast.errors import UsageError
 
 _log = logging.getLogger("torchbeast.gym_vector")
@@ -51,22 +51,13 @@ _log = logging.getLogger("torchbeast.gym_vector")
 _MODES = _SAME_STEP, _NEXT_STEP, DISABLED = "SameStep", "NextStep", "Disabled"
 
 
-def adopted(env: Any, env_id: str) -> GymVectorEnv:
-    """Returns the VecEnv of a vector environment of Gymnasium, EnvPool or Stable-Baselines3, or of
-    tensors, which is closed where that fails.
+def with_gym_interface(env: Any, env_id: str) -> Any:
+    """Returns a vector environment with Gymnasium's interface for an environment of
+    Stable-Baselines3 or of tensors; others unchanged.
     """
-    from torchbeast.core.envs.env_pool import EnvPoolEnv  # a subclass of GymVectorEnv
-
-    try:
-        pool = pool_in(env)
-        if hasattr(env, "step_async") and not is_gym_vector(env):
-            env = _OfStableBaselines(env)
-        elif _has_tensors(env):
-            env = _OfTensors(env, env_id)
-        return GymVectorEnv(env, env_id) if pool is None else EnvPoolEnv(env, env_id)
-    except Exception:
-        env.close()
-        raise
+    if hasattr(env, "step_async") and not is_gym_vector(env):
+        return _OfStableBaselines(env)
+    return _OfTensors(env, env_id) if _has_tensors(env) else env
 
 
 class GymVectorEnv:

@@ -8,14 +8,10 @@ Selected entries keep their place: {"inventory": {"glyphs": ...}}.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchbeast.core.base.checks import did_you_mean
-from torchbeast.core.envs.spaces import ArrayNest, ObservationSpace
 from torchbeast.errors import UsageError
-
-if TYPE_CHECKING:
-    from torchbeast.core.envs.vec_env import VecEnv, VecStep
 
 
 def select(observation: Any, keys: Sequence[str]) -> Any:
@@ -70,29 +66,3 @@ def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
                 f"{whose}: its observations have no {key!r}{did_you_mean(key, known) or ';'} "
                 f"choose from {' '.join(known)}"
             )
-
-
-class SelectedVecEnv:
-    """A VecEnv that shows only the selected entries of its observations."""
-
-    def __init__(self, env: VecEnv, keys: Sequence[str]) -> None:
-        """Raises UsageError when a key names no entry; keys: at least one."""
-        check_keys(env.observation_space, keys, env.env_id)
-        self._env, self._keys = env, tuple(keys)
-        self.observation_space: ObservationSpace = select(env.observation_space, keys)
-
-    def __repr__(self) -> str:
-        return f"{self._env!r}, only {' '.join(self._keys)}"
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_env"], name)
-
-    def reset(self, seed: int) -> ArrayNest:
-        return select(self._env.reset(seed), self._keys)
-
-    def step(self, action: ArrayNest) -> VecStep:
-        step = self._env.step(action)
-        return step._replace(
-            observation=select(step.observation, self._keys),
-            final_observation=select(step.final_observation, self._keys),
-        )

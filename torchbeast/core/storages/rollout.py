@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import specs_of_extras
-from torchbeast.core.actors.registry import Agent
+from torchbeast.core.actors.contract import Agent, specs_of_extras
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes

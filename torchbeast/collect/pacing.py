@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing: when a worker may play its next rollout, and with which version of the weights.
+
+    Free        as soon as it has a free slot; every action with the newest weights
+    FixedLag    as soon as the weights exist that will be K updates old when the learner uses the
+                rollout; the learner takes the rollouts of the workers in turn
+    OnDemand    when the learner asks for the next batch, with the weights of that moment
+
+Rollouts are numbered in turn over the workers. With a fixed lag, update i * E // B uses rollout i,
+for E environments of a worker and batches of B. Only events of the dispatcher ask for grants.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from torchbeast.collect.dispatcher import Event
+from torchbeast.collect.rollout_buffers import Written
+from torchbeast.collect.weights import SharedWeights
+from torchbeast.core.storages.rollout import Rollout
+
+
+class Grant(NamedTuple):
+    """The permission to play one rollout.
+
+    version: of the weights for all of its steps; None: the newest version at every step.
+    """
+
+    version: int | None
+
+
+class Free:
+    """Nobody waits: the learner takes rollouts as they are completed.
+
+    takes_turns: whether workers wait for each other, and get the weights of a rollout with its
+    grant.
+    """
+
+    takes_turns = False
+
+    def grant(self, rollout: int, num_envs: int) -> Grant | None:
+        """Returns the permission to play a rollout, or None: not yet.
+
+        rollout: its number. num_envs: number of its environments.
+        """
+        return Grant(None)
+
+    def in_order(self, played: Iterable[tuple[int, Written]]) -> Iterator[Written]:
+        """Yields rollouts in the order in which the learner trains on them.
+
+        played: each with the index of its worker, in the order in which they were completed.
+        """
+        return (written for _, written in played)
+
+    def batches(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
+        """Yields the collector's batches to a learner thread."""
+        return batches
+
+
+class FixedLag(Free):
+    """Rollouts are a fixed number of updates old when the learner trains on them, so a run is
+    reproducible, regardless of the speed of its workers.
+    """
+
+    takes_turns = True
+
+    def __init__(self, weights: SharedWeights, batch_size: int, num_workers: int, lag: int) -> None:
+        """weights: their present version is the one before the first update."""
+        self._weights, self._batch_size = weights, batch_size
+        self._num_workers, self._lag = num_workers, lag
+        self._first_version = weights.version
+
+    def grant(self, rollout: int, num_envs: int) -> Grant | None:
+        update = self._update_with(rollout, num_envs)
+        version = self._first_version + max(0, update - self._lag)
+        return Grant(version) if version <= self._weights.version else None
+
+    def _update_with(self, rollout: int, num_envs: int) -> int:
+        """Returns the number of the update that uses the rollout."""
+        return rollout * num_envs // self._batch_size
+
+    def in_order(self, played: Iterable[tuple[int, Written]]) -> Iterator[Written]:
+        waiting = [collections.deque[Written]() for _ in range(self._num_workers)]
+        turn = 0
+        for worker, written in played:
+            waiting[worker].append(written)
+            while waiting[turn]:
+                yield waiting[turn].popleft()
+                turn = (turn + 1) % self._num_workers
+
+
+class OnDemand(FixedLag):
+    """Collects a batch only when the learner asks for it, in one thread, whatever the version of
+    the weights is.
+    """
+
+    def __init__(
+        self,
+        weights: SharedWeights,
+        batch_size: int,
+        num_workers: int,
+        grant_after: Callable[[Event], None],
+    ) -> None:
+        """grant_after: runs an event, and then grants slots."""
+        super().__init__(weights, batch_size, num_workers, lag=0)
+        self._grant_after = grant_after
+        self._requests = 0  # requested batches so far
+        self._version = weights.version  # of the weights for the last one
+        self._is_pending = False  # whether a requested batch has not been taken yet
+
+    def grant(self, rollout: int, num_envs: int) -> Grant | None:
+        is_requested = self._update_with(rollout, num_envs) < self._requests
+        return Grant(self._version) if is_requested else None
+
+    def batches(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
+        with contextlib.closing(batches):  # type: ignore[type-var]
+            while True:
+                self.request()
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                self._is_pending = False
+                yield batch
+
+    def request(self) -> None:
+        """Lets every worker play for a batch, unless an earlier request has not been used."""
+        if not self._is_pending:
+            self._is_pending = True
+            self._grant_after(functools.partial(self._begin_batch, self._weights.version))
+
+    def _begin_batch(self, version: int) -> None:
+        self._requests += 1
+        self._version = version
+
+
+def pacing(
+    weights: SharedWeights,
+    batch_size: int,
+    num_workers: int,
+    fixed_lag: int | None,
+    on_demand: bool,
+    grant_after: Callable[[Event], None],
+) -> Free:
+    """Returns the pacing of a source. on_demand: needs a fixed lag of 0."""
+    if fixed_lag is None:
+        return Free()
+    if on_demand:
+        return OnDemand(weights, batch_size, num_workers, grant_after)
+    return FixedLag(weights, batch_size, num_workers, fixed_lag)

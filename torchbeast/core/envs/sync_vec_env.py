@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python environments as a VecEnv, and how the results of one environment's step are read."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from torchbeast.core.base.nest import flatten, pack_as
+from torchbeast.core.envs.contract import (
+    FinalInfo,
+    FiniteCheck,
+    VecStep,
+    check_environment,
+    env_repr,
+    number_in,
+    picture_of,
+    refusing,
+)
+from torchbeast.core.envs.selection import check_keys, leaf_keys, select
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ArrayNest,
+    ArraySpec,
+    Box,
+    Discrete,
+    MultiDiscrete,
+    ObservationSpace,
+    declared,
+    from_gymnasium,
+    matching_leaves,
+    observation_space_of,
+)
+from torchbeast.errors import UsageError
+
+
+def environment_seeds(seed: int, num_envs: int) -> list[int]:
+    """Returns a seed in 0, ..., 2**31 - 1 for each environment, derived from (seed, index)."""
+    sequences = (np.random.SeedSequence((seed, index)) for index in range(num_envs))
+    return [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
+
+
+def check_actions(action: ArrayNest, space: Discrete | MultiDiscrete, num_envs: int) -> np.ndarray:
+    """Returns actions as int64 [E], or [E, n] of a MultiDiscrete.
+
+    Raises ValueError unless they are one of `space` for each of the num_envs environments.
+    """
+    array = np.asarray(action)
+    low: Any = getattr(space, "start", 0)
+    count: Any = space.n if isinstance(space, Discrete) else np.array(space.nvec)
+    shape, high = (num_envs, *np.shape(count)), low + count - 1
+    if array.shape != shape or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"expected integer actions of shape {shape}, got {array.dtype} of {array.shape}"
+        )
+    if (array < low).any() or (array > high).any():
+        raise ValueError(f"expected actions between {low} and {high}, got {array.tolist()}")
+    return array.astype(np.int64, copy=False)
+
+
+class SyncVecEnv:
+    """E Python environments of one kind, stepped one after the other.
+
+    Both interfaces are accepted and told apart by the number of values that step returns:
+
+    * five, Gymnasium: reset(seed=...) -> (observation, info) and
+      step(action) -> (observation, reward, terminated, truncated, info);
+    * four, legacy Gym: reset() -> observation and step(action) -> (observation, reward, done,
+      info), where info may hold "TimeLimit.truncated"; seed(s), if there is one, seeds it.
+
+    A pair that reset returns is an observation and its info, unless the pair fits the observation
+    space itself.
+
+    The first environment's observation_space decides structure, shapes and dtypes; where it
+    declares nothing usable, its first observation does. Values of another dtype are converted where
+    that keeps them, for example float64 to float32, and integers to floats; everything else, and
+    NaN or infinity, is a ValueError. Observations are copied immediately, because environments
+    reuse their buffers. Environments receive actions as numpy scalars or arrays; actions of a Box
+    are clipped to its bounds. Exceptions of an environment propagate unchanged.
+    """
+
+    frame_stack = 1
+    final_info: FinalInfo
+    __repr__ = env_repr
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        env_id: str,
+        observation_keys: Sequence[str] = (),
+    ) -> None:
+        """Makes the environments.
+
+        Args:
+            env_fns: One function for each environment.
+            env_id: The name of the environments.
+            observation_keys: Entries of dict observations to keep; (): all.
+
+        Raises:
+            UsageError: If what was made is not an environment, or an environment has no usable
+                spaces, or another action space than the first.
+        """
+        self.env_id = env_id
+        self.num_envs = len(env_fns)
+        self.observation_keys = tuple(observation_keys)
+        self._options: Mapping[str, Any] = {}
+        self._envs = [make_env() for make_env in env_fns]
+        self.action_space = self._common_action_space()
+        self._action_leaves = flatten(self.action_space)
+        space = getattr(self._envs[0], "observation_space", None)
+        with refusing(self._name(0)):
+            self._declared = declared(space)
+        self.observation_space: ObservationSpace = self._space_of(self._first(0, None))
+        self._specs: list[ArraySpec] = flatten(self.observation_space)
+        self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
+        if isinstance(space := self.observation_space, ArraySpec):
+            self._row = np.dtype(space.dtype), space.shape
+        self._check_finite = FiniteCheck(self.observation_space)
+        self._given: list[Any] = [None] * self.num_envs  # the newest observations as returned
+        self._steps = 0  # since the environments were made
+        self._began = [0] * self.num_envs  # the step at which the episode began
+        self.final_info = {}
+
+    def outermost(self, name: str) -> Any:
+        """Returns an attribute of the first environment from its outermost wrapper that has it, or
+        None. Gymnasium's wrappers do not forward attributes.
+        """
+        env = self._envs[0]
+        while not hasattr(env, name) and hasattr(env, "env"):
+            env = env.env
+        return getattr(env, name, None)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments options, which each gets whenever it is reset from now on.
+
+        Any thread may call it. Raises UsageError if an environment's `reset` takes no options.
+        """
+        for index, env in enumerate(self._envs):
+            check_takes_options(env, self._name(index))
+        self._options = dict(options)
+
+    def reset(self, seed: int) -> ArrayNest:
+        """Starts an episode in every environment; returns observations, leaves [E, ...]."""
+        rows = self._empty_rows(self.num_envs)
+        self.final_info = {}
+        for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
+            self._write_first(rows, index, env_seed)
+        self._check_finite(rows, self._at_step, self._given)
+        return pack_as(self.observation_space, rows)
+
+    def step(self, action: ArrayNest) -> VecStep:
+        """Executes an action per environment, leaves [E, ...]; resets an environment that ended."""
+        rows = self._empty_rows(self.num_envs)
+        self._steps += 1
+        reward = np.empty(self.num_envs, np.float32)
+        terminated, truncated = np.zeros((2, self.num_envs), bool)
+        finals: list[list[np.ndarray]] = []
+        infos: dict[int, Mapping[str, Any]] = {}
+        for index, one_action in enumerate(self._split(action)):
+            result = self._envs[index].step(one_action)
+            observation, reward[index], over, cut, info = read_step(result, self._at_step, index)
+            self._write(rows, index, observation)
+            if over or cut:
+                terminated[index], truncated[index] = over, cut
+                if cut:
+                    finals.append(self._final(rows, index))
+                infos[index] = dict(info)  # before the reset, which may write to it
+                self._write_first(rows, index, None)
+        self._check_finite(rows, self._at_step, self._given)
+        self.final_info = infos
+        ended = terminated | truncated
+        last = [np.concatenate(leaf) for leaf in zip(*finals, strict=True)]
+        final = pack_as(self.observation_space, last) if finals else None
+        seen = pack_as(self.observation_space, rows)
+        return VecStep(seen, reward, terminated, truncated, ended, final)
+
+    def render(self) -> np.ndarray | None:
+        """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
+        return picture_of(self._envs[0])
+
+    def close(self) -> None:
+        """Closes every environment."""
+        close_all(self._envs)
+
+    def _name(self, index: int) -> str:
+        return f"environment {index} of {self.env_id}"
+
+    def _at_step(self, index: int) -> str:
+        return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"
+
+    def _common_action_space(self) -> ActionSpace:
+        spaces = []
+        for index, env in enumerate(self._envs):
+            check_environment(env, self._name(index))
+            space = env.action_space
+            with refusing(f"{self._name(index)}: action space"):
+                spaces.append(from_gymnasium(space))
+            if spaces[index] != spaces[0]:
+                raise UsageError(
+                    f"{self._name(index)}: expected the action space {spaces[0]} of environment 0, "
+                    f"got {spaces[index]}"
+                )
+        return spaces[0]
+
+    def _space_of(self, first: Any) -> ObservationSpace:
+        check_keys(first, self.observation_keys, self._name(0))
+        try:
+            return self._space_of_keys(first, self.observation_keys)
+        except ValueError as error:
+            if not (others := [key for key in leaf_keys(first) if self._fits(first, [key])]):
+                raise UsageError(str(error)) from error
+            flag = f"observation_keys {' '.join(others)}"
+            raise UsageError(
+                f"{error}, or remove it: {flag}, or in Python a wrapper of the environment"
+            ) from error
+
+    def _space_of_keys(self, first: Any, keys: Sequence[str]) -> ObservationSpace:
+        seen, path = select(first, keys), f"{self._name(0)}: observation"
+        space = observation_space_of(seen, select(self._declared, keys), path)
+        for _ in matching_leaves(space, seen, path):
+            pass  # raises where they differ
+        return space
+
+    def _fits(self, first: Any, keys: Sequence[str]) -> bool:
+        try:
+            self._space_of_keys(first, keys)
+        except ValueError:
+            return False
+        return True
+
+    def _first(self, index: int, seed: int | None) -> Any:
+        """Resets an environment; returns its observation."""
+        result = reset_one(self._envs[index], seed, self._options)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        return result[0] if is_pair and not self._is_observation(result) else result
+
+    def _is_observation(self, pair: tuple[Any, Any]) -> bool:
+        """Returns whether a pair is an observation of legacy Gym, not one with its info."""
+        if isinstance(pair[1], dict) and not isinstance(self._declared, tuple):
+            return False
+        return self._declared is None or self._fits(pair, ())
+
+    # --- observations: lists of leaves, written row by row into [E, ...] arrays
+
+    def _empty_rows(self, count: int) -> list[np.ndarray]:
+        return [np.empty((count, *spec.shape), spec.dtype) for spec in self._specs]
+
+    def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
+        if type(observation) is np.ndarray and self._row == (observation.dtype, observation.shape):
+            self._given[index] = rows[0][index] = observation  # without the cost of a nest
+            return
+        self._given[index] = selected = select(observation, self.observation_keys)
+        path = f"{self._at_step(index)}: observation"
+        leaves = matching_leaves(self.observation_space, selected, path)
+        for row, leaf in zip(rows, leaves, strict=True):
+            row[index] = leaf
+
+    def _write_first(self, rows: list[np.ndarray], index: int, seed: int | None) -> None:
+        first = self._first(index, seed)
+        self._began[index] = self._steps
+        self._write(rows, index, first)
+
+    def _final(self, rows: list[np.ndarray], index: int) -> list[np.ndarray]:
+        """Returns the leaves of the last observation of an episode that is cut."""
+        final = [row[index : index + 1].copy() for row in rows]
+        self._check_finite(final, lambda _: self._at_step(index), [self._given[index]])
+        return final
+
+    # --- actions and outcomes
+
+    def _split(self, action: ArrayNest) -> list[Any]:
+        """Splits leaves [E, ...] into one action per environment, each a nest like the action
+        space.
+        """
+        pairs = zip(self._action_leaves, flatten(action), strict=True)
+        leaves = [action_rows(*pair, self.num_envs) for pair in pairs]
+        if not isinstance(self.action_space, (tuple, dict)):
+            return list(leaves[0])
+        return [
+            pack_as(self.action_space, [leaf[index] for leaf in leaves])
+            for index in range(self.num_envs)
+        ]
+
+
+def read_step(
+    result: Any, where: Callable[[int], str], index: int
+) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+    """Returns observation, reward, terminated, truncated and info, from what one environment's step
+    returned in the interface of Gymnasium or legacy Gym.
+
+    where: names environment `index` and its step for the message of a ValueError.
+    """
+    check_step(result, where, index)
+    if len(result) == 5:
+        observation, reward, ended, truncated, info = result
+        reward, ended = _finite(reward, where, index), _flag(ended, where, index)
+        truncated = _flag(truncated, where, index) and not ended
+        return observation, reward, ended, truncated, _info(info)
+    observation, reward, ended, info = result
+    reward, ended, info = _finite(reward, where, index), _flag(ended, where, index), _info(info)
+    truncated = ended and bool(info.get("TimeLimit.truncated", False))
+    return observation, reward, ended and not truncated, truncated, info
+
+
+def check_step(result: Any, where: Callable[[int], str], index: int) -> None:
+    """Raises ValueError unless a step returned four or five values; see read_step."""
+    if not isinstance(result, tuple) or len(result) not in (4, 5):
+        count = f" of {len(result)} values" if isinstance(result, tuple) else ""
+        raise ValueError(
+            f"{where(index)}: step returned {type(result).__name__}{count}, expected "
+            "(observation, reward, terminated, truncated, info) or "
+            "(observation, reward, done, info)"
+        )
+
+
+def _flag(value: Any, where: Callable[[int], str], index: int) -> bool:
+    """Returns whether an episode is over, from a value that step returned."""
+    if value is True or value is False:  # the usual case
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if math.isnan(number := number_in(value)):
+        raise ValueError(
+            f"{where(index)}: step returned {value!r}, expected True or False as terminated, "
+            "truncated or done"
+        )
+    return bool(number)
+
+
+def _finite(reward: Any, where: Callable[[int], str], index: int) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = number_in(reward)
+    if not abs(value) <= _LARGEST_REWARD:
+        raise ValueError(f"{where(index)}: expected a finite reward, got {reward!r}")
+    return value
+
+
+def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
+    """Returns a leaf of actions [E, ...], clipped to its bounds if it is a Box's."""
+    rows = np.asarray(leaf)
+    if rows.shape[:1] != (num_envs,):
+        raise ValueError(f"expected actions for {num_envs} environments, got {rows.shape}")
+    if not isinstance(space, Box):
+        return rows
+    low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
+    return np.clip(rows, low, high).astype(space.dtype)
+
+
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+def _info(value: Any) -> Mapping[str, Any]:
+    # Asking for the type itself first saves a slow search among the subclasses of Mapping.
+    return value if type(value) is dict or isinstance(value, Mapping) else {}
+
+
+def check_takes_options(env: Any, whose: str) -> None:
+    """Raises UsageError if an environment's reset takes no options; whose: its name."""
+    if not accepts(env.reset, "options") and not accepts_any(env.reset):
+        raise UsageError(
+            f"{whose} takes no options: add a parameter `options` to its reset, like Gymnasium's "
+            "environments"
+        )
+
+
+def close_all(envs: Sequence[Any]) -> None:
+    """Closes environments that can be closed, the others too if one of them fails."""
+    with ExitStack() as stack:
+        for env in envs:
+            if hasattr(env, "close"):
+                stack.callback(env.close)
+
+
+def reset_one(env: Any, seed: int | None, options: Mapping[str, Any]) -> Any:
+    """Resets the environment, seeded if a seed is given and the environment accepts one."""
+    more = {"options": dict(options)} if options else {}
+    if seed is None:
+        return env.reset(**more)
+    if accepts(env.reset, "seed"):
+        return env.reset(seed=seed, **more)
+    if callable(getattr(env, "seed", None)):
+        env.seed(seed)
+        return env.reset(**more)
+    # reset(**kwargs) forwards its arguments: a wrapper of an environment that accepts seeds.
+    return env.reset(seed=seed, **more) if accepts_any(env.reset) else env.reset(**more)
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether the function has a parameter called `name`."""
+    return name in parameters_of(function)
+
+
+def accepts_any(function: Callable[..., Any]) -> bool:
+    """Returns whether the function has a parameter like **kwargs."""
+    kinds = [parameter.kind for parameter in parameters_of(function).values()]
+    return inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function by name; {} if they are unknown."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a C callable without a signature
+        return {}

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker in an EnvProcess's child process, which never imports torch."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+
+from torchbeast.core.base.nest import map_leaves
+from torchbeast.core.envs.agents import AgentsEnv
+from torchbeast.core.envs.contract import VecStep
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.envs import make_environment
+from torchbeast.envs.env_process import Outcome, outcome_in
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.fleets.fleet import FleetWorker
+
+_DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
+
+
+class EnvWorker(FleetWorker):
+    """The methods of EnvProcess on the environment's side."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._closing = ExitStack()
+
+    def start(self, env: dict[str, Any], num_envs: int, render: bool) -> dict[str, Any]:
+        """Makes the environments and describes them."""
+        spec = EnvSpec.from_parent(env)
+        self._env = self._closing.enter_context(closing(make_environment(spec, num_envs, render)))
+        self._env_name = spec.name
+        described = {name: getattr(self._env, name) for name in _DESCRIPTION}
+        return {**described, "num_agents": getattr(self._env, "num_agents", 1)}
+
+    def answer(self, method: str, *arguments: Any) -> Any:
+        """Calls a method; raises UsageError, or RunError with the environment's traceback."""
+        try:
+            return getattr(self, method)(*arguments)
+        except (UsageError, RunError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise RunError(f"{self._env_name} failed: {what_it_raised(error)}") from error
+
+    def reset(self, seed: int) -> Any:
+        return _arrays(self._env.reset(seed))
+
+    def step(self, action: Any) -> VecStep:
+        return VecStep(*_arrays(self._env.step(action)))
+
+    def render(self) -> np.ndarray | None:
+        return self._env.render() if isinstance(self._env, SyncVecEnv | AgentsEnv) else None
+
+    def check_goals(self) -> None:
+        self.outcome: Outcome = outcome_in(self._env, self._env_name)
+
+    def end(self) -> None:
+        """Does nothing: a call ends by itself, or with the process."""
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._closing.close()
+
+
+def _arrays(nest: Any) -> Any:
+    """Returns plain arrays, so that the parent does not import classes of the environment."""
+    return map_leaves(lambda leaf: None if leaf is None else np.asarray(leaf), nest)
