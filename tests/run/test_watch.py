@@ -15,8 +15,9 @@ from torchbeast.reporting.diagnosis import STAGES, Diagnosis, Reading
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.run import checkpoint_writer, watch
-from torchbeast.run.checkpoint_writer import CheckpointNotWritten, PeriodicCheckpoints
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten
 from torchbeast.run.rows import LearnerClock
+from torchbeast.run.training import PeriodicCheckpoints
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
 SOON = 20.0
