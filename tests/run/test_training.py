@@ -20,7 +20,8 @@ from learners import impala
 
 from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.weights import PublishedWeights
-from torchbeast.core.actors.registry import Agent, make_agent
+from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.specs import ActorSpec

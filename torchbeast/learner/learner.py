@@ -44,10 +44,9 @@ from torchbeast.reporting.run_folder import (
     raise_failure,
 )
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.callbacks import Callback, Callbacks
+from torchbeast.run.callbacks import Callback, Callbacks, LearnerWithCallbacks
 from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import DescribedEnv, LearnerRun
-from torchbeast.run.running import RunningLearner
 from torchbeast.run.training import LearnerThread
 from torchbeast.schemes.scheme import Scheme
 
@@ -56,7 +55,7 @@ _CLOSED, _OTHER_LEARNER = "the user", "another Learner"
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
 
-class Learner(RunningLearner):
+class Learner(LearnerWithCallbacks):
     """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 
     The process stays yours: after every call, signals, torch's number of threads and its random
@@ -274,7 +273,9 @@ class Learner(RunningLearner):
             source = run.join(ending.enter_context(closing(joint)))
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         also_saved = functools.partial(self._callbacks.entries, self._env_options)
-        self._hold(run, ending.enter_context(run.training(source, also_saved, own)))
+        self._run = run
+        training = ending.enter_context(run.training(source, also_saved, own))
+        self._hold(run.earlier, training)
         ending.callback(supervisor.stop, "the learner was closed")
 
     def _started(self) -> LearnerThread:

@@ -27,7 +27,7 @@ from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
-from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
+from torchbeast.envs.env_process import EnvProcess, Outcome, outcome_in, outcome_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
@@ -48,7 +48,7 @@ from torchbeast.run.assemble import (
     assemble,
 )
 from torchbeast.run.callbacks import Callback, Callbacks, ProgramLearner
-from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions, PeriodicCheckpoints
+from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
     CheckpointConfig,
     changes,
@@ -60,7 +60,7 @@ from torchbeast.run.config import (
 )
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.rows import Rows
-from torchbeast.run.training import DONE, Consumer, Training
+from torchbeast.run.training import DONE, Consumer, PeriodicCheckpoints, Training
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
 if TYPE_CHECKING:  # only programs with a replay or with several learners import them
@@ -185,13 +185,18 @@ class LearnerRun:
             )
             return
         callbacks = Callbacks(self.settings.callbacks)
-        with closing(ProgramLearner(self, self._total_steps, callbacks)) as learner:
+        with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
             learner.prepare()
             self.begin()
             with self.source(make_source) as source:
                 if self._replica is not None:
                     source = self.join(self._replica.joint(source, self.made.optimiser_step))
                 self._learn(source, learner)
+
+    def _env_process(self, num_envs: int) -> EnvProcess:
+        """Makes environments in a process of their own; raises UsageError or RunError."""
+        goes_on = self.session.supervisor.check_goes_on
+        return EnvProcess(self.described.here(), num_envs, check_goes_on=goes_on)
 
     def assemble(self, make_agent: MakeAgent, make_weights: MakeWeights) -> None:
         """Assembles the learner, with state and progress of the earlier run, if there is one."""
@@ -307,7 +312,7 @@ class LearnerRun:
             PrometheusEndpoint().served(self.settings.metrics) as endpoint,
             self.training(source, learner.saved) as training,
         ):
-            learner.begin(training)
+            learner.begin(self.earlier, training)
             supervisor = self.session.supervisor
             self.start(training)
             training.start(self.made.compute.learner_threads, learner.step)
