@@ -106,7 +106,7 @@ def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
             "use --env_servers or --listen, or start all learners on one machine"
         )
     replica.check_can_share(flags.rollouts, flags.replay, flags.hardware)
-    replica.check_same(flatten(flags))
+    replica.check_same(flags)
 
 
 def _found(
@@ -255,11 +255,13 @@ def plan_of(
     served: Any = dataclasses.replace(flags.fleet, num_envs=fleet.num_envs)
     flags = dataclasses.replace(flags, fleet=served)  # the run records the actual number
     spaces: Any = fleet.observation_space, fleet.action_space, fleet.frame_stack
+    program = PROGRAM if started is None else "polybeast"
+    plan = flags.plan(program, env, spaces, collection)
     return dataclasses.replace(
-        flags.plan(PROGRAM if started is None else "polybeast", env, spaces, collection),
+        plan,
         others_serve=started is None,
         asked=flags.environment.asked,
-        of_command=[] if wanted is None else ["--num_envs", str(wanted)],
+        repeated=[*plan.repeated, *([] if wanted is None else ["--num_envs", str(wanted)])],
     )
 
 

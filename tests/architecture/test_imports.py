@@ -151,7 +151,7 @@ def modules_in(source: str) -> set[str]:
     return names & known
 
 
-NAMING_THE_RUN = {"callbacks", "replicas", "running", "watch"}  # to be removed with `Watch`
+NAMING_THE_RUN = {"replicas", "watch"}  # for the settings of a run
 
 
 def test_modules_import_each_other_in_no_circle_not_even_lazily_or_for_types() -> None:

@@ -14,9 +14,11 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import STAGES, Diagnosis, Reading
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.loggers import DisplayConfig
-from torchbeast.run import checkpoint_writer, watch
-from torchbeast.run.checkpoint_writer import CheckpointNotWritten, PeriodicCheckpoints
+from torchbeast.run import training as training_module
+from torchbeast.run import watch
+from torchbeast.run.checkpoint_writer import CheckpointNotWritten
 from torchbeast.run.rows import LearnerClock
+from torchbeast.run.training import PeriodicCheckpoints
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
 SOON = 20.0
@@ -42,7 +44,7 @@ def test_the_first_checkpoint_is_written_after_a_minute_of_which_something_was_l
 ) -> None:
     """And the next ones after the interval."""
     saved, clock = [], [0.0]
-    monkeypatch.setattr(checkpoint_writer, "running_time", lambda: clock[0])
+    monkeypatch.setattr(training_module, "running_time", lambda: clock[0])
     training = Mock(supervisor=Mock(ended=False), save=lambda: saved.append(clock[0]))
     periodic = PeriodicCheckpoints(training, interval_s=600.0)
     for clock[0] in (59.0, 62.0, 63.0, 661.0, 663.0):

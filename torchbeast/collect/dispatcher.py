@@ -19,13 +19,13 @@ _POLL_S = 1.0  # between two calls of `poll`
 class Dispatcher:
     """Runs events in the order in which they come. Any thread may call any method.
 
-    An event that fails ends the run.
+    If an event raises an exception, the run fails.
     """
 
     def __init__(self, runs_in_place: bool, poll: Event) -> None:
-        """runs_in_place: run an event in the thread that brings it, or in one that is running
-        events, because every switch to another thread would delay a rollout; False: in a thread of
-        the dispatcher. poll: an event for every _POLL_S.
+        """runs_in_place: run an event in the thread that calls `do`, or in one that is running
+        events, because every switch to another thread would delay a rollout; False: only in the
+        dispatcher's own thread. poll: an event to run every _POLL_S.
         """
         self._runs_in_place, self._poll = runs_in_place, poll
         self._events: collections.deque[Event] = collections.deque()

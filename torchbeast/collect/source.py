@@ -148,9 +148,9 @@ class FleetSource:
         self._supervisor = self._restarts.supervisor = supervisor
         supervisor.on_close(self.close)
         self._weights.on_publish = self._tell_dispatcher
+        self._dispatcher.start(supervisor)
         for actor in self._actors:
             self._restarts.start(actor)
-        self._dispatcher.start(supervisor)
         played = self._pacing.in_order(iter(self._played.get, None))
         supervisor.start_thread("collector", functools.partial(self._collector.collect, played))
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.base.checks import at_least, counted, names_checked, require
+from torchbeast.core.base.checks import at_least, counted, require
 from torchbeast.core.base.computing import OwnProcess, own_settings
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.learner.plan import check_loggers, plan_of
+from torchbeast.learner.plan import plan_of
 from torchbeast.reporting.log_files import FILES, Logger, read_logs
 from torchbeast.reporting.run_folder import (
     RunConfig,
@@ -37,10 +37,9 @@ from torchbeast.reporting.run_folder import (
     raise_failure,
 )
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.callbacks import Callback, Callbacks
+from torchbeast.run.callbacks import Callback, Callbacks, LearnerWithCallbacks
 from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import LearnerRun
-from torchbeast.run.running import RunningLearner
 from torchbeast.run.training import LearnerThread
 from torchbeast.schemes.scheme import Scheme
 
@@ -49,7 +48,7 @@ _CLOSED, _OTHER_LEARNER = "the user", "another Learner"
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
 
-class Learner(RunningLearner):
+class Learner(LearnerWithCallbacks):
     """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 
     The process stays yours: after every call, signals, torch's number of threads and its random
@@ -72,7 +71,6 @@ class Learner(RunningLearner):
         ```
     """
 
-    @names_checked
     def __init__(
         self,
         scheme: Scheme,
@@ -96,15 +94,11 @@ class Learner(RunningLearner):
                 recorded.
 
         Raises:
-            TypeError: For an argument of another type.
             ValueError: For target_steps below 1.
             UsageError: If the run in log_dir does not fit the scheme, or log_dir cannot be used.
         """
-        if not isinstance(scheme, Scheme):
-            raise TypeError(f"scheme must be Scheme(...) or Scheme.preset(...), got {scheme!r}")
         at_least(1, target_steps=target_steps)
         self._callbacks = Callbacks(callbacks)
-        check_loggers(loggers)
         self.scheme = scheme
         self.target_steps = target_steps
         self._loggers = (*FILES, *loggers)
@@ -253,7 +247,9 @@ class Learner(RunningLearner):
         source = ending.enter_context(run.source())
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         also_saved = functools.partial(self._callbacks.entries, self._env_options)
-        self._hold(run, ending.enter_context(run.training(source, also_saved, own)))
+        self._run = run
+        training = ending.enter_context(run.training(source, also_saved, own))
+        self._hold(run.earlier, training)
         ending.callback(supervisor.stop, "the learner was closed")
 
     def _started(self) -> LearnerThread:

@@ -15,12 +15,12 @@ from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import ActorFactory, make_agent
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
+from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import UsageError
 from torchbeast.fleets.fleet import Fleet, LocalFleet
 from torchbeast.fleets.system import environment_of_share
 from torchbeast.gradients.config import GradientConfig
@@ -55,6 +55,7 @@ def plan_of(scheme: Scheme, run: RunConfig, total_steps: int, loggers: Sequence[
         make_envs=envs.make,
         collection=_collection(scheme, env),
         loggers=loggers,
+        of_command=names_with("command", run),
         becomes_latest=False,  # its folder is the user's, who may keep other things there
     )
 
@@ -198,15 +199,3 @@ def _groups(scheme: Scheme) -> list[WorkerGroup]:
         count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
         groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
     return groups
-
-
-def check_loggers(loggers: Sequence[Logger]) -> None:
-    """Raises UsageError unless they are a sequence of loggers."""
-    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
-        raise UsageError(f"loggers must be a list of loggers, got {loggers!r}")
-    for logger in loggers:
-        if isinstance(logger, type) or not callable(getattr(logger, "open", None)):
-            raise UsageError(
-                "loggers must be objects with a method open(run), such as "
-                f"torchbeast.reporting.StdoutLogger(...), got {logger!r}"
-            )

@@ -34,14 +34,13 @@ from torchbeast.fleets.waiting import say
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint_writer import failing_is_a_warning
 from torchbeast.run.config import CallbacksConfig
-from torchbeast.run.episodes import of_whole_games
+from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.running import RunningLearner
-from torchbeast.run.scores import Scores, weights_id_of
 from torchbeast.run.training import Training
 from torchbeast.seeds import seed_of
 
-if TYPE_CHECKING:
-    from torchbeast.run.learner_run import LearnerRun
+if TYPE_CHECKING:  # for evaluations
+    from torchbeast.run.scores import Scores
 
 
 class Callback:
@@ -273,6 +272,8 @@ class Evaluation(_Periodic):
         self._best, self._resumed = state.get(checkpoints.BEST, -math.inf), state.get("step")
 
     def _open(self, learner: RunningLearner) -> Scores:
+        from torchbeast.run.scores import Scores
+
         self._scores = Scores(
             learner.log_dir, self._name, learner.steps, self._best, self._keeps_best
         )
@@ -283,6 +284,8 @@ class Evaluation(_Periodic):
         seed = seed_of(self._seed, self._name, learner.steps)
         played = learner.evaluate(self.num_episodes, sampled=self._sampled, seed=seed)
         self._last_step = learner.steps  # as the checkpoint records it
+        from torchbeast.run.scores import weights_id_of
+
         weights = weights_id_of(learner.actor.state_dict(), learner.steps)
         sentence = scores.add(weights, played, learner.checkpoint)
         if self._verbose:
@@ -366,16 +369,49 @@ class Callbacks:
             self.is_running = False
 
 
-class ProgramLearner(RunningLearner):
+class LearnerWithCallbacks(RunningLearner):
+    """A learner that trains, and calls its callbacks."""
+
+    _callbacks: Callbacks
+
+    def _hold(self, earlier: EarlierRun, training: Training) -> None:
+        """Takes a run that is assembled; earlier: its earlier part."""
+        self._training = training
+        self._is_stopped = False
+        self._callbacks.load(earlier.callbacks)
+        if (recorded := earlier.env_options) is not None:
+            self._env_options["env_options"] = recorded
+        if self._env_options:
+            training.source.set_env_options(self._env_options["env_options"])
+
+    def _start_callbacks(self) -> None:
+        """Calls on_start of callbacks that have not started."""
+        self._callbacks.start(self, self._training.supervisor.fail)
+
+    def _call_back(self, step: int, row: dict[str, float]) -> None:
+        """Calls on_step of the callbacks, with the row of an update."""
+        self._callbacks.step(self, row, self._training.supervisor.fail)
+
+    def _end_callbacks(self) -> None:
+        """Calls on_end; the first failure is the run's, unless it has one."""
+        self._callbacks.end(self, self._training.supervisor.fail_at_end)
+
+
+class ProgramLearner(LearnerWithCallbacks):
     """A program's learner, and what it does with its callbacks.
 
     Environments of evaluations run in a child process, made for the first evaluation and kept, so
     that their code and random numbers do not touch the learner's.
     """
 
-    def __init__(self, run: LearnerRun, target_steps: int, callbacks: Callbacks) -> None:
-        """Takes what there is before training; `begin` takes the rest."""
-        self._run, self.target_steps, self._callbacks = run, target_steps, callbacks
+    def __init__(
+        self, make_envs: Callable[[int], EnvProcess], target_steps: int, callbacks: Callbacks
+    ) -> None:
+        """Takes what there is before training; `begin` takes the rest.
+
+        make_envs: makes that many environments for evaluations.
+        """
+        self._make_envs, self.target_steps, self._callbacks = make_envs, target_steps, callbacks
         self._env_options = {}
         self._env: EnvProcess | None = None
         self._num_episodes = 0  # for which the environments were made
@@ -389,15 +425,15 @@ class ProgramLearner(RunningLearner):
         if numbers:
             self._envs_for(numbers[0])
 
-    def begin(self, training: Training) -> None:
+    def begin(self, earlier: EarlierRun, training: Training) -> None:
         """Loads the state of the earlier run, and calls on_start."""
-        self._hold(self._run, training)
+        self._hold(earlier, training)
         self._start_callbacks()
 
     def step(self, step: int, row: dict[str, float]) -> None:
         """Calls on_step, and ends the run if a callback has stopped it."""
         self._call_back(step, row)
-        supervisor = self._run.session.supervisor
+        supervisor = self._training.supervisor
         if self._is_stopped and not supervisor.ended:
             say(f"A callback stopped the run at step {step:,}.")
             supervisor.stop("a callback")
@@ -416,12 +452,10 @@ class ProgramLearner(RunningLearner):
 
     def _envs_for(self, num_episodes: int) -> EnvProcess:
         if self._env is None or self._num_episodes != num_episodes:
+            from torchbeast.run.episodes import of_whole_games
+
             self.close()
-            spec = self._run.plan.local_env()
-            goes_on = self._run.session.supervisor.check_goes_on
-            self._env = of_whole_games(
-                lambda number: EnvProcess(spec, number, check_goes_on=goes_on), num_episodes
-            )
+            self._env = of_whole_games(self._make_envs, num_episodes)
             self._num_episodes = num_episodes
         return self._env
 
@@ -452,42 +486,26 @@ def _named(path: str) -> Callback:
     callback = make()
     if not isinstance(callback, Callback):
         raise UsageError(
-            f"--callback {path} is a {type(callback).__name__}: expected a subclass of "
+            f"callback {path} is a {type(callback).__name__}: expected a subclass of "
             "torchbeast.learner.Callback, or a function that returns a callback"
         )
     return callback
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raises UsageError unless they are a sequence of callbacks, each with a different name."""
-    if not isinstance(callbacks, Sequence):
-        raise UsageError(
-            f"callbacks must be a list of callbacks, got {callbacks!r}: write callbacks=[...]"
-        )
+    """Raises UsageError unless all are callbacks, each with a different name."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
             hint = f", write {callback.__name__}()" if isinstance(callback, type) else ""
             raise UsageError(
                 f"callbacks must be objects of subclasses of Callback, got {callback!r}{hint}"
             )
-        _check_methods(callback)
     counted = Counter(callback.name for callback in callbacks)
     if again := [name for name, count in counted.items() if count > 1]:
         raise UsageError(
             f"several callbacks have the name {again[0]!r}. Checkpoints store the state of "
             "callbacks by name: use a different name for each"
         )
-
-
-def _check_methods(callback: Callback) -> None:
-    """Raises UsageError for a method that looks like one of a callback's, which nothing calls."""
-    called = [name for name in vars(Callback) if name.startswith("on_")]
-    for name in dir(type(callback)):
-        if name.startswith("on_") and name not in called:
-            raise UsageError(
-                f"callback {type(callback).__name__} has a method {name} that is never called: a "
-                f"run calls {', '.join(called)}. Correct its name, or do not start it with on_"
-            )
 
 
 def keep_numbers(metrics: dict[str, Any]) -> None:

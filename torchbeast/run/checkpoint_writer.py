@@ -20,13 +20,10 @@ import torch
 from torchbeast.core.actors.contract import Agent
 from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes, reserved_files
-from torchbeast.fleets.waiting import running_time, waiting_for, warn
+from torchbeast.fleets.waiting import waiting_for, warn
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.config import FIRST_CHECKPOINT_S, CheckpointConfig
-
-if TYPE_CHECKING:
-    from torchbeast.run.training import Training
+from torchbeast.run.config import CheckpointConfig
 
 if TYPE_CHECKING:  # only programs with a replay import it
     from torchbeast.core.storages.replay.store import RolloutStore
@@ -139,21 +136,6 @@ def failing_is_a_warning() -> Iterator[None]:
         yield
     except (CheckpointNotWritten, OSError) as error:
         warn(f"{error}; the run continues")
-
-
-class PeriodicCheckpoints:
-    """Saves the checkpoint of a run after a minute, then at intervals, until the run ends."""
-
-    def __init__(self, training: Training, interval_s: float) -> None:
-        self._training, self._interval_s = training, interval_s
-        self._due = running_time() + min(FIRST_CHECKPOINT_S, interval_s)
-
-    def __call__(self, step: int, row: Mapping[str, float]) -> None:
-        """Saves if it is time. The last checkpoint is written when the threads have ended."""
-        if running_time() >= self._due and not self._training.supervisor.ended:
-            with failing_is_a_warning():
-                self._training.save()
-            self._due = running_time() + self._interval_s
 
 
 @dataclass

@@ -27,12 +27,11 @@ from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import Source
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import describe_agent
-from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
-from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
+from torchbeast.envs.env_process import EnvProcess, Outcome, outcome_in, outcome_of
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
@@ -43,18 +42,17 @@ from torchbeast.reporting.run_folder import Session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import Assembled, Compute, assemble
 from torchbeast.run.callbacks import Callbacks, ProgramLearner
-from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions, PeriodicCheckpoints
+from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
     changes,
     describe_clipping,
     hint_of_defaults,
     naming_flags,
-    reaching_flags,
 )
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.plan import LearnerConfig, Plan
 from torchbeast.run.rows import Rows
-from torchbeast.run.training import DONE, Consumer, Training
+from torchbeast.run.training import DONE, Consumer, PeriodicCheckpoints, Training
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
 if TYPE_CHECKING:  # only programs with a replay or with several learners import them
@@ -104,7 +102,7 @@ class LearnerRun:
         self.plan = plan if replica is None else replica.share_of(plan)
         seed = self.earlier.seed(plan.run.seed)
         self._recorded = {**plan.record(), "seed": seed}
-        self._changed = changes(self.earlier.recorded or {}, self._recorded)
+        self._changed = changes(self.earlier.recorded or {}, self._recorded, plan.of_command)
         torch.manual_seed(seed)
 
     def train(self) -> None:
@@ -122,13 +120,18 @@ class LearnerRun:
             )
             return
         callbacks = Callbacks(self.plan.callbacks)
-        with closing(ProgramLearner(self, self._total_steps, callbacks)) as learner:
+        with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
             learner.prepare()
             self.begin()
             with self.source() as source:
                 if self._replica is not None:
                     source = self.join(self._replica.joint(source, self.made.optimiser_step))
                 self._learn(source, learner)
+
+    def _env_process(self, num_envs: int) -> EnvProcess:
+        """Makes environments in a process of their own; raises UsageError or RunError."""
+        goes_on = self.session.supervisor.check_goes_on
+        return EnvProcess(self.plan.local_env(), num_envs, check_goes_on=goes_on)
 
     def assemble(self) -> None:
         """Assembles the learner, with state and progress of the earlier run, if there is one."""
@@ -217,17 +220,10 @@ class LearnerRun:
                 yield replayed
 
     def _needs_replay(self, source: Source) -> bool:
-        """Returns whether a replay belongs behind the source.
-
-        Raises UsageError if the algorithm cannot train on the batches.
-        """
+        """Returns whether a replay belongs behind the source."""
         config = self.plan.learner
-        has_replay = config.replay.is_used
-        if config.learns_from_transitions and not issubclass(source.yields, Rollout):
-            has_replay = False  # the source itself yields single steps
-        if not has_replay or not config.learns_from_transitions:
-            check_batches(source.yields, type(self.made.algo))
-        return has_replay
+        yields_steps = config.learns_from_transitions and not issubclass(source.yields, Rollout)
+        return config.replay.is_used and not yields_steps
 
     def _outcome(self) -> Outcome:
         """Returns the function that computes rewards of other goals in the run's environment;
@@ -251,7 +247,7 @@ class LearnerRun:
             PrometheusEndpoint().served(self.plan.metrics) as endpoint,
             self.training(source, learner.saved) as training,
         ):
-            learner.begin(training)
+            learner.begin(self.earlier, training)
             supervisor = self.session.supervisor
             self.start(training)
             training.start(self.made.compute.learner_threads, learner.step)
@@ -380,8 +376,7 @@ class LearnerRun:
         more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete
         to_resume = [
             *([] if self.plan.others_serve else naming),
-            *reaching_flags(self.plan.recorded),
-            *self.plan.of_command,
+            *self.plan.repeated,
             *(more if progress.step >= self._total_steps else []),
         ]
         replica = self._replica
@@ -404,12 +399,3 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
         print("Replay is off. Set replay_size to use it.", flush=True)
-
-
-def check_batches(given: type, algorithm: type[Algorithm[Any]]) -> None:
-    """Raises UsageError unless the algorithm can train on the batches of the source."""
-    if not issubclass(given, algorithm.takes):
-        raise UsageError(
-            f"{algorithm.__name__} trains on {algorithm.takes.__name__}, but the source yields "
-            f"{given.__name__}: choose another algorithm"
-        )

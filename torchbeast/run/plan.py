@@ -11,7 +11,7 @@ Its `collection` makes the run's source.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,8 @@ class Plan:
         make_envs: Makes that many environments in this process; None: `env` says how.
         gradients: Makes the gradient workers; None: this process computes the gradients.
         join_replay: Joins the replay that agents share, if there is one.
-        of_command: Words to repeat in the command that resumes the run.
+        of_command: Names of settings of the command, not of the run.
+        repeated: Words to repeat in the command that resumes the run.
         becomes_latest: Whether the link `latest` will point to the run's folder.
     """
 
@@ -156,7 +157,8 @@ class Plan:
     loggers: Sequence[Logger] = FILES
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     callbacks: Sequence[Callback] = ()
-    of_command: Sequence[str] = ()
+    of_command: Collection[str] = ()
+    repeated: Sequence[str] = ()
     becomes_latest: bool = True
 
     def local_env(self) -> EnvSpec:

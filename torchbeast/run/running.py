@@ -19,12 +19,10 @@ from torchbeast.core.base.checks import at_least
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import expanded
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.episodes import Episodes, play
 from torchbeast.run.training import Training
 
-if TYPE_CHECKING:
-    from torchbeast.run.callbacks import Callbacks
-    from torchbeast.run.learner_run import LearnerRun
+if TYPE_CHECKING:  # for evaluations
+    from torchbeast.run.episodes import Episodes
 
 
 class RunningLearner:
@@ -43,40 +41,19 @@ class RunningLearner:
     """
 
     target_steps: int
-    _callbacks: Callbacks
+    _training: Training
     _env_options: dict[str, Any]  # {"env_options": the options}, once there are some
-
-    def _hold(self, run: LearnerRun, training: Training) -> None:
-        """Takes a run that is assembled, with the state of its earlier part."""
-        self._run, self._training = run, training
-        self._is_stopped = False
-        self._callbacks.load(run.earlier.callbacks)
-        if (recorded := run.earlier.env_options) is not None:
-            self._env_options["env_options"] = recorded
-        if self._env_options:
-            training.source.set_env_options(self._env_options["env_options"])
-
-    def _start_callbacks(self) -> None:
-        """Calls on_start of callbacks that have not started."""
-        self._callbacks.start(self, self._run.session.supervisor.fail)
-
-    def _call_back(self, step: int, row: dict[str, float]) -> None:
-        """Calls on_step of the callbacks, with the row of an update."""
-        self._callbacks.step(self, row, self._run.session.supervisor.fail)
-
-    def _end_callbacks(self) -> None:
-        """Calls on_end; the first failure is the run's, unless it has one."""
-        self._callbacks.end(self, self._run.session.supervisor.fail_at_end)
+    _is_stopped: bool
 
     @property
     def log_dir(self) -> Path:
         """Folder of the run."""
-        return self._run.session.folder.path
+        return self._training.writer.folder.path
 
     @property
     def steps(self) -> int:
         """Environment steps that the agent was trained on, including earlier parts of the run."""
-        return self._run.progress.step
+        return self._training.progress.step
 
     @property
     def updates(self) -> int:
@@ -88,7 +65,7 @@ class RunningLearner:
         """The network that is trained, with its present weights; call `actor.act` to choose
         actions.
         """
-        return self._run.made.agent.model
+        return self._training.made.agent.model
 
     def done(self) -> bool:
         """Returns whether the agent was trained on target_steps, or `stop` was called."""
@@ -110,7 +87,7 @@ class RunningLearner:
             mean_length (in steps) of the last 100 episodes, which are NaN before the first episode
             ends.
         """
-        progress = self._run.progress
+        progress = self._training.progress
         return {
             **self._training.rows.newest,
             "step": self.steps,
@@ -160,12 +137,12 @@ class RunningLearner:
         parts = [
             f"step {self.steps:,} of {self.target_steps:,} ({share:.0f} %)",
             f"{metrics['steps_per_second']:,.0f} steps/s",
-            f"{self._run.progress.episodes:,} episodes",
+            f"{self._training.progress.episodes:,} episodes",
         ]
         if not math.isnan(metrics["mean_return"]):
             parts.append(f"mean return {metrics['mean_return']:.2f}")
-        if not math.isnan(self._run.progress.loss):
-            parts.append(f"loss {self._run.progress.loss:.3g}")
+        if not math.isnan(self._training.progress.loss):
+            parts.append(f"loss {self._training.progress.loss:.3g}")
         return ", ".join(parts)
 
     def save_model(self, path: str | Path | None = None) -> Path:
@@ -178,7 +155,7 @@ class RunningLearner:
         Returns:
             The path of the file.
         """
-        target = self._run.session.folder.checkpoint if path is None else expanded(path)
+        target = self._training.writer.folder.checkpoint if path is None else expanded(path)
         if path is None:
             self._training.save()
         else:
@@ -216,12 +193,14 @@ class RunningLearner:
             learner.evaluate(10, seed=1)  # <10 episodes: mean return 500.00 ± 0.00, ...>
             ```
         """
+        from torchbeast.run.episodes import play
+
         at_least(1, num_episodes=num_episodes)
         seed = secrets.randbits(31) if seed is None else seed
         model = copy.deepcopy(self.actor).to("cpu").eval()
-        model.set_precision(self._run.made.compute.precision, torch.device("cpu"))
+        model.set_precision(self._training.made.compute.precision, torch.device("cpu"))
         with self._training.own, self._test_envs(num_episodes) as env:
-            agent = self._run.made.agent._replace(model=model)
+            agent = self._training.made.agent._replace(model=model)
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
     @contextmanager

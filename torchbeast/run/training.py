@@ -36,7 +36,8 @@ from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.reporting.display import Progress
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import Assembled
-from torchbeast.run.checkpoint_writer import CheckpointWriter
+from torchbeast.run.checkpoint_writer import CheckpointWriter, failing_is_a_warning
+from torchbeast.run.config import FIRST_CHECKPOINT_S
 from torchbeast.run.rows import Row, Rows
 
 DONE = "all steps are learnt"
@@ -276,3 +277,18 @@ class LearnerThread:
                 if not isinstance(error, Exception):
                     publish(version)
             raise
+
+
+class PeriodicCheckpoints:
+    """Saves the checkpoint of a run after a minute, then at intervals, until the run ends."""
+
+    def __init__(self, training: Training, interval_s: float) -> None:
+        self._training, self._interval_s = training, interval_s
+        self._due = running_time() + min(FIRST_CHECKPOINT_S, interval_s)
+
+    def __call__(self, step: int, row: Mapping[str, float]) -> None:
+        """Saves if it is time. The last checkpoint is written when the threads have ended."""
+        if running_time() >= self._due and not self._training.supervisor.ended:
+            with failing_is_a_warning():
+                self._training.save()
+            self._due = running_time() + self._interval_s
