@@ -42,7 +42,6 @@ from torchbeast.run.config import (
 
 if TYPE_CHECKING:
     from torchbeast.collect.replay import Join
-    from torchbeast.run.callbacks import Callback
 
 MakeAgent = Callable[[ActorSpec], Agent]
 """Makes an agent whose network has this spec, for the run's environment; may raise UsageError."""
@@ -130,6 +129,7 @@ class Plan:
         make_envs: Makes that many environments in this process; None: `env` says how.
         gradients: Makes the gradient workers; None: this process computes the gradients.
         join_replay: Joins the replay that agents share, if there is one.
+        callbacks: Objects of class Callback, which a program calls.
         of_command: Names of settings of the command, not of the run.
         repeated: Words to repeat in the command that resumes the run.
         becomes_latest: Whether the link `latest` will point to the run's folder.
@@ -156,7 +156,7 @@ class Plan:
     display: DisplayConfig = field(default_factory=DisplayConfig)
     loggers: Sequence[Logger] = FILES
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    callbacks: Sequence[Callback] = ()
+    callbacks: Sequence[Any] = ()
     of_command: Collection[str] = ()
     repeated: Sequence[str] = ()
     becomes_latest: bool = True
