@@ -109,13 +109,6 @@ def write_kind(folder: Path, program: str, points: list[tuple[int, float]], **ar
     return folder
 
 
-def test_a_column_of_an_earlier_version_is_found_by_both_names(tmp_path: Path) -> None:
-    kept = tmp_path / "run-1.csv"
-    kept.write_text("step,live_actors\n10,2\n20,4\n")
-    assert plot.main([str(kept), "--column=live_actors", f"--output={tmp_path / 'a.png'}"]) == 0
-    assert plot.curve(kept, column="live_workers") == [(10, 2), (20, 4)]
-
-
 def flat(value: float, last: int = 100) -> list[tuple[int, float]]:
     return [(step, value) for step in range(10, last + 10, 10)]
 

@@ -26,7 +26,8 @@ from rich.console import Console
 
 from torchbeast import plot
 from torchbeast.cli.command_line import parse
-from torchbeast.core.base.checks import counted
+from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.core.base.checks import counted, names_with
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.reporting import estimates
 from torchbeast.reporting.display import table_of
@@ -38,7 +39,6 @@ EPISODES = 100
 _FEW = 5  # runs of a task; intervals from fewer are too narrow
 _SAME_LENGTH = 1.05  # of the shortest run
 _WIDE = 160
-_OF_TASKS = ("env", "env_kwargs", "preset", "folder")  # settings in which tasks may differ
 _RESAMPLES = 500  # for each point of a line
 NOTE = "Lines: interquartile mean of n runs. Bands: 95 % intervals."
 
@@ -132,6 +132,7 @@ def read(pattern: str, name: str = "") -> Runs:
     Raises UsageError if it is empty, if no episode has ended, or if runs of one environment differ
     in a setting.
     """
+    differing = names_with("task", MonoBeastFlags) | {"folder"}  # between tasks
     folders = _folders(pattern)
     if not folders:
         raise UsageError(f"no run found in {pattern}: use the folder of a run or of several runs")
@@ -144,7 +145,7 @@ def read(pattern: str, name: str = "") -> Runs:
             continue
         of_run = plot.settings_of_run(folder)
         task = _task(of_run)
-        of_run = {name: value for name, value in of_run.items() if name not in _OF_TASKS}
+        of_run = {name: value for name, value in of_run.items() if name not in differing}
         _check_same(settings.setdefault(task, of_run), of_run, folder)
         runs_by_task.setdefault(task, []).append(
             ScoredRun(folder, progress.mean_return, progress.step)

@@ -42,11 +42,8 @@ class UsageError(ValueError):
     """A request that cannot be met. The message says what to change; programs exit with code 2."""
 
 
-class IncompatibleParts(ValueError, NotImplementedError):
-    """Parts of a Scheme that do not work together. The message names both and says what to change.
-
-    It was a NotImplementedError in earlier versions, so it still is one as well.
-    """
+class IncompatibleParts(ValueError):
+    """Parts of a Scheme that do not work together. The message names both."""
 
 
 class RunError(RuntimeError):

@@ -31,10 +31,12 @@ import numpy as np
 import tyro
 
 from torchbeast.cli.command_line import parse
-from torchbeast.core.base.checks import did_you_mean
+from torchbeast.cli.flags import PolyBeastLearnerFlags
+from torchbeast.cli.ray_flags import RayBeastFlags
+from torchbeast.core.base.checks import did_you_mean, names_with
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
-from torchbeast.reporting.log_files import present_column, read_logs
-from torchbeast.reporting.run_folder import OF_ONE_COMMAND, read_meta, run_path
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.run_folder import read_meta, run_path
 
 RETURN = "mean_episode_return"
 _SMOOTHED = 20  # updates in the moving average, at most
@@ -46,13 +48,6 @@ _LABEL_PARTS = 3
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000", "#F0E442"]
 NOTE = "Thick: mean of n runs, until the first one ends. Thin: moving averages of single runs."
 
-# Flags that do not affect learning.
-_INCIDENTAL = (
-    *OF_ONE_COMMAND,
-    *("seed", "pipes_basename", "connect_timeout"),
-    *("wandb_project", "wandb_upload", "disable_tensorboard", "log_interval"),
-    *("disable_checkpoint", "checkpoint_interval", "keep_checkpoints", "write_profiler_trace"),
-)
 _SPEAK_FOR_THEMSELVES = ("program", "env", "model")
 
 Points = list[tuple[float, float]]
@@ -98,7 +93,7 @@ def run(flags: PlotFlags) -> int:
         groups = group_runs(
             [Path(os.path.realpath(run_path(run))) for run in flags.runs],
             flags.clock,
-            present_column(flags.column),
+            flags.column,
         )
     if not flags.output:
         flags = dataclasses.replace(flags, output=(_folder_of(groups) / "curve.png",))
@@ -166,8 +161,10 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
     args = meta["args"] | _changed(parts)
     if "replay_service" in args:  # its address does not matter
         args["shared_replay"] = args["replay_service"] is not None
+    records_of = (RayBeastFlags, PolyBeastLearnerFlags)  # which have the flags of all programs
+    skipped = names_with("command", *records_of) | names_with("incidental", *records_of)
     return {"program": _in_order(programs)} | {
-        name: value for name, value in args.items() if name not in _INCIDENTAL
+        name: value for name, value in args.items() if name not in skipped
     }
 
 

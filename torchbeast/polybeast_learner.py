@@ -107,7 +107,7 @@ def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
             "use --env_servers or --listen, or start all learners on one machine"
         )
     replica.check_can_share(flags.rollouts, flags.replay, flags.hardware)
-    replica.check_same(flatten(flags))
+    replica.check_same(flags)
 
 
 def _found(
@@ -254,10 +254,11 @@ def train(
     )
     wanted = None if join_server is None else flags.fleet.num_envs
     served: Any = dataclasses.replace(flags.fleet, num_envs=fleet.num_envs)
-    settings = dataclasses.replace(  # the run records the actual number
-        dataclasses.replace(flags, fleet=served).run_settings(env.name, facts),
-        of_command=[] if wanted is None else ["--num_envs", str(wanted)],
-    )
+    # The run records the actual number.
+    settings = dataclasses.replace(flags, fleet=served).run_settings(env.name, facts)
+    if wanted is not None:
+        repeated = [*settings.repeated, "--num_envs", str(wanted)]
+        settings = dataclasses.replace(settings, repeated=repeated)
     others_serve = started is None
     described = DescribedEnv(
         env=env,

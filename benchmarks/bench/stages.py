@@ -28,12 +28,11 @@ from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.env_process import EnvProcess
+from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import keep_freed_memory
 from torchbeast.run.assemble import assemble
-from torchbeast.run.learner_run import check_batches
 from torchbeast.servers.env_servers import ServerPlan, plans_for_local_servers
 from torchbeast.servers.source import inference_threads
 
@@ -50,7 +49,8 @@ class Stages:
         self._supervisor = supervisor
         self._env = flags.environment.spec
         self._config = flags.learner_config(self._env.name)
-        check_batches(Rollout, self._config.algo)
+        if self._config.learns_from_transitions:
+            raise UsageError("bench measures rollouts: choose an algorithm that trains on them")
         self._plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
         check = functools.partial(check_goes_on, supervisor)
         with closing(EnvProcess(self._env, 1, check_goes_on=check)) as env:

@@ -93,18 +93,6 @@ class Clashing(Mine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedyConfig:
-    """Has a setting without a default."""
-
-    boldness: int
-    """How bold it is."""
-
-
-class Needy(Mine):
-    Config = NeedyConfig
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeepConfig:
     """Has two groups of settings with the same names."""
 
@@ -199,7 +187,6 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
         (f"{__name__}:Clashing", "names of other settings or flags, batch_size: rename"),
         (f"{__name__}:Deep", "other settings or flags, boldness, step_size: rename"),
         (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
-        (f"{__name__}:Needy", "cannot be used: NeedyConfig.boldness has no default"),
     ],
 )
 def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
@@ -363,18 +350,6 @@ def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
     with pytest.raises(kind, match="a bug") as error:
         assemble(config, agent, PublishedWeights)
     assert not isinstance(error.value, UsageError)
-
-
-def test_an_algorithm_that_forgot_super_is_refused_in_a_sentence() -> None:
-    class Forgetful(Mine):
-        def __init__(self, *_: Any) -> None:
-            pass
-
-    flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
-    config = flags.run_settings("Catch", HERE).learner
-    object.__setattr__(config, "algo", Forgetful)
-    with pytest.raises(UsageError, match="Forgetful has no `actor`: its __init__ must call super"):
-        assemble(config, agent, PublishedWeights)
 
 
 def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> None:

@@ -255,9 +255,8 @@ def test_a_wrong_flag_is_refused_in_one_sentence(args: list[str], sentence: str)
 
 
 OTHERS = [
-    ("monobeast", ["--num-actors", "6", "--num_processes=3"], {"num_envs": 6, "num_workers": 3}),
+    ("monobeast", ["--num-actors", "6"], {"num_envs": 6}),
     ("polybeast", ["--n_envs", "6", "--num_workers", "3"], {"num_envs": 6, "num_servers": 3}),
-    ("polybeast", ["--num_processes", "3"], {"num_servers": 3}),
     ("raybeast", ["--num_workers", "3"], {"num_workers": 3}),
     ("monobeast", ["--lr", "1e-4", "--gamma=0.9"], {"learning_rate": 1e-4, "discounting": 0.9}),
     ("monobeast", ["--algo=PPO", "--clip_coef", "0.1"], {"algo": "ppo", "clip_param": 0.1}),

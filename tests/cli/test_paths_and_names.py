@@ -21,11 +21,11 @@ from keys_of_tests import Keys
 from torchbeast import keys, polybeast_env
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
-from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags, words_of
+from torchbeast.core.base.checks import names_with
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
 from torchbeast.plot import PlotFlags
 from torchbeast.reporting.display import next_commands
-from torchbeast.run.config import reaching_flags
 
 LONG = "x" * 300
 HOMELESS = "~no.such.user/a"  # expanded as ~ is for a user without HOME and entry in passwd
@@ -100,7 +100,8 @@ def test_printed_commands_are_read_back_by_the_program_that_prints_them(
     name: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / name / name
-    more = reaching_flags({"token_file": name, "env_servers": "a:1", "tls_ca": f"{name}/ca.pem"})
+    settings = {"token_file": name, "env_servers": "a:1", "tls_ca": f"{name}/ca.pem"}
+    more = words_of(settings, names_with("connection", PolyBeastLearnerFlags))
     plotted, tested, again = read_back(next_commands("monobeast", folder, True))
     (*_, resumed) = read_back(next_commands("polybeast_learner", folder, True, to_resume=more))
     assert plotted.runs == (folder,)

@@ -11,10 +11,10 @@ import pytest
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
-from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
+from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags, words_of
+from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.config import reaching_flags
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -62,8 +62,7 @@ def test_naming_a_run_restores_its_recorded_settings(program: str, savedir: Path
     expected = {name: value for name, value in RECORDED.items() if name in new}
     if program == "polybeast_learner":
         expected |= SERVERS_DECIDE
-    before = {"normalise_returns": False}  # what the setting was before runs recorded it
-    assert old == new | before | expected | {"xpid": "a"}
+    assert old == new | expected | {"xpid": "a"}
     assert new["env"] is None and new["learning_rate"] != 0.0006
     assert len(expected) > 10
 
@@ -127,11 +126,12 @@ def killed_before_its_first_checkpoint(savedir: Path, rows: str) -> None:
 
 
 def test_the_command_that_resumes_a_run_reaches_the_same_hosts_and_is_reached_as_before() -> None:
-    recorded = {"env_servers": "a:1", "tls_ca": "my ca.pem", "listen": None, "insecure": True}
+    recorded = {"env_servers": "a:1", "listen": None, "insecure": True, "tls_ca": "my ca.pem"}
     recorded["metrics_port"] = "0.0.0.0:9100"
     words = ["--env_servers", "a:1", "--insecure", "--tls_ca", "my ca.pem"]
     words += ["--metrics_port", "0.0.0.0:9100"]
-    assert reaching_flags({**recorded, "batch_size": 4, "token_file": None}) == words
+    settings = {**recorded, "batch_size": 4, "token_file": None}
+    assert words_of(settings, names_with("connection", PolyBeastLearnerFlags)) == words
 
 
 def test_without_a_checkpoint_the_settings_come_from_meta_json(savedir: Path) -> None:

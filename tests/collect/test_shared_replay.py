@@ -179,7 +179,7 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
     [
         (
             {"capacity": 3000},
-            "has --replay_size 2000, this agent --replay_size 3000",
+            "has replay_size 2000, this agent replay_size 3000",
         ),
         (
             {"frame_stack": 1},
@@ -201,7 +201,7 @@ def test_an_agent_with_another_replay_is_refused(
 def test_an_agent_with_other_rollouts_is_refused(path: Path) -> None:
     other = {**fields(T, 1, K), "extras": {}}
     with service_at(path), agent_of(path, how("a")):
-        with pytest.raises(UsageError, match="has --unroll_length 4, this agent --unroll_length 7"):
+        with pytest.raises(UsageError, match="has unroll_length 4, this agent unroll_length 7"):
             SharedReplayClient(str(path), joining(fields(7, 1, K), B, S, frame_stack=K))
         with pytest.raises(UsageError, match=r"has rows of extras float32 \[3\].*nothing more"):
             SharedReplayClient(str(path), joining(other, B, S, frame_stack=K))

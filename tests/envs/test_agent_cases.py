@@ -228,31 +228,20 @@ def test_the_rows_of_an_agent_are_its_episode(case: Case) -> None:
 
 
 REFUSED = [
-    ("no observation", {2: does(obs=None)}, "agent b of game 0 of Game, step 2: expected an "
-        "observation, because the agent is in `agents` and has not ended, got none: return one"),
-    ("none for b in reset", {0: does(obs=None)}, "agent b .* step 0: expected an observation"),
+    ("no observation", {2: does(obs=None)},
+        "agent b of game 0 of Game, step 2: observation: expected float32 .*, got object"),
+    ("none for b in reset", {0: does(obs=None)}, "agent b .* step 0: observation: expected float"),
     ("none as b joins", {0: does(agents="a"), 1: does(agents="ab", obs=None)},
-        "agent b .* step 1: expected an observation"),
-    ("cut without a last observation", {1: does(cuts=B, obs=None)}, "agent b .* step 1: expected "
-        "the last observation of an agent that was truncated, got none: return it, or report"),
+        "agent b .* step 1: observation: expected float32"),
+    ("cut without a last observation", {1: does(cuts=B, obs=None)},
+        "agent b .* step 1: observation: expected float32"),
     ("no reward", {1: does(rewards=None)}, "agent b .* step 1: expected a finite reward, got None"),
     ("no end", {1: does(ends=None)}, "agent b .* step 1: step returned None, expected True or Fal"),
     ("no truncation", {1: does(cuts=None)}, "agent b .* step 1: step returned None, expected True"),
     ("a text as end", {1: does(ends={"b": "no"})}, "agent b .* step 1: step returned 'no', expect"),
-    ("an unknown agent", {1: does(agents="abc")}, "game 0 of Game, step 1: expected agents of "
-        "possible_agents in `agents`, got 'c': possible_agents must list every agent"),
-    ("an unknown reward", {1: does(rewards={"c": 1.0})}, "possible_agents in the rewards of step, "
-        "got 'c'"),
-    ("an end of all", {1: does(ends={"__all__": True})}, "in the terminations of step, got '__all"),
-    ("a list of rewards", {1: returns(lambda found: (found["obs"], [1.0, 2.0], *older(found)[2:]))},
-        "game 0 of Game, step 1: step returned list as rewards, expected a dict with an entry"),
     ("three values", {1: returns(lambda found: older(found)[:3])}, "game 0 of Game, step 1: step "
         "returned tuple of 3 values, expected "),
     ("nothing from step", {1: returns(lambda found: 0)}, "step 1: step returned int, expected "),
-    ("nothing from reset", {0: returns(lambda found: 0)}, "game 0 of Game, step 0: reset returned "
-        "int as observations, expected a dict"),
-    ("nobody at first", {0: does(agents="")}, "game 0 of Game, step 0: expected the agents of the "
-        "new game in its list `agents` after reset, got none of a, b"),
     ("another shape", {1: does(obs={"b": np.zeros(2, np.float32)})}, "agent b of game 0 of Game, "
         r"step 1: observation: expected float32 of shape \(1,\)"),
     ("a last one that is not finite", {1: does(cuts=ALL, obs={"b": np.full(1, np.nan)})},
@@ -398,14 +387,6 @@ def test_a_game_of_turns_that_keeps_all_ended_agents_is_over() -> None:
     ]
 
 
-class Stuck(Rounds):
-    """Forgets to take agents that have ended out of the game."""
-
-    def step(self, action: int | None) -> None:
-        if action is not None:
-            super().step(action)
-
-
 class Unmasked(Rounds):
     def observe(self, agent: str) -> Any:
         return {"mask": np.ones(5)}
@@ -414,7 +395,6 @@ class Unmasked(Rounds):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Stuck, "Rounds: expected one of a, c as agent_selection, got 'b': step.None. must take"),
         (Unmasked, r"agent a of game 0 of Rounds, step 0: observation: expected a dict with the k"),
     ],
 )

@@ -21,9 +21,7 @@ from torchbeast.core.envs.spaces import (
     MultiBinary,
     MultiDiscrete,
     from_gymnasium,
-    observation_space_from_json,
     observation_space_of,
-    observation_space_to_json,
     observation_spec,
     space_from_json,
     space_to_json,
@@ -208,23 +206,14 @@ VALUES = [
 def test_a_leaf_keeps_its_bounds_and_categories(space: Any, values: dict[str, Any]) -> None:
     expected = ArraySpec(space.shape, space.dtype, **values)
     assert observation_spec(space) == expected
-    data = json.loads(json.dumps(observation_space_to_json(expected), allow_nan=False))
-    bare = ArraySpec(space.shape, space.dtype)
-    assert observation_space_from_json(data, bare) == expected
 
 
 def test_observation_spaces_read_back_from_the_json_that_is_documented() -> None:
-    space = {"a": ArraySpec((2,), "float32", -math.inf, 1), "b": (ArraySpec((), "int64"),)}
-    data = {
-        "type": "Dict",
-        "spaces": {
-            "a": {"type": "Array", "low": "-inf", "high": 1.0},
-            "b": {"type": "Tuple", "spaces": [{"type": "Array", "low": None, "high": None}]},
-        },
-    }
-    assert observation_space_to_json(space) == data
-    bare = map_leaves(lambda spec: ArraySpec(spec.shape, spec.dtype), space)
-    assert observation_space_from_json(data, bare) == space
+    space = ArraySpec((2,), "float32", -math.inf, 1)
+    data = {"shape": [2], "dtype": "float32", "low": "-inf", "high": 1.0}
+    data |= {"categories": None, "start": [0]}
+    assert space_to_json(space) == {"type": "ArraySpec", **data}
+    assert space_from_json({"type": "ArraySpec", **data}) == space
 
 
 @pytest.mark.parametrize(("space", "_"), VALUES, ids=lambda value: str(value)[:40])
@@ -268,47 +257,29 @@ def test_a_space_without_a_fixed_shape_is_refused_by_its_type(space: Any, name: 
             observation_space_of(nested.sample(), nested, "seen")
 
 
-PAIR = (ArraySpec((2,), "int64"), ArraySpec((2,), "float32"))
-
-
 @pytest.mark.parametrize(
-    "said",
+    "changes",
     [
-        None,
-        3,
-        [],
-        {},
-        {"type": "Array"},
-        {"type": "Tuple"},
-        {"type": "Tuple", "spaces": [{"type": "Array"}]},
-        {"type": "Dict", "spaces": {"0": {"type": "Array"}, "1": {"type": "Array"}}},
-        *(
-            {"type": "Tuple", "spaces": [leaf, {"type": "Array"}]}
-            for leaf in [
-                None,
-                {"type": "Sphere"},
-                {"type": "Tuple", "spaces": []},
-                {"type": "Array", "low": "nan"},
-                {"type": "Array", "low": "much"},
-                {"type": "Array", "low": [0]},
-                {"type": "Array", "high": 10**400},
-                {"type": "Array", "low": 1, "high": 0},
-                {"type": "Array", "categories": []},
-                {"type": "Array", "categories": 3},
-                {"type": "Array", "categories": [0]},
-                {"type": "Array", "categories": [3, 3, 3]},
-                {"type": "Array", "categories": [2**62]},
-                {"type": "Array", "categories": ["many"]},
-                {"type": "Array", "categories": [3], "start": []},
-                {"type": "Array", "categories": [3], "start": [-(2**63)]},
-            ]
-        ),
-        {"type": "Tuple", "spaces": [{"type": "Array"}, {"type": "Array", "categories": [3]}]},
+        {"type": "Sphere"},
+        {"low": "nan"},
+        {"low": "much"},
+        {"low": [0]},
+        {"high": 10**400},
+        {"low": 1, "high": 0},
+        {"categories": []},
+        {"categories": 3},
+        {"categories": [0]},
+        {"categories": [3, 3, 3]},
+        {"categories": [2**62]},
+        {"categories": ["many"]},
+        {"categories": [3], "start": []},
+        {"categories": [3], "start": [-(2**63)]},
+        {"categories": [3], "dtype": "float32"},
     ],
 )
-def test_json_that_is_not_of_these_observations_is_a_value_error(said: Any) -> None:
-    with pytest.raises(ValueError, match="not the description of the observation space"):
-        observation_space_from_json(said, PAIR)
+def test_json_that_is_not_of_an_observation_is_a_value_error(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        space_from_json({"type": "ArraySpec", "shape": [2], "dtype": "int64", **changes})
 
 
 @pytest.mark.parametrize("dtype", ["object", "complex64", "datetime64[s]", "U3", "longdouble"])

@@ -38,7 +38,7 @@ from gradient_running import (
 
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError
-from torchbeast.errors import RunError
+from torchbeast.errors import IncompatibleParts, RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.gradients.workers import Decentralised, gradient_workers
@@ -407,9 +407,9 @@ def test_ranks_meet_where_the_fleet_is_reached_by_nccl_if_each_has_a_gpu(
 
 
 def test_what_does_not_go_together_is_refused_with_both_parts() -> None:
-    with pytest.raises(NotImplementedError, match=r"decentralised.*asynchronous"):
+    with pytest.raises(IncompatibleParts, match=r"decentralised.*asynchronous"):
         GradientConfig(num_workers=2, **FREE, **DECENTRAL)
-    with pytest.raises(NotImplementedError, match=r"fraction_workers 0.5.*asynchronous"):
+    with pytest.raises(IncompatibleParts, match=r"fraction_workers 0.5.*asynchronous"):
         GradientConfig(num_workers=2, fraction_workers=0.5, **FREE)
     with pytest.raises(ValueError, match="fraction_samples"):
         GradientConfig(num_workers=2, fraction_samples=1.5)

@@ -17,6 +17,7 @@ from small_schemes import impala_of, off_policy_of
 from torchbeast import make_env
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.errors import IncompatibleParts
 from torchbeast.schemes import Scheme
 from torchbeast.schemes.presets import PRESETS
 
@@ -63,14 +64,14 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def combinations() -> Iterator[tuple[tuple[object, ...], Scheme | NotImplementedError]]:
+def combinations() -> Iterator[tuple[tuple[object, ...], Scheme | IncompatibleParts]]:
     """Yields all combinations of the axes, each with its scheme or the error that refuses it."""
     for values in itertools.product(*AXES.values()):
         axes = dict(zip(AXES, values, strict=True))
         make = STORAGES[str(axes.pop("storage_factory"))]
         try:
             yield values, make(**axes)
-        except NotImplementedError as error:
+        except IncompatibleParts as error:
             yield values, error
 
 

@@ -16,7 +16,6 @@ from small_schemes import scheme_of
 
 import torchbeast
 from torchbeast import Learner, RunError, UsageError
-from torchbeast.core.algos import PPO
 from torchbeast.learner import Callback, Checkpoints, Evaluation
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
@@ -179,25 +178,6 @@ def test_anything_but_a_list_of_callbacks_is_refused(
         Learner(scheme_of(), 100, tmp_path / "run", callbacks=callbacks)
 
 
-class Misspelt(Callback):
-    """Has a method that a Learner knows nothing of."""
-
-    def on_steps(self, learner: RunningLearner) -> None: ...
-
-
-def test_a_method_like_a_callbacks_that_nothing_would_call_is_refused(tmp_path: Path) -> None:
-    said = "Misspelt has a method on_steps .* never called: .* calls on_start, on_step, on_end"
-    with pytest.raises(UsageError, match=said):
-        Learner(scheme_of(), 100, tmp_path / "run", callbacks=[Misspelt()])
-
-
-@pytest.mark.parametrize("loggers", ["wandb", ["wandb"], [StdoutLogger], StdoutLogger(["step"])])
-def test_anything_but_a_list_of_loggers_is_refused(tmp_path: Path, loggers: Any) -> None:
-    with pytest.raises(UsageError, match=r"^loggers must be .*, got "):
-        Learner(scheme_of(), 100, tmp_path / "run", loggers=loggers)
-    assert not (tmp_path / "run").exists()
-
-
 class Stepping(Callback):
     """Steps the Learner that calls it."""
 
@@ -232,19 +212,6 @@ def test_a_run_whose_newest_checkpoint_is_gone_is_restored_from_the_one_before(
         (tmp_path / "run" / "model.tar").unlink()
         learner.restore(tmp_path / "run" / "model.tar")
         assert learner.steps == steps
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ((PPO.create_factory(), 100), r"scheme must be Scheme\(\.\.\.\)"),
-        ((scheme_of(), "2000"), "target_steps must be a whole number, got '2000'"),
-        ((scheme_of(), 1.5e3), r"target_steps must be a whole number, .*: write 1_500"),
-    ],
-)
-def test_arguments_of_another_kind_are_refused(arguments: Any, sentence: str) -> None:
-    with pytest.raises(TypeError, match=sentence):
-        Learner(*arguments)
 
 
 # --- errors and interrupts

@@ -26,6 +26,7 @@ from torchbeast.core.storages import (
 )
 from torchbeast.core.storages.replay.transition_replay import Sample
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.errors import IncompatibleParts
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 
@@ -297,7 +298,7 @@ def test_a_free_learner_and_its_workers_do_not_wait_for_each_other(tmp_path: Pat
     ],
 )  # fmt: skip
 def test_parts_that_do_not_go_together_are_both_named(make: Any, sentence: str) -> None:
-    with pytest.raises(NotImplementedError, match=sentence):
+    with pytest.raises(IncompatibleParts, match=sentence):
         make()
 
 
@@ -305,5 +306,5 @@ def test_a_network_of_the_other_family_is_refused() -> None:
     """A policy that SAC could train is none for DQN."""
     _, action_space, obs_space = VecEnv.create_factory(**CATCH)
     wrong = OffPolicyActorCritic.create_factory(obs_space, action_space, "sac-mlp", SMALL)
-    with pytest.raises(NotImplementedError, match="SACNet with DQN: DQN needs .* QNetwork"):
+    with pytest.raises(IncompatibleParts, match="SACNet with DQN: DQN needs .* QNetwork"):
         replace(off_policy_of(), actor_factory=wrong)

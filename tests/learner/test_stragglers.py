@@ -15,6 +15,7 @@ from torchbeast import Learner
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.envs import make
+from torchbeast.errors import IncompatibleParts
 
 E, T = 2, 40
 WHOLE = E * T
@@ -93,7 +94,7 @@ def test_a_slow_worker_is_cut_short_and_the_steps_that_it_lacks_do_not_count(
 def test_where_nobody_waits_for_a_slow_worker_a_rule_is_refused(
     axes: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(NotImplementedError, match=sentence):
+    with pytest.raises(IncompatibleParts, match=sentence):
         scheme_of(**axes, sync_col_specs=STRAGGLERS)
 
 

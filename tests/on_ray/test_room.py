@@ -68,8 +68,8 @@ def test_a_cluster_gets_as_many_workers_as_fit_its_nodes(
         ({"num_workers": 9, "min_workers": 6}, TWO, ["6 Ray actors"]),
         ({"num_workers": 5, "learner_cpus": 1}, TWO, ["and learner_cpus 1", "workers 4"]),
         ({"actor_cpus": 4}, TWO, ["1 Ray actor with actor_cpus 4", "fewer CPUs"]),
-        ({"learner_gpus": 1}, TWO, ["--learner_gpus 1 are more", "2 CPUs, 0 GPUs"]),
-        ({"learner_cpus": 3}, TWO, ["--learner_cpus 3", "this machine: 2 CPUs"]),
+        ({"learner_gpus": 1}, TWO, ["learner_gpus 1 are more", "2 CPUs, 0 GPUs"]),
+        ({"learner_cpus": 3}, TWO, ["learner_cpus 3", "this machine: 2 CPUs"]),
         ({"learner_gpus": 1}, room(node(4.0, gpus=8.0)), ["not a node of the cluster", "8 GPUs"]),
     ],
 )
@@ -109,7 +109,7 @@ def test_rollouts_that_the_object_store_cannot_hold_are_refused_with_the_figures
     check_object_store(where, MEGABYTE, rollouts=60, weights_bytes=10 * MEGABYTE)
     with pytest.raises(UsageError) as error:
         check_object_store(where, MEGABYTE, rollouts=61, weights_bytes=10 * MEGABYTE)
-    for words in ("61 rollouts of 1.0 MB", "need 101.0 MB", "is 100.0 MB", "--num_buffers"):
+    for words in ("61 rollouts of 1.0 MB", "need 101.0 MB", "is 100.0 MB", "num_buffers"):
         assert words in str(error.value)
 
 

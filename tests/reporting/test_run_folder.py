@@ -96,15 +96,6 @@ def test_a_record_of_an_earlier_version_is_the_first_part(tmp_path: Path) -> Non
     assert meta(tmp_path)["earlier_parts"] == [{"argv": ["polybeast"], "successful": True}]
 
 
-def test_flags_that_an_earlier_version_recorded_have_their_present_names(tmp_path: Path) -> None:
-    part = {"changed": {"num_processes": [1, 2]}}
-    record = {"args": {"num_actors": 4}, "changed": {}, "earlier_parts": [part]}
-    (tmp_path / "meta.json").write_text(json.dumps(record))
-    found = read_meta(tmp_path)
-    assert found["args"] == {"num_envs": 4}
-    assert found["earlier_parts"] == [{"changed": {"num_workers": [1, 2]}}]
-
-
 def test_of_environment_variables_only_those_that_name_a_job_of_slurm_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

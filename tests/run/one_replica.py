@@ -131,7 +131,7 @@ def learn(case: str, flags: MonoBeastFlags, among: replicas.Replica | None) -> i
     rank = None if among is None else among.rank
     if among is not None:
         among.check_can_share(flags.rollouts, flags.replay, flags.hardware)
-        among.check_same(flatten(flags))
+        among.check_same(flags)
     learners: list[LearnerInfo[PublishedWeights]] = []
 
     def source(learner: LearnerInfo[PublishedWeights]) -> GivenSource:

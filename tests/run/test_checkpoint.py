@@ -12,7 +12,7 @@ import pytest
 import torch
 from learners import impala
 
-from torchbeast.core.actors.contract import Agent, ModelInputs
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -101,51 +101,11 @@ def test_an_unknown_form_of_rewards_is_refused_with_a_message(odd: Any) -> None:
         checkpoints.actor_spec(saved)
 
 
-ATARI, BOARD, VECTOR = (4, 84, 84), (10, 10, 4), (8,)
-
-
-@pytest.mark.parametrize(
-    ("model", "recorded", "expected"),
-    [
-        ("shallow", {"model": "shallow-norm"}, "shallow-norm"),
-        ("shallow", {"model": "shallow"}, "shallow-norm"),  # it standardised its images then
-        ("deep", {"model": "deep"}, "deep"),
-        ("deep", {"model": "my_nets:MyNet"}, "my_nets:MyNet"),
-        ("shallow", {}, "shallow"),  # the original MonoBeast
-        ("deep", {}, "deep"),  # the original PolyBeast
-        ("deep", {"model": "auto"}, "deep"),
-        ("small", {"model": "auto"}, "small"),
-        ("mlp", {"model": "auto"}, "mlp"),
-    ],
-)
-@pytest.mark.parametrize("leaves", ["one leaf", "two leaves"])
-def test_the_network_of_a_file_without_a_format_is_found(
-    model: str, recorded: dict[str, str], expected: str, leaves: str
-) -> None:
-    image = ArraySpec({"small": BOARD, "mlp": VECTOR}.get(model, ATARI), "uint8")
-    seen = image if leaves == "one leaf" else {"a": ArraySpec((3,), "float32"), "b": image}
-    weights = make_agent(ActorSpec(model), seen, Discrete(3), 1).model.state_dict()
-    saved = {"model_state_dict": weights, "flags": recorded}
-    assert checkpoints.model_name(saved) == expected
-
-
-def test_the_network_of_a_file_without_a_format_gets_vectors_unchanged() -> None:
-    """Compares with the names, shapes and formula of MLPNet before there was a format."""
-    seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
-    sizes = {"linear": (128, 4), "fc": (128, 128), "policy": (2, 131), "baseline": (1, 131)}
-    weights = {f"{name}.weight": torch.randn(size) / 10 for name, size in sizes.items()}
-    weights |= {f"{name}.bias": torch.randn(size[0]) for name, size in sizes.items()}
-    reads_values = checkpoints.reads_values({"flags": {"model": "mlp"}})
-    model = make_agent(ActorSpec("mlp", reads_values=reads_values), seen, Discrete(2), 1).model
-    model.load_state_dict(weights)
-    frame, last_action = torch.tensor([[[0.1, -300.0, 2.0, 7.0]]]), torch.tensor([[1]])
-    inputs = ModelInputs(frame, torch.tensor([[0.5]]), torch.tensor([[False]]), last_action)
-    features = frame
-    for name in ("linear", "fc"):
-        features = (features @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).relu()
-    features = torch.cat([features, torch.tensor([[[0.5, 0.0, 1.0]]])], -1)
-    logits = features @ weights["policy.weight"].T + weights["policy.bias"]
-    torch.testing.assert_close(model(inputs, ()).policy_logits, logits)
+@pytest.mark.parametrize("model", ["shallow", "deep"])
+def test_the_network_of_a_file_of_torchbeast_2019_is_found_by_its_weights(model: str) -> None:
+    image = ArraySpec((4, 84, 84), "uint8")
+    weights = make_agent(ActorSpec(model), image, Discrete(3), 1).model.state_dict()
+    assert checkpoints.model_name({"model_state_dict": weights, "flags": {}}) == model
 
 
 def test_a_network_made_without_value_ranges_is_recorded_as_such() -> None:
@@ -159,23 +119,6 @@ def test_a_network_made_without_value_ranges_is_recorded_as_such() -> None:
     )
     played.model.load_state_dict(trained.model.state_dict())
     assert make_agent(ActorSpec("mlp"), told, Discrete(3), 1).spec.reads_values
-
-
-@pytest.mark.parametrize("shape", [(2,), (10, 10, 4)])
-def test_a_network_of_a_file_without_the_entry_keeps_floats_up_to_100_unscaled(
-    shape: tuple[int, ...],
-) -> None:
-    """It has no statistics, and a run that continues it writes down that it has none."""
-    seen = {"a": ArraySpec(shape, "float32", 0.0, 100.0), "b": ArraySpec((2,), "float32", 0, 101)}
-    made = make_agent(ActorSpec("auto"), seen, Discrete(3), 1)
-    saved = {**checkpoints.labels(made, {}), "model_state_dict": {}}
-    del saved["unscaled_to_100"]
-    older = make_agent(checkpoints.actor_spec(saved), seen, Discrete(3), 1)
-    again = {**checkpoints.labels(older, {}), "model_state_dict": {}}
-    continued = make_agent(checkpoints.actor_spec(again), seen, Discrete(3), 1)
-    counts = [sum("count" in name for name in each.model.state_dict()) for each in (made, older)]
-    assert counts == [2, 1] and older.spec.name == made.spec.name
-    continued.model.load_state_dict(older.model.state_dict())
 
 
 def test_a_file_with_a_format_names_its_network() -> None:

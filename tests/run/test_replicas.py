@@ -402,15 +402,15 @@ def test_learners_with_other_flags_are_refused_with_both() -> None:
     among = Replica(Launch(0, 2, 0, 2), ranks)
     sentence = "--unroll_length is 5 in rank 0 and 7 in rank 1"
     with pytest.raises(UsageError, match=sentence):
-        among.check_same({"unroll_length": 5, "algo": "impala", "savedir": "/a"})
+        among.check_same(MonoBeastFlags(rollouts=RolloutConfig(unroll_length=5)))
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rollouts": RolloutConfig(batch_size=9)}, "--batch_size 9 .* use a multiple of 2"),
-        ({"replay": ReplayConfig(replay_size=999)}, "--replay_size 999 works with one learner"),
-        ({"hardware": HardwareConfig(num_learner_threads=2)}, "--num_learner_threads 2 works with"),
+        ({"rollouts": RolloutConfig(batch_size=9)}, "batch_size 9 .* use a multiple of 2"),
+        ({"replay": ReplayConfig(replay_size=999)}, "replay_size 999 works with one learner"),
+        ({"hardware": HardwareConfig(num_learner_threads=2)}, "num_learner_threads 2 works with"),
     ],
 )
 def test_what_several_learners_cannot_do_is_refused(

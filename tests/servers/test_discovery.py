@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.spaces import ArraySpec, Discrete, space_to_json
 from torchbeast.envs import EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.servers import discovery
@@ -77,14 +77,19 @@ def test_a_fleet_describes_what_its_servers_serve(servers: dict) -> None:
 
 
 def test_ranges_of_values_reach_the_learner(servers: dict) -> None:
-    said = {"type": "Array", "low": 0, "high": 5976}
-    rest = {"type": "Tuple", "spaces": [{"type": "Array", "categories": [4]}, {"type": "Array"}]}
-    space = {"type": "Dict", "spaces": {"board": said, "rest": rest}}
-    servers["unix:/a.0"] = CATCH | {"observation_space": space}
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).observation_space == {
+    space = {
         "board": ArraySpec((10, 5), "float32", 0, 5976),
         "rest": (ArraySpec((), "uint8", categories=(4,)), ArraySpec((3,), "bool")),
     }
+    servers["unix:/a.0"] = CATCH | {"observation_space": space_to_json(space)}
+    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).observation_space == space
+
+
+def test_a_space_of_other_observations_is_reported_with_its_address(servers: dict) -> None:
+    other = space_to_json(ArraySpec((2,), "float32"))
+    servers["unix:/a.0"] = CATCH | {"observation_space": other}
+    with pytest.raises(RunError, match=r"from unix:/a\.0 is not valid: its observation_space is"):
+        discovery.find_servers(["unix:/a"], None, timeout=1.0)
 
 
 @pytest.mark.parametrize("key", ["observation_space", "action_space"])
@@ -101,7 +106,7 @@ def test_a_server_of_the_original_has_no_action_space(servers: dict) -> None:
 
 def test_more_environments_than_num_envs_are_refused(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
-    with pytest.raises(UsageError, match="serve 4 environments, but --num_envs is 3"):
+    with pytest.raises(UsageError, match="serve 4 environments, but num_envs is 3"):
         discovery.find_servers(["unix:/a"], 3, timeout=1.0)
 
 
@@ -261,7 +266,7 @@ def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> No
     servers.update({"a:50": CATCH, "b:50": CATCH})
     assert discovery.find_servers(["a:50", "b:50"], 8, 1.0, PLAIN).num_envs == 8
     for number in (4, 9):
-        with pytest.raises(UsageError, match=f"8 environments, but --num_envs is {number}: use"):
+        with pytest.raises(UsageError, match=f"8 environments, but num_envs is {number}: use"):
             discovery.find_servers(["a:50", "b:50"], number, 1.0, PLAIN)
 
 

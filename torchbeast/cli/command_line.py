@@ -20,6 +20,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from difflib import get_close_matches
 from functools import cache, partial
 from itertools import dropwhile, pairwise, takewhile
+from operator import itemgetter
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -39,6 +40,7 @@ from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES, recorded, usual_of, with_values
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, spelt
 from torchbeast.core.algos.schedules import SHAPES, Shape
+from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import SpecError
 from torchbeast.errors import (
     EXIT_DONE,
@@ -49,7 +51,6 @@ from torchbeast.errors import (
     what_it_raised,
 )
 from torchbeast.reporting.output import lossy_output
-from torchbeast.reporting.run_folder import EARLIER_NAMES
 
 KWARGS = Mapping[str, Any]
 """The type of a field whose flag is a JSON object."""
@@ -81,10 +82,10 @@ TITLES = {  # of groups of flags in --help, where it is not the name of the fiel
     "transitions": "off-policy sampling",
 }
 _OF_REPLAY = ("replay_size", "replay_ratio", "replay_kl_threshold")
-# Other names of flags: of earlier versions, of other programs and of other libraries.
+# Other names of flags: of TorchBeast 2019, of other programs and of other libraries.
 _ALIASES = {
-    **EARLIER_NAMES,
     **OTHER_NAMES,
+    "num_actors": "num_envs",
     "num_threads": "num_learner_threads",
     "use_resnet": "model=deep",
     "num_workers": "num_servers",
@@ -223,7 +224,7 @@ def _sentences(flags_type: type, known: Sequence[str] = ()) -> Iterator[None]:
 
 def by_its_name(word: str, known: Collection[str]) -> str:
     """Replaces another name of a flag by the flag's own: with dashes (--learning-rate), in American
-    spelling (--optimizer), or as earlier versions or other libraries call it (--num_actors, --lr).
+    spelling (--optimizer), or as TorchBeast 2019 or other libraries call it (--num_actors, --lr).
 
     word: a word of the command line; other words stay as they are. known: the names of the flags.
     """
@@ -362,7 +363,7 @@ def _without_served(
 
     The environment stays, because the servers must serve the environment of the preset.
     """
-    by_servers = set(flags_type.decided_by_servers) - {"env"}
+    by_servers = names_with("served", flags_type) - {"env"}
     return {name: value for name, value in settings.items() if name not in by_servers}
 
 
@@ -494,51 +495,12 @@ def _help_of(owner: type, name: str) -> str:
     return " ".join((next(texts, None) or "").split())
 
 
-@REGISTRY.primitive_rule
-def _json_object(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    if info.type != KWARGS:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=_read,
-        is_instance=lambda value: isinstance(value, Mapping),
-        str_from_instance=lambda value: [json.dumps(value)],
-    )
-
-
 def _read(words: Sequence[str]) -> dict[str, Any]:
     """Parses the value of the flag; raises ValueError unless it is a JSON object."""
     with suppress(json.JSONDecodeError):
         if isinstance(value := json.loads(words[0]), dict):
             return value
     raise ValueError(f"must be a JSON object such as '{{\"size\": 8}}', got {words[0]}")
-
-
-@REGISTRY.primitive_rule
-def _schedule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    if info.type != Shape:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="|".join(SHAPES),
-        instance_from_str=lambda words: words[0],  # checked by the Config
-        is_instance=lambda value: isinstance(value, str),
-        str_from_instance=lambda value: [value],
-    )
-
-
-@REGISTRY.primitive_rule
-def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool | None] | None:
-    if info.type != SWITCH:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="{true,false}",
-        instance_from_str=_read_switch,
-        is_instance=lambda value: value is None or isinstance(value, bool),
-        str_from_instance=lambda value: ["auto" if value is None else str(value).lower()],
-    )
 
 
 def _read_switch(words: Sequence[str]) -> bool:
@@ -549,19 +511,6 @@ def _read_switch(words: Sequence[str]) -> bool:
     return value
 
 
-@REGISTRY.primitive_rule
-def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    if info.type is not int:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=_read_integer,
-        is_instance=lambda value: isinstance(value, int),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
 def _read_integer(words: Sequence[str]) -> int:
     """Parses an integer, which may be typed as 1e6; raises ValueError for anything else."""
     with suppress(ValueError):
@@ -570,3 +519,21 @@ def _read_integer(words: Sequence[str]) -> int:
         if (value := float(words[0])).is_integer():
             return int(value)
     raise ValueError(f"must be an integer such as 8 or 1e6, got {words[0]}")
+
+
+def _add_kind(
+    kind: Any, metavar: str, read: Callable[[Sequence[str]], Any], show: Callable[[Any], str] = str
+) -> None:
+    """Tells tyro how to read a flag of this type from its word, and how to show its default."""
+
+    @REGISTRY.primitive_rule
+    def describe(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type != kind:
+            return None
+        return PrimitiveConstructorSpec(1, metavar, read, lambda _: True, lambda v: [show(v)])
+
+
+_add_kind(KWARGS, "JSON", _read, json.dumps)
+_add_kind(Shape, "|".join(SHAPES), itemgetter(0))  # the Config checks it
+_add_kind(SWITCH, "{true,false}", _read_switch, lambda v: "auto" if v is None else str(v).lower())
+_add_kind(int, "INT", _read_integer)

@@ -43,8 +43,6 @@ class PolyBeastFlags(ServedLearnerFlags):
 class PolyBeastLearnerFlags(ServedLearnerFlags):
     """Trains an agent with environment servers that are already running (polybeast_env)."""
 
-    decided_by_servers = ("env", "env_kwargs", "observation_keys", "num_envs")
-
     environment: ServedEnvConfig = field(default_factory=ServedEnvConfig)
     fleet: ServedFleetConfig = field(default_factory=ServedFleetConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchbeast.collect.config import (
     ProcessesConfig,
@@ -22,7 +23,7 @@ from torchbeast.collect.config import (
 )
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded
-from torchbeast.core.base.checks import require
+from torchbeast.core.base.checks import names_with, require, setting, typed
 from torchbeast.core.base.specs import ModelConfig, kwargs_of
 from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
@@ -47,7 +48,7 @@ if TYPE_CHECKING:  # they import torch, as the methods do that use them
 class CommandFlags:
     """Training or evaluation."""
 
-    mode: Literal["train", "test", "test_render"] = "train"
+    mode: Literal["train", "test", "test_render"] = setting("train", "command")
     """train; test: play whole episodes with the checkpoint of --xpid, or of the latest run in
     --savedir, once or repeatedly while that run trains (--follow); test_render: write a video."""
 
@@ -56,12 +57,12 @@ class CommandFlags:
 class DefaultsFlags:
     """Flags that change the defaults of other flags."""
 
-    algo: str = registry.DEFAULT
+    algo: str = setting(registry.DEFAULT, "agent")
     """Algorithm: impala (V-trace), ppo, pqn (Q-learning without a replay); with a replay
     (--replay_size) laser (IMPALA with replay), dqn (discrete actions), sac, td3 (continuous
     actions); or your own as package.module:MyAlgo. Its hyperparameters become flags: add --help to
     list them. A resumed run keeps its algorithm."""
-    preset: str | None = None
+    preset: str | None = setting(None, "command")
     """Tuned settings for a task, used as defaults of the other flags; --preset help lists them."""
 
     def __post_init__(self) -> None:
@@ -75,9 +76,6 @@ class LearnerFlags:
 
     `algorithm` is replaced by the Config of the algorithm that --algo names, see `with_algorithm`.
     """
-
-    decided_by_servers: ClassVar[tuple[str, ...]] = ()
-    """Names of flags whose values come from the environment servers, even in a resumed run."""
 
     command: CommandFlags = field(default_factory=CommandFlags)
     defaults: DefaultsFlags = field(default_factory=DefaultsFlags)
@@ -155,16 +153,19 @@ class LearnerFlags:
         from torchbeast.run.learner_run import RunSettings
 
         learner = self.learner_config(env_id)
+        settings = {**recorded(self), **recorded(learner.algorithm)}
         return RunSettings(
             run=self.run,
             checkpoints=self.checkpoints,
             display=self.display,
             learner=learner,
             facts=facts,
-            recorded={**recorded(self), **recorded(learner.algorithm)},
+            recorded=settings,
             loggers=self.logs.loggers(),
             metrics=self.metrics,
             join_replay=self._join_replay(),
+            of_command=names_with("command", self),
+            repeated=words_of(settings, names_with("connection", self)),
             callbacks=of_config(self.callbacks, not self.checkpoints.disable_checkpoint),
         )
 
@@ -226,6 +227,13 @@ class LearnerFlags:
         wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
         changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}
         earlier.check_same_model(dataclasses.replace(known, **changed))
+
+
+def words_of(settings: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """Returns the settings of these names that have a value, as words of a command line."""
+    given = {name: value for name, value in settings.items() if name in names and value}
+    words = ([f"--{k}"] if v is True else typed(f"--{k}", v) for k, v in given.items())
+    return [word for flag in words for word in flag]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,19 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.cli.learner_flags import LearnerFlags
-from torchbeast.core.algos.schedules import UNRECORDED
+from torchbeast.core.base.checks import names_with
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import (
     CHECKPOINT,
-    OF_ONE_COMMAND,
     RunConfig,
     read_meta,
     run_path,
 )
 from torchbeast.run.config import SERVED_KWARGS, check_named
-
-_OF_AGENT = ("algo", "model", "model_kwargs", "shared_body", "use_lstm")
 
 
 def recorded_settings(args: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +84,7 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
     if not folder.exists() or "--follow" in args:
         return {}
     flags = _of_checkpoint(folder / (given(args, "--checkpoint") or CHECKPOINT)) or {}
-    return {name: flags[name] for name in _OF_AGENT if name in flags}
+    return {name: flags[name] for name in names_with("agent", LearnerFlags) if name in flags}
 
 
 def _of_checkpoint(path: Path) -> dict[str, Any] | None:
@@ -108,7 +105,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
     meta.json.
     """
     if (flags := _of_checkpoint(folder / CHECKPOINT)) is not None:
-        return UNRECORDED | flags
+        return flags
     if not (meta := read_meta(folder)):
         return {}
     logs = folder / "logs.csv"
@@ -124,7 +121,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
         "and a new logs.csv.",
         flush=True,
     )
-    return UNRECORDED | meta.get("args", {})
+    return dict(meta.get("args", {}))
 
 
 def usable(
@@ -134,8 +131,8 @@ def usable(
 
     args: the command line. If it names other machines, recorded servers of this one are ignored.
     """
-    of_one_command = [name for name in OF_ONE_COMMAND if name != "xpid"]  # the name is looked up
-    left_out = {*of_one_command, *flags_type.decided_by_servers}
+    of_command = names_with("command", flags_type) - {"xpid"}  # the name is looked up
+    left_out = of_command | names_with("served", flags_type)
     if given(args, "--env_servers") or given(args, "--listen"):
         left_out.add("pipes_basename")
     values = {}

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from torchbeast.core.base.checks import at_least, between, require
+from torchbeast.core.base.checks import at_least, between, require, setting
 from torchbeast.fleets.system import available_cores
 
 _ENVS_PER_PROCESS = 16
@@ -93,7 +93,7 @@ class ReplayConfig:
     checkpoint_replay: bool = False
     """Save the contents of the replay with every checkpoint, in a file of the same size. Otherwise
     a resumed run starts with an empty replay."""
-    replay_service: str | None = None
+    replay_service: str | None = setting(None, "connection")
     """Address of a replay that several agents share: a socket's path on this machine, or ray:NAME
     of a Ray actor. Set by python -m torchbeast.sweep --shared_replay. --replay_size is then the
     capacity of the shared replay, and must be the same for all agents."""
@@ -108,10 +108,10 @@ class ReplayConfig:
         require(
             self.replay_size < 2**31, f"replay_size must be below {2**31}, got {self.replay_size}"
         )
-        for setting in fields(self):
+        for each in fields(self):
             require(
-                self.replay_size > 0 or getattr(self, setting.name) in (0, setting.default),
-                f"{setting.name} needs a replay: set replay_size too",
+                self.replay_size > 0 or getattr(self, each.name) in (0, each.default),
+                f"{each.name} needs a replay: set replay_size too",
             )
         require(
             self.is_used or not (self.checkpoint_replay or self.replay_service),
@@ -235,11 +235,11 @@ class TransitionsConfig:
 
     def check_unused(self) -> None:
         """Raises ValueError for settings that only off-policy algorithms use."""
-        for setting in fields(self):
-            value = getattr(self, setting.name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             require(
-                value == setting.default,
-                f"{setting.name} {value:g} only works with algorithms that sample single steps: "
+                value == each.default,
+                f"{each.name} {value:g} only works with algorithms that sample single steps: "
                 "remove it, or set algo to dqn, sac or td3",
             )
 

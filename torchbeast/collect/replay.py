@@ -229,16 +229,16 @@ class JoinRequest:
         """Returns descriptions of everything that must be equal in all agents."""
         rows = described(row_specs(self.batch(1), 1))
         return {
-            f"--replay_size {self.capacity}",
-            f"--unroll_length {self.unroll_length}",
+            f"replay_size {self.capacity}",
+            f"unroll_length {self.unroll_length}",
             f"a frame stack of {self.frame_stack}",
             *(f"rows of {row}" for row in rows),
         }
 
 
 _ALIKE = (
-    "agents that share a replay need the same environment, network inputs, --unroll_length and "
-    "--replay_size"
+    "agents that share a replay need the same environment, network inputs, unroll_length and "
+    "replay_size"
 )
 
 

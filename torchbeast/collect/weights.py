@@ -80,8 +80,6 @@ class SharedWeights(SharedFile):
 
         model: with the same shapes in every process. size: number of versions in the ring.
         """
-        if not 2 <= size < _HEADER // 8:
-            raise ValueError(f"a ring has 2 to {_HEADER // 8 - 1} places, got {size}")
         self.size = size
         layout = _Layout(model)
         self._stride = layout.num_bytes

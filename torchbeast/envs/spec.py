@@ -14,14 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torchbeast.core.base.checks import at_least, require, short_repr
+from torchbeast.core.base.checks import at_least, names_with, require, setting, short_repr
 from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
 from torchbeast.errors import UsageError, expanded
-
-# The others are options of Atari games.
-_OF_ANY = ("observation_keys", "mask_actions", "info_keywords", "selfplay")
-
 
 # A bare name needs one of old Gym's Atari versions: Gymnasium has its own Blackjack-v1.
 ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
@@ -38,13 +34,13 @@ class EnvOptions:
     """Entries of a dict observation that the network sees, such as --observation_keys blstats
     inventory/glyphs; the workers drop the others. Default: all; with --mode test, the keys that the
     run recorded."""
-    sticky_actions: float | None = None
+    sticky_actions: float | None = setting(None, "atari")
     """Atari: probability, at each emulated frame, of repeating the previous action (Machado et al.
     2018). Default: 0.25 for ids such as ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with
     --mode test, the run's value."""
-    frame_skip: int | None = None
+    frame_skip: int | None = setting(None, "atari")
     """Atari: emulated frames per action. Default: 4; with --mode test, the run's value."""
-    full_action_space: bool = False
+    full_action_space: bool = setting(False, "atari")
     """Atari: offer all 18 actions of the console, not only the ones that the game uses."""
     mask_actions: bool = False
     """Never take actions that the environment's info["action_mask"] forbids, as in Taxi. The mask
@@ -90,7 +86,7 @@ class EnvOptions:
 
     def of_atari(self) -> list[str]:
         """Returns the names of options that are set and apply to Atari games only."""
-        return [name for name in self._chosen() if name not in _OF_ANY]
+        return [name for name in self._chosen() if name in names_with("atari", self)]
 
     def _chosen(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults."""
@@ -158,11 +154,11 @@ DEFAULT_ENV = "PongNoFrameskip-v4"
 class _EnvName:
     """The name of the environment. A separate class, so that --help lists it before the options."""
 
-    env: str | None = None
+    env: str | None = setting(None, "task")
     """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own.
     Default: PongNoFrameskip-v4; with --mode test, the run's environment. An environment to evaluate
     in must have the run's observation and action spaces."""
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    env_kwargs: Mapping[str, Any] = setting(dict, "task")
     """Keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default:
     none; with --mode test, the run's arguments. Recorded arguments of a package.module:factory are
     used again only if you repeat --env."""

@@ -47,8 +47,8 @@ def load_agent(
 ) -> TrainedAgent:
     """Loads the agent of a run, to choose actions with it in your own program.
 
-    The environment is not made, except for a checkpoint of an earlier version, which does not
-    record its spaces, and for a network that a function makes instead of a class: a child process
+    The environment is not made, except for a checkpoint of TorchBeast 2019, which does not record
+    its spaces, and for a network that a function makes instead of a class: a child process
     then makes the environment and reads its spaces.
 
     Args:

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.base.checks import at_least, counted, names_checked, require
+from torchbeast.core.base.checks import at_least, counted, require
 from torchbeast.core.base.computing import OwnProcess, own_settings
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner.parts import (
-    check_loggers,
     env_spec,
     make_source,
     making_agent,
@@ -79,7 +78,6 @@ class Learner(LearnerWithCallbacks):
         ```
     """
 
-    @names_checked
     def __init__(
         self,
         scheme: Scheme,
@@ -103,15 +101,11 @@ class Learner(LearnerWithCallbacks):
                 recorded.
 
         Raises:
-            TypeError: For an argument of another type.
             ValueError: For target_steps below 1.
             UsageError: If the run in log_dir does not fit the scheme, or log_dir cannot be used.
         """
-        if not isinstance(scheme, Scheme):
-            raise TypeError(f"scheme must be Scheme(...) or Scheme.preset(...), got {scheme!r}")
         at_least(1, target_steps=target_steps)
         self._callbacks = Callbacks(callbacks)
-        check_loggers(loggers)
         self.scheme = scheme
         self.target_steps = target_steps
         self._loggers = (*FILES, *loggers)

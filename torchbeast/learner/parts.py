@@ -18,11 +18,11 @@ from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.algos.registry import name_of
+from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import UsageError
 from torchbeast.reporting.diagnosis import RunFacts
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import DisplayConfig
@@ -60,6 +60,7 @@ def run_settings(
             fixed_lag=0 if scheme.is_synchronous else None,
         ),
         recorded=_recorded(scheme, run, learner),
+        of_command=names_with("command", run),
         loggers=loggers,
         becomes_latest=False,  # its folder is the user's, who may keep other things there
     )
@@ -220,15 +221,3 @@ def _groups(scheme: Scheme) -> list[WorkerGroup]:
         count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
         groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
     return groups
-
-
-def check_loggers(loggers: Sequence[Logger]) -> None:
-    """Raises UsageError unless they are a sequence of loggers."""
-    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
-        raise UsageError(f"loggers must be a list of loggers, got {loggers!r}")
-    for logger in loggers:
-        if isinstance(logger, type) or not callable(getattr(logger, "open", None)):
-            raise UsageError(
-                "loggers must be objects with a method open(run), such as "
-                f"torchbeast.reporting.StdoutLogger(...), got {logger!r}"
-            )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchbeast.collect.config import BufferedActorsConfig
-from torchbeast.core.base.checks import above, at_least, require
+from torchbeast.core.base.checks import above, at_least, require, setting
 from torchbeast.errors import UsageError
 
 CLIENT = "ray://"  # prefix of the address of a cluster from outside
@@ -19,7 +19,7 @@ CLIENT = "ray://"  # prefix of the address of a cluster from outside
 class RayConfig(BufferedActorsConfig):
     """The environments, and the Ray actors that step them on this machine or on a cluster."""
 
-    address: str | None = None
+    address: str | None = setting(None, "connection")
     """Ray cluster to run on: auto (the cluster to which this machine belongs), HOST:PORT of its
     head node, or ray://HOST:10001 from outside. Default: $RAY_ADDRESS if set, else start Ray on
     this machine for this run."""
@@ -36,10 +36,10 @@ class RayConfig(BufferedActorsConfig):
     learner_gpus: float = 0.0
     """GPUs of this machine that Ray keeps free for the learner. With 0 the learner still uses a GPU
     if it sees one, even if Ray assigns that GPU to others."""
-    working_dir: str | None = None
+    working_dir: str | None = setting(None, "connection")
     """Folder with your code, which Ray copies to the machines of the cluster. Default: the current
     folder if the environment or the network is your own (module:attribute), else none."""
-    dashboard: bool = False
+    dashboard: bool = setting(False, "connection")
     """Start Ray's dashboard if this run starts Ray. Needs pip install 'ray[default]'."""
 
     of_processes = "num_workers"
@@ -174,7 +174,7 @@ def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_by
         f"{rollouts} rollouts of {_megabytes(rollout_bytes)} and {_VERSIONS} versions of weights "
         f"of {_megabytes(weights_bytes)} need {_megabytes(needed)}, but the capacity of Ray's "
         f"object store on this machine is {_megabytes(here.object_store_bytes)}: use fewer "
-        "--num_buffers or --num_envs, a smaller --unroll_length, or start Ray with a larger "
+        "num_buffers or num_envs, a smaller unroll_length, or start Ray with a larger "
         "--object-store-memory"
     )
 
@@ -187,12 +187,12 @@ def _check_learner(config: RayConfig, room: Room) -> None:
         return
     if (here := room.of_learner) is None:
         raise UsageError(
-            "--learner_cpus and --learner_gpus are reserved on the learner's machine, but this "
+            "learner_cpus and learner_gpus are reserved on the learner's machine, but this "
             f"machine is not a node of the cluster, which has {room}"
         )
     if here.cpus < config.learner_cpus or here.gpus < config.learner_gpus:
         raise UsageError(
-            f"--learner_cpus {config.learner_cpus:g} and --learner_gpus {config.learner_gpus:g} "
+            f"learner_cpus {config.learner_cpus:g} and learner_gpus {config.learner_gpus:g} "
             f"are more than Ray has on this machine: {_count(here.cpus, 'CPU')}, "
             f"{_count(here.gpus, 'GPU')}; use fewer, or remove them"
         )

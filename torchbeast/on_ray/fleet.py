@@ -229,7 +229,7 @@ class RayFleet:
             is_ready = group.wait(_RESERVE_S)
         if not is_ready:
             raise UsageError(
-                f"--learner_cpus {self._config.learner_cpus:g} and --learner_gpus "
+                f"learner_cpus {self._config.learner_cpus:g} and learner_gpus "
                 f"{self._config.learner_gpus:g} are in use by others on this machine"
             )
         if self._config.learner_gpus:

@@ -133,14 +133,14 @@ class RayReplayClient(SharingAgent):
             self._actor = import_ray().get_actor(name, namespace=_NAMESPACE)
         except ValueError as error:
             raise UsageError(
-                f"--replay_service {self._address}: the Ray cluster of this run has no replay of "
+                f"replay_service {self._address}: the Ray cluster of this run has no replay of "
                 "this name: select another cluster with $RAY_ADDRESS, or with RayBeast's --address"
             ) from error
         self._ticket: Ticket
         try:
             self._ticket, self._stats = self._ask("join", joining)
         except ValueError as error:
-            raise UsageError(f"--replay_service {self._address}: {error}") from error
+            raise UsageError(f"replay_service {self._address}: {error}") from error
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
@@ -205,7 +205,7 @@ def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClien
     to which this machine belongs.
     """
     name = checked_name(address.removeprefix(ON_RAY))
-    with _connected(f"the run with --replay_service {address}"):
+    with _connected(f"the run with replay_service {address}"):
         with contextlib.closing(RayReplayClient(name, joining)) as client:
             yield client
 
@@ -290,7 +290,7 @@ def checked_name(name: str) -> str:
     """Returns the name of a replay; raises UsageError for an invalid name."""
     if not _VALID.fullmatch(name):
         raise UsageError(
-            f"a shared replay cannot have the name {name!r}: --replay_service takes {ON_RAY}NAME, "
+            f"a shared replay cannot have the name {name!r}: replay_service takes {ON_RAY}NAME, "
             "with letters, digits and any of _ . , = + - in the name; $RAY_ADDRESS is where the "
             "cluster is"
         )

@@ -201,12 +201,7 @@ def read_fields(folder: Path) -> list[str]:
     """
     with_steps = (row for row in _csv_rows(_logs_of(folder)) if "step" in row)
     names = [*_csv_rows(folder / "fields.csv")][-1:] or [next(with_steps, [])]
-    return [present_column(name.removeprefix("# ")) for name in names[0]]
-
-
-def present_column(name: str) -> str:
-    """Returns the present name of a column, which earlier versions may have called live_actors."""
-    return re.sub(r"^(live|pending|replaced|waiting)_actors$", r"\1_workers", name)
+    return [name.removeprefix("# ") for name in names[0]]
 
 
 def _csv_rows(path: Path) -> Iterator[list[str]]:
@@ -290,7 +285,7 @@ class LogFollower:
                 self.progress = RunProgress()
             for row in self._reader.new_rows():
                 self._add(row)
-        if self._returns and math.isnan(self.progress.mean_return):  # a log of an earlier version
+        if self._returns and math.isnan(self.progress.mean_return):  # a log of TorchBeast 2019
             self.progress = self.progress._replace(mean_return=statistics.fmean(self._returns))
         return self.progress
 

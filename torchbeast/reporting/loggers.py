@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require, setting
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import line_of
 from torchbeast.reporting.log_files import FILES, CsvLogger, Log, LoggedRun, Logger, Logs, grouped
@@ -251,7 +251,7 @@ class DisplayConfig:
 
     episodes_for_avg: int = 100
     """Number of recent episodes over which the mean return and length are shown."""
-    suppress_logs: bool = False
+    suppress_logs: bool = setting(False, "command")
     """Show only the start, warnings and the summary on the terminal, not the progress. The run's
     files are written as usual."""
 
@@ -263,15 +263,15 @@ class DisplayConfig:
 class LogConfig:
     """The logs of the run."""
 
-    log_interval: float = 0.0
+    log_interval: float = setting(0.0, "incidental")
     """Minimum number of seconds between rows of the logs. A row covers all updates since the
     previous row. 0 writes a row for each update."""
-    disable_tensorboard: bool = False
+    disable_tensorboard: bool = setting(False, "incidental")
     """Do not write TensorBoard's events, even if TensorBoard is installed."""
-    wandb_project: str | None = None
+    wandb_project: str | None = setting(None, "incidental")
     """Also log to this project of Weights & Biases (pip install 'torchbeast[wandb]'). With the
     environment variable WANDB_MODE=offline it only writes files. Default: off."""
-    wandb_upload: bool = False
+    wandb_upload: bool = setting(False, "incidental")
     """Also upload the newest and the best checkpoint as artifacts when the run ends, and the videos
     of --mode test_render."""
 

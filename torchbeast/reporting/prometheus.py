@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchbeast.core.base.checks import require
+from torchbeast.core.base.checks import require, setting
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import close_in_forks
 from torchbeast.reporting.diagnosis import alive
@@ -40,7 +40,7 @@ _LONGEST_S = 10.0  # from connection to answer
 class MetricsConfig:
     """Metrics for Prometheus."""
 
-    metrics_port: str | None = None
+    metrics_port: str | None = setting(None, "connection")
     """Serve metrics for Prometheus at http://HOST:PORT/metrics (pip install 'torchbeast[metrics]').
     PORT alone is reachable only from this machine; HOST 0.0.0.0 is reachable from all networks of
     this machine. Default: off."""
@@ -113,7 +113,7 @@ def _serve(config: MetricsConfig, endpoint: PrometheusEndpoint, ending: ExitStac
         from prometheus_client import CollectorRegistry, MetricsHandler
     except ImportError:
         raise UsageError(
-            "--metrics_port needs the Prometheus client: pip install 'torchbeast[metrics]'"
+            "metrics_port needs the Prometheus client: pip install 'torchbeast[metrics]'"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(endpoint)

@@ -4,7 +4,7 @@ its session, from signal handlers to the error to report.
 
 `latest`, next to the folder, points to the run that most recently completed its first update: to
 its meta.json, because TensorBoard follows links to folders and would show the run twice. `run_path`
-resolves it, and links to folders of earlier versions.
+resolves it.
 
 A run has a part for each command that has trained it. meta.json describes the newest part: its
 resolved flags, command line, dates, git commit and Slurm job, whether it succeeded, the `step` at
@@ -23,12 +23,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
-from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.checks import at_least, require, setting
 from torchbeast.errors import (
     RunError,
     UsageError,
@@ -45,19 +45,6 @@ from torchbeast.reporting.output import Lock, OutLog, lock, lossy_output
 LOGGER_NAME = "torchbeast"
 CHECKPOINT = "model.tar"
 META = "meta.json"
-
-# Flags about connections, which the next command must repeat.
-REACHING = (
-    *("address", "env_servers", "listen", "insecure", "replay_service"),
-    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca", "token_file", "metrics_port"),
-    *("working_dir", "dashboard"),
-)
-# Flags that belong to a command, not to a run.
-OF_ONE_COMMAND = (
-    *("mode", "xpid", "savedir", "follow", "checkpoint", "num_episodes", "sampled"),
-    *("random_start", "preset", "suppress_logs", "pause_at", "restart_schedules"),
-    *REACHING,
-)
 
 _log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 
@@ -81,18 +68,18 @@ def new_name(prefix: str) -> str:
 class RunConfig:
     """The run's name, folder and seed."""
 
-    xpid: str = field(default_factory=lambda: new_name("torchbeast"))
+    xpid: str = setting(lambda: new_name("torchbeast"), "command")
     """Name of the run. The name of an earlier run resumes it with its recorded settings, which
     flags on the command line override. Default: a timestamp and a random number."""
-    savedir: str = "~/logs/torchbeast"
+    savedir: str = setting("~/logs/torchbeast", "command")
     """Parent folder: the run's files are in {savedir}/{xpid}."""
-    seed: int | None = None
+    seed: int | None = setting(None, "incidental")
     """Seed of the run: initial weights, actions and environments. Default: random, recorded in
     meta.json."""
-    pause_at: int | None = None
+    pause_at: int | None = setting(None, "command")
     """Save a checkpoint and exit at this environment step, like Ctrl-C. Schedules still end at
     --total_steps. The same command without this flag continues the run."""
-    restart_schedules: bool = True
+    restart_schedules: bool = setting(True, "command")
     """If you resume a run with a different learning rate or schedule, start the schedule at the
     current step. Otherwise the schedule is computed as if the run had started with the new value.
     The same applies to other settings with a schedule."""
@@ -251,15 +238,6 @@ def run_path(path: str | Path) -> Path:
     return found.resolve().parent if found.name == "latest" and found.is_file() else found
 
 
-EARLIER_NAMES = {"num_actors": "num_envs", "num_processes": "num_workers"}
-"""The present names of flags by the names that earlier versions recorded."""
-
-
-def by_present_name(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns recorded flags by their present names."""
-    return {EARLIER_NAMES.get(name, name): value for name, value in flags.items()}
-
-
 def read_meta(folder: Path) -> dict[str, Any]:
     """Returns what meta.json says about a run; {} if there is none that can be read."""
     try:
@@ -276,13 +254,7 @@ def _earlier_meta(folder: Path) -> dict[str, Any]:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
-    if not isinstance(meta, dict):
-        return {}
-    for part in (meta, *meta.get("earlier_parts", ())):
-        for record in ("args", "changed"):
-            if isinstance(part.get(record), dict):
-                part[record] = by_present_name(part[record])
-    return meta
+    return meta if isinstance(meta, dict) else {}
 
 
 def _make(path: Path) -> bool:

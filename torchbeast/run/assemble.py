@@ -17,7 +17,7 @@ from torch import nn
 from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.collect.contract import LearnerInfo, Publisher
 from torchbeast.core.actors.contract import Actor, Agent, specs_of_extras
-from torchbeast.core.algos.base import Algorithm, checked
+from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
@@ -300,7 +300,7 @@ def _algorithm(config: LearnerConfig, agent: Agent, device: torch.device) -> Alg
     """
     config.algo.check_actor(agent.model, config.algorithm)
     specs_of_extras(agent.model, config.algo.needs)
-    algo = checked(config.algo(agent.model, config.algorithm))
+    algo = config.algo(agent.model, config.algorithm)
     for model in algo.models.values():  # an algorithm's author need not think of devices
         model.to(device)
     return algo

@@ -486,42 +486,26 @@ def _named(path: str) -> Callback:
     callback = make()
     if not isinstance(callback, Callback):
         raise UsageError(
-            f"--callback {path} is a {type(callback).__name__}: expected a subclass of "
+            f"callback {path} is a {type(callback).__name__}: expected a subclass of "
             "torchbeast.learner.Callback, or a function that returns a callback"
         )
     return callback
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raises UsageError unless they are a sequence of callbacks, each with a different name."""
-    if not isinstance(callbacks, Sequence):
-        raise UsageError(
-            f"callbacks must be a list of callbacks, got {callbacks!r}: write callbacks=[...]"
-        )
+    """Raises UsageError unless all are callbacks, each with a different name."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
             hint = f", write {callback.__name__}()" if isinstance(callback, type) else ""
             raise UsageError(
                 f"callbacks must be objects of subclasses of Callback, got {callback!r}{hint}"
             )
-        _check_methods(callback)
     counted = Counter(callback.name for callback in callbacks)
     if again := [name for name, count in counted.items() if count > 1]:
         raise UsageError(
             f"several callbacks have the name {again[0]!r}. Checkpoints store the state of "
             "callbacks by name: use a different name for each"
         )
-
-
-def _check_methods(callback: Callback) -> None:
-    """Raises UsageError for a method that looks like one of a callback's, which nothing calls."""
-    called = [name for name in vars(Callback) if name.startswith("on_")]
-    for name in dir(type(callback)):
-        if name.startswith("on_") and name not in called:
-            raise UsageError(
-                f"callback {type(callback).__name__} has a method {name} that is never called: a "
-                f"run calls {', '.join(called)}. Correct its name, or do not start it with on_"
-            )
 
 
 def keep_numbers(metrics: dict[str, Any]) -> None:

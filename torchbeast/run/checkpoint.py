@@ -11,7 +11,6 @@ model                                     name of the network, never auto
 model_kwargs                              its keyword arguments, also the algorithm's own
 reward_input                              how rewards are transformed for the network's input
 reads_values                              whether it encodes leaves by their space's value ranges
-unscaled_to_100                           whether it uses floats with bounds from 1 to 100 unscaled
 observation_space  action_space           of one environment, before frames are stacked
 frame_stack                               number of frames in a stack
 rng                                       torch's random generators
@@ -41,7 +40,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
@@ -61,9 +60,9 @@ from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.core.update.saving import ALGORITHM, check_fits
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error, expanded
-from torchbeast.reporting.run_folder import by_present_name, replaced_atomically, write_atomically
+from torchbeast.reporting.run_folder import replaced_atomically, write_atomically
 
-# 1: has the name of the network. Earlier files, and files of TorchBeast 2019, lack a format.
+# 1: has the name of the network. Files of TorchBeast 2019 lack a format.
 FORMAT = 1
 # Errors of file servers or memory, which may not occur the next time. EINVAL, for example, is not
 # among them, because damaged files cause it too.
@@ -145,8 +144,6 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
             f"{FORMAT}: use the newer TorchBeast that wrote it"
         )
-    if "flags" in found:
-        found["flags"] = by_present_name(found["flags"])
     return found
 
 
@@ -176,7 +173,6 @@ def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
         "model_kwargs": dict(agent.spec.kwargs),
         "reward_input": agent.spec.reward_input,
         "reads_values": agent.spec.reads_values,
-        "unscaled_to_100": agent.spec.unscaled_to_100,
         "observation_space": space_to_json(agent.single_frame_space),
         "action_space": space_to_json(agent.action_space),
         "frame_stack": agent.frame_stack,
@@ -206,23 +202,21 @@ def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
             "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
             "reward_input": reward_input(checkpoint),
             "reads_values": reads_values(checkpoint),
-            "unscaled_to_100": checkpoint.get("unscaled_to_100", True),
         }
     )
 
 
 def model_name(checkpoint: Mapping[str, Any]) -> str:
-    """Returns the current name of the network to which the weights belong, or "auto" if unknown.
+    """Returns the name of the network to which the weights belong, or "auto" if unknown.
 
-    In files without a format, "shallow" is the network now called "shallow-norm". TorchBeast 2019
-    did not record the network, so the names of its weights decide.
+    TorchBeast 2019 did not record the network, so the names of its weights decide: AtariNet
+    ("shallow") or ResNet ("deep").
     """
     if "format" in checkpoint:
         return str(checkpoint["model"])
-    recorded = str(checkpoint["flags"].get("model", "auto"))
-    if recorded == "auto":
-        return _model_of_weights(checkpoint["model_state_dict"])
-    return {"shallow": "shallow-norm"}.get(recorded, recorded)
+    names = {"conv1.weight": "shallow", "feat_convs.0.0.weight": "deep"}
+    weights = checkpoint["model_state_dict"]
+    return next((model for name, model in names.items() if name in weights), "auto")
 
 
 def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
@@ -243,25 +237,9 @@ def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
 def reads_values(checkpoint: Mapping[str, Any]) -> bool:
     """Returns whether the network encodes leaves by the value ranges of their space.
 
-    Networks of files without a format only know dtypes and shapes.
+    TorchBeast 2019's networks only know dtypes and shapes.
     """
     return bool(checkpoint.get("reads_values", "format" in checkpoint))
-
-
-def _model_of_weights(weights: Iterable[str]) -> str:
-    """Returns the network whose weights have these names, or "auto" if unknown.
-
-    It only knows networks that were ever saved without a name: "deep", "small" and "mlp" chosen by
-    "auto", and AtariNet ("shallow") and ResNet ("deep") of TorchBeast 2019.
-    """
-    names = {
-        "conv1.weight": "shallow",
-        "feat_convs.0.0.weight": "deep",
-        "conv.weight": "small",
-        "linear.weight": "mlp",
-    }
-    ends = [re.sub(r"^torsos\.\d+\.", "", name) for name in weights]
-    return next((model for name, model in names.items() if name in ends), "auto")
 
 
 def _fault_of_machine(error: Exception) -> str:

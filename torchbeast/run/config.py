@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchbeast.core.base.checks import at_least, check_device, require, typed
+from torchbeast.core.base.checks import at_least, check_device, require, setting
 from torchbeast.core.base.specs import Precision, RewardClipping
 from torchbeast.envs.spec import EnvSpec, plays_atari
 from torchbeast.errors import UsageError
-from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, REACHING
+from torchbeast.reporting.run_folder import CHECKPOINT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class HardwareConfig:
     num_learner_threads: int | None = None
     """Learner threads, which take turns at preparing a batch and updating; also --num_threads.
     Default: 2 with a GPU (one copies data while the other computes), else 1."""
-    torch_threads: int | None = None
+    torch_threads: int | None = setting(None, "rank")
     """CPU threads of an update. Each computes gradients of slices of the batch, which are summed in
     any order. Default: the cores that this process may use; 1 with --fixed_lag, and if a batch has
     less than about 1 MB of observations and the network is small. With --fixed_lag more threads
@@ -41,13 +41,13 @@ class HardwareConfig:
     compile: bool = False
     """Compile the network with torch.compile for updates. Needs a C++ compiler and a minute or more
     at startup. Measurements showed no speedup on the CPU."""
-    device: str = "auto"
+    device: str = setting("auto", "rank")
     """Device of the learner: cpu; cuda, the first GPU; cuda:1, the GPU with this number; auto, the
     first GPU, or the CPU if there is none. With several learners under torchrun, auto and cuda give
     each its own GPU."""
     disable_cuda: bool = False
     """Use the CPU even if there is a GPU; the same as --device cpu."""
-    write_profiler_trace: bool = False
+    write_profiler_trace: bool = setting(False, "incidental")
     """Profile a few updates of one thread and write trace.json (for chrome://tracing) to the run's
     folder. Slows those updates down."""
 
@@ -85,12 +85,12 @@ FIRST_CHECKPOINT_S = 60.0
 class CheckpointConfig:
     """Checkpoints."""
 
-    disable_checkpoint: bool = False
+    disable_checkpoint: bool = setting(False, "incidental")
     """Do not write checkpoints. The run can then be neither resumed nor evaluated."""
-    checkpoint_interval: float = 600.0
+    checkpoint_interval: float = setting(600.0, "incidental")
     """Seconds between checkpoints. One is also written after the first minute, at the end, and on
     Ctrl-C, SIGTERM and SIGHUP."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: int = setting(3, "incidental")
     """Checkpoints to keep: model.tar is the newest, model.1.tar the one before it, and so on. If
     model.tar is damaged, the run resumes from model.1.tar."""
 
@@ -124,18 +124,18 @@ class CallbacksConfig:
 class EvaluationConfig:
     """Evaluation of a run's checkpoints."""
 
-    follow: bool = False
+    follow: bool = setting(False, "command")
     """With --mode test: evaluate every new model.tar while the run trains, append a row for each to
     evaluations.csv, keep the best as evaluation_best.tar, and exit when the run ends. --seed is 0
     by default, so that all checkpoints play from the same starts."""
-    checkpoint: str = CHECKPOINT
+    checkpoint: str = setting(CHECKPOINT, "command")
     """Checkpoint in the run's folder that --mode test plays, for example evaluation_best.tar or
     model.1.tar."""
-    num_episodes: int = 10
+    num_episodes: int = setting(10, "command")
     """Number of episodes that --mode test plays. More episodes give a less noisy mean."""
-    sampled: bool = False
+    sampled: bool = setting(False, "command")
     """In --mode test, sample actions from the policy as in training, instead of acting greedily."""
-    random_start: int | None = None
+    random_start: int | None = setting(None, "command")
     """Start each episode of --mode test with 0 to this many random actions. Without them, greedy
     play in a deterministic game repeats one episode. Default: 30 in Atari games, else 0."""
 
@@ -144,7 +144,7 @@ class EvaluationConfig:
         at_least(0, random_start=self.random_start)
         require(
             not self.follow or self.checkpoint == CHECKPOINT,
-            f"--follow evaluates every new {CHECKPOINT}: remove --checkpoint {self.checkpoint}",
+            f"follow evaluates every new {CHECKPOINT}: remove --checkpoint {self.checkpoint}",
         )
 
 
@@ -195,13 +195,6 @@ def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
     return {"env": env.name, "env_kwargs": kwargs}
 
 
-def reaching_flags(recorded: Mapping[str, Any]) -> list[str]:
-    """Returns the flags that belong to the command, so that the next command must repeat them."""
-    given = {name: recorded[name] for name in REACHING if recorded.get(name)}
-    words = ([f"--{k}"] if v is True else typed(f"--{k}", v) for k, v in given.items())
-    return [word for flag in words for word in flag]
-
-
 def naming_flags(recorded: Mapping[str, Any]) -> list[str]:
     """Returns the flags with which a command passes `check_named` for these settings."""
     name = recorded.get("env") or ""
@@ -236,11 +229,13 @@ def _env_kwargs(settings: Mapping[str, Any]) -> Any:
     return settings.get(SERVED_KWARGS) or settings.get("env_kwargs", {})
 
 
-def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+def changes(
+    recorded: Mapping[str, Any], now: Mapping[str, Any], of_command: Collection[str] = ()
+) -> dict[str, list[Any]]:
     """Returns [before, now] for each setting of a resumed run that differs from the recorded one.
 
-    It skips settings that were not recorded, for example by another program, and the model, which
-    cannot change.
+    It skips settings that were not recorded, for example by another program, the settings
+    `of_command`, which do not belong to a run, and the model, which cannot change.
     """
     recorded = {**recorded, "env_kwargs": _env_kwargs(recorded)}
     if "env_kwargs" in now:
@@ -248,7 +243,7 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
     pairs = {
         name: [_plain(recorded[name]), _plain(value)]
         for name, value in now.items()
-        if name in recorded and name not in (*OF_ONE_COMMAND, SERVED_KWARGS, "model")
+        if name in recorded and name not in (*of_command, SERVED_KWARGS, "model")
     }
     return {name: [before, value] for name, (before, value) in pairs.items() if before != value}
 

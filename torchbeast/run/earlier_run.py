@@ -15,7 +15,6 @@ from typing import Any
 from torchbeast.core.actors.registry import in_family
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.schedules import UNRECORDED
 from torchbeast.core.base.specs import ActorSpec, kwargs_of
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
@@ -53,8 +52,7 @@ class EarlierRun:
     @property
     def recorded(self) -> Mapping[str, Any] | None:
         """The recorded settings; None without a checkpoint."""
-        flags = self._saved.get("flags")
-        return None if flags is None else {**UNRECORDED, **flags}
+        return self._saved.get("flags")
 
     @property
     def callbacks(self) -> Mapping[str, Any]:
@@ -92,7 +90,6 @@ class EarlierRun:
             kwargs=known.kwargs if is_same else asked.kwargs,
             reward_input=known.reward_input,
             reads_values=known.reads_values,
-            unscaled_to_100=known.unscaled_to_100,
         )
 
     def check_same_model(self, now: ActorSpec) -> None:

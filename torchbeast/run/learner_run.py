@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import describe_agent
-from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, recorded
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.envs.selection import leaf_keys
@@ -57,7 +56,6 @@ from torchbeast.run.config import (
     describe_clipping,
     hint_of_defaults,
     naming_flags,
-    reaching_flags,
     recorded_env,
 )
 from torchbeast.run.earlier_run import EarlierRun
@@ -117,7 +115,8 @@ class RunSettings:
     loggers: Sequence[Logger] = FILES
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
     callbacks: Sequence[Callback] = ()  # of a program
-    of_command: Sequence[str] = ()  # words to repeat in the command that resumes the run
+    of_command: Collection[str] = ()  # names of settings of the command, not of the run
+    repeated: Sequence[str] = ()  # words to repeat in the command that resumes the run
     join_replay: Join | None = None  # joins the replay that agents share, if there is one
     becomes_latest: bool = True  # whether the link `latest` will point to its folder
 
@@ -163,7 +162,7 @@ class LearnerRun:
         decided = {**recorded(learner.algorithm), **described.recorded()}
         decided["seed"] = seed = self.earlier.seed(settings.run.seed)
         self._recorded = {**settings.recorded, **decided}
-        self._changed = changes(self.earlier.recorded or {}, self._recorded)
+        self._changed = changes(self.earlier.recorded or {}, self._recorded, settings.of_command)
         torch.manual_seed(seed)
 
     def train(
@@ -281,8 +280,6 @@ class LearnerRun:
         has_replay = config.replay.is_used
         if config.learns_from_transitions and not issubclass(source.yields, Rollout):
             has_replay = False  # the source itself yields single steps
-        if not has_replay or not config.learns_from_transitions:
-            check_batches(source.yields, type(made.algo))
         if not has_replay:
             yield source
             return
@@ -444,8 +441,7 @@ class LearnerRun:
         more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete
         to_resume = [
             *([] if self.described.others_serve else naming),
-            *reaching_flags(self.settings.recorded),
-            *self.settings.of_command,
+            *self.settings.repeated,
             *(more if progress.step >= self._total_steps else []),
         ]
         replica = self._replica
@@ -468,12 +464,3 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
         print("Replay is off. Set replay_size to use it.", flush=True)
-
-
-def check_batches(given: type, algorithm: type[Algorithm[Any]]) -> None:
-    """Raises UsageError unless the algorithm can train on the batches of the source."""
-    if not issubclass(given, algorithm.takes):
-        raise UsageError(
-            f"{algorithm.__name__} trains on {algorithm.takes.__name__}, but the source yields "
-            f"{given.__name__}: choose another algorithm"
-        )

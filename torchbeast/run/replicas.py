@@ -47,6 +47,8 @@ from torchbeast.collect.joint import (
     total,
 )
 from torchbeast.collect.lost_streams import LostStream, TooFewStreams
+from torchbeast.core.algos.config import recorded
+from torchbeast.core.base.checks import names_with
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_of_torchrun
@@ -55,7 +57,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import Launch
 from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
 from torchbeast.reporting.prometheus import MetricsConfig
-from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND
+from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import HardwareConfig
 from torchbeast.run.earlier_run import EarlierRun
@@ -80,8 +82,6 @@ _MOMENT_S = 0.001  # between two polls for the end of callbacks, which usually t
 # Files from which rank 0 resumes. Of logs.csv it only matters whether it is empty.
 _FILES = (CHECKPOINT, "meta.json", "logs.csv")
 _LONGEST = 2**20  # bytes that are sent of a file other than the checkpoint
-# Flags that may differ between ranks, because they belong to a command or to a machine.
-_OF_ONE_RANK = (*OF_ONE_COMMAND, "pipes_basename", "torch_threads", "device")
 
 Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
@@ -123,12 +123,12 @@ class Replica:
                     (own_folder / name).write_bytes(content)
             yield parse([*same, "--savedir", folder])
 
-    def check_same(self, settings: Mapping[str, Any]) -> None:
-        """Raises UsageError in every rank unless all have the settings of rank 0.
-
-        settings: every flag by its name.
+    def check_same(self, flags: Any) -> None:
+        """Raises UsageError in every rank unless all have the flags of rank 0, apart from those
+        that belong to a command or to a machine.
         """
-        shared = {k: v for k, v in settings.items() if k not in _OF_ONE_RANK}
+        of_this_rank = names_with("command", flags) | names_with("rank", flags)
+        shared = {k: v for k, v in recorded(flags).items() if k not in of_this_rank}
         messages = self.ranks.gather({"settings": json.loads(json.dumps(shared, default=str))})
         first, *others = (message["settings"] for message in messages)
         for rank, other in enumerate(others, 1):
@@ -145,17 +145,17 @@ class Replica:
         size, batch_size = self.size, rollouts.batch_size
         if batch_size % size:
             raise UsageError(
-                f"--batch_size {batch_size} is divided among all learners: use a multiple of {size}"
+                f"batch_size {batch_size} is divided among all learners: use a multiple of {size}"
             )
         if replay.replay_size:
             raise UsageError(
-                f"--replay_size {replay.replay_size} works with one learner only: remove it, or "
+                f"replay_size {replay.replay_size} works with one learner only: remove it, or "
                 "start one learner"
             )
         threads = hardware.num_learner_threads
         if threads not in (None, 1):
             raise UsageError(
-                f"--num_learner_threads {threads} works with one learner only: remove it"
+                f"num_learner_threads {threads} works with one learner only: remove it"
             )
 
     def share_of(self, settings: RunSettings) -> RunSettings:

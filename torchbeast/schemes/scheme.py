@@ -31,8 +31,7 @@ from torchbeast.collect.config import (
     RolloutConfig,
     TransitionsConfig,
 )
-from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
-from torchbeast.core.actors.off_policy import OffPolicyActor
+from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.actors.registry import ActorFactory
 from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.base.checks import (
@@ -41,7 +40,6 @@ from torchbeast.core.base.checks import (
     check_device,
     counted,
     did_you_mean,
-    names_checked,
     one_of,
     refuse_unknown,
     require,
@@ -59,7 +57,6 @@ Backend = Literal["processes", "ray"]
 
 Config = TypeVar("Config")
 
-_MAKERS = {ActorCritic: "OnPolicyActorCritic", OffPolicyActor: "OffPolicyActorCritic"}
 _ENVS = "make_vec(...), or the first result of VecEnv.create_factory(...)"
 _FACTORIES = {
     "algo_factory": (AlgoFactory, "PPO.create_factory(...)"),
@@ -155,7 +152,7 @@ class Scheme:
             there is one.
 
     Raises:
-        TypeError: For an argument of another type.
+        TypeError: For a component of another type.
         ValueError: For a value out of range.
         IncompatibleParts: A ValueError, for parts that do not work together.
 
@@ -342,15 +339,8 @@ class Scheme:
         return f"<Scheme of {parts}>"
 
     def _repr_html_(self) -> str:
-        """Returns the parts as boxes in a row, for a notebook, and what passes between them."""
-        boxes = [
-            _BOX.format(html.escape(name), "<br>".join(map(html.escape, lines)))
-            for name, lines in _parts(self).items()
-        ]
-        row = _ARROW.format("&#8644;").join(boxes)
-        forward, back = map(html.escape, _ways(self))
-        ways = f"<div>&#8594; {forward} for each update<br>&#8592; {back}</div>"
-        return f'<div style="display:flex; flex-wrap:wrap; margin-bottom:0.5em">{row}</div>{ways}'
+        """Returns the description for a notebook."""
+        return f"<pre>{html.escape(self.describe())}</pre>"
 
     def describe(self) -> str:
         """Returns the parts of the scheme, and what passes between them, as lines of text."""
@@ -402,7 +392,6 @@ class Scheme:
     def _check_components(self) -> None:
         """Raises IncompatibleParts where the components do not go together."""
         self.storage_factory.prepared(self.algo_factory)
-        self._check_kind_of_actor()
         self._check_replay()
         if self.col_remote_workers and self.is_synchronous:
             size = self.train_envs_factory.vec_env_size
@@ -443,15 +432,6 @@ class Scheme:
                 f"{space_of_envs}: pass the spaces from VecEnv.create_factory to create_factory",
             )
 
-    def _check_kind_of_actor(self) -> None:
-        factory, algo = self.actor_factory, self.algo_factory.algo
-        for kind, suitable in _MAKERS.items():
-            if issubclass(algo.actor_type, kind) and not issubclass(factory.kind, kind):
-                raise IncompatibleParts(
-                    f"{factory.owner} makes a network of type {factory.kind.__name__}, but "
-                    f"{algo.__name__} trains one of type {algo.actor_type.__name__}: use {suitable}"
-                )
-
     def _check_actor(self) -> None:
         """Makes the actor once, without a trace in torch's random numbers, and checks it."""
         factory, name = self.algo_factory, self.actor_factory.owner
@@ -465,9 +445,6 @@ class Scheme:
             raise IncompatibleParts(f"{name} with {factory.algo.__name__}: {error}") from error
 
 
-Scheme.__init__ = names_checked(Scheme.__init__)  # type: ignore[method-assign]
-
-
 def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
     """Returns the Config with the flags that it has."""
     names = {field.name for field in dataclasses.fields(config)} & set(flags)  # type: ignore[arg-type]
@@ -475,9 +452,6 @@ def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
 
 
 # --- descriptions
-
-_BOX = '<div style="border:1px solid; border-radius:6px; padding:0.5em 1em"><b>{}</b><br>{}</div>'
-_ARROW = '<div style="align-self:center; padding:0 0.5em">{}</div>'
 
 
 def _parts(scheme: Scheme) -> dict[str, list[str]]:

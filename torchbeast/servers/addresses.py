@@ -53,7 +53,7 @@ def server_addresses(basename: str, count: int) -> list[str]:
     if longest is not None and len(os.fsencode(longest)) > MAX_SOCKET_PATH:
         raise UsageError(
             f"the path of the socket {longest} has {len(os.fsencode(longest))} bytes, more than "
-            f"the {MAX_SOCKET_PATH} of a Unix socket: use a shorter --pipes_basename, or TMPDIR"
+            f"the {MAX_SOCKET_PATH} of a Unix socket: use a shorter pipes_basename, or TMPDIR"
         )
     return addresses
 
@@ -237,6 +237,6 @@ def _own_folder(folder: Path) -> Path:
     if status.st_uid != os.getuid() or not private:
         raise UsageError(
             f"{folder} is not a private folder of this user (owner {status.st_uid}, mode "
-            f"{stat.S_IMODE(status.st_mode):04o}): remove it, or use --pipes_basename"
+            f"{stat.S_IMODE(status.st_mode):04o}): remove it, or use pipes_basename"
         )
     return folder

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchbeast.collect.config import ActorsConfig
-from torchbeast.core.base.checks import above, at_least, command, counted, require
+from torchbeast.core.base.checks import above, at_least, command, counted, require, setting
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import allowed_descriptors, available_cores
@@ -78,7 +78,7 @@ class FleetConfig(ActorsConfig):
 
     num_servers: int | None = None
     """Server processes. Default: one per core, at most one per environment."""
-    pipes_basename: str | None = None
+    pipes_basename: str | None = setting(None, "rank", "incidental")
     """Server i listens at {pipes_basename}.{i}, for example unix:/tmp/polybeast. Default: sockets
     in the run's own folder."""
 
@@ -93,20 +93,20 @@ class FleetConfig(ActorsConfig):
 class ServedFleetConfig:
     """The running environment servers that the learner uses."""
 
-    num_envs: int | None = None
+    num_envs: int | None = setting(None, "served")
     """Expected total number of environments: exactly this many on servers, and at least this many
     on hosts that dial in (--listen). Default: use all environments."""
-    pipes_basename: str | None = None
+    pipes_basename: str | None = setting(None, "rank", "incidental")
     """Common prefix of the servers' addresses. Default: a path in a private folder of this user, as
     in polybeast_env."""
-    env_servers: str | None = None
+    env_servers: str | None = setting(None, "connection")
     """Servers on other machines: HOST:PORT,HOST:PORT with the port of each host's first server; a
     host's other servers use the ports after it. Default: servers on this machine."""
-    listen: str | None = None
+    listen: str | None = setting(None, "connection")
     """HOST:PORT at which hosts dial in (polybeast_env --learner) because the learner cannot reach
     them. HOST 0.0.0.0 means every network of this machine, IPv4 and IPv6. The run starts with the
     first host, or once the hosts together have --num_envs environments."""
-    connect_timeout: float = 20.0
+    connect_timeout: float = setting(20.0, "incidental")
     """Seconds to wait at startup for each server to answer, or for hosts to dial in."""
 
     def __post_init__(self) -> None:
@@ -121,10 +121,10 @@ class ServedFleetConfig:
 class ServedEnvConfig:
     """The environment. In training the servers decide it."""
 
-    env: str | None = None
+    env: str | None = setting(None, "task", "served")
     """Refuse servers that serve another environment. Default: accept any. With --mode test, which
     does not need servers: the environment to play. Default: the run's environment."""
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    env_kwargs: Mapping[str, Any] = setting(dict, "task", "served")
     """With --mode test, --eval_every or --hindsight_share, whose environments run on this machine:
     keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default: the
     run's arguments, unless --env is a package.module:factory."""
@@ -151,10 +151,10 @@ class ServersConfig(FleetConfig):
     num_envs: int | None = None
     """Total number of environments. Default: one per server if you give --num_servers, else the
     default of polybeast."""
-    pipes_basename: str | None = None
+    pipes_basename: str | None = setting(None, "rank", "incidental")
     """Server i listens at {pipes_basename}.{i}. Default: sockets in a private folder of this
     user."""
-    listen: str | None = None
+    listen: str | None = setting(None, "connection")
     """HOST:PORT for learners on other machines: server i listens at PORT + i. HOST 0.0.0.0 means
     every network of this machine, IPv4 and IPv6. Default: sockets, for learners on this machine."""
     learner: str | None = None
@@ -183,22 +183,22 @@ class SecurityConfig:
     connecting side.
     """
 
-    insecure: bool = False
+    insecure: bool = setting(False, "connection")
     """Use TCP without TLS. Anyone on the network can then read and change everything, including the
     token. Use it only on networks that are protected in another way, such as a VPN."""
-    tls_ca: str | None = None
+    tls_ca: str | None = setting(None, "connection")
     """Connecting side: PEM file of the certificate authority that signed the other side's
     certificate. That certificate must contain its host name."""
-    tls_cert: str | None = None
+    tls_cert: str | None = setting(None, "connection")
     """PEM file with this side's certificate and any intermediate certificates. The listening side
     always needs a certificate, which must contain its host name. The connecting side needs one only
     if the other side has --tls_client_ca."""
-    tls_key: str | None = None
+    tls_key: str | None = setting(None, "connection")
     """PEM file with the private key of --tls_cert. Other users must not be able to read it."""
-    tls_client_ca: str | None = None
+    tls_client_ca: str | None = setting(None, "connection")
     """Listening side, for mutual TLS: PEM file of the certificate authority that signed the
     clients' certificates. Default: clients need no certificate."""
-    token_file: str | None = None
+    token_file: str | None = setting(None, "connection")
     """File with a secret token, the same on both sides. Other users must not be able to read it."""
 
     def __post_init__(self) -> None:
@@ -227,12 +227,12 @@ class SecurityConfig:
         )
         require(
             self.tls_cert is not None or self.insecure,
-            f"--listen needs tls_cert and tls_key ({command('keys')} makes them), or --insecure on "
+            f"listen needs tls_cert and tls_key ({command('keys')} makes them), or --insecure on "
             "a network that is protected in another way",
         )
         require(
             bool(self.token_file or self.tls_client_ca or self.insecure),
-            "--listen needs token_file or tls_client_ca, else anyone could connect",
+            "listen needs token_file or tls_client_ca, else anyone could connect",
         )
         return self
 

@@ -18,8 +18,8 @@ from torchbeast.core.base.checks import command
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
-    observation_space_from_json,
     space_from_json,
+    without_values,
 )
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
@@ -117,7 +117,7 @@ def find_servers(
     if num_envs not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
-            f"--num_envs is {num_envs}: use --num_envs {fleet.num_envs}, or remove it"
+            f"num_envs is {num_envs}: use num_envs {fleet.num_envs}, or remove it"
         )
     return fleet
 
@@ -265,16 +265,18 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
 
 def _observation_space(description: dict[str, Any]) -> Any:
     """Returns the nest of ArraySpec, with value ranges if the server describes them."""
-    space, specs = description.get("observation_space"), _to_specs(description["observation"])
-    return specs if space is None else observation_space_from_json(space, specs)
+    specs, described = _to_specs(description["observation"]), description.get("observation_space")
+    space = specs if described is None else space_from_json(described)
+    if without_values(space) != specs:
+        raise ValueError(f"its observation_space is {space}, but its observations are {specs}")
+    return space
 
 
 def _env(description: dict[str, Any]) -> EnvSpec:
     """Returns the served environment.
 
-    Servers of earlier versions do not send keyword arguments, and servers of TorchBeast 2019 do not
-    send options. The info keywords come from the steps, not from the options. The learner's own
-    flags decide where it writes versions for self-play.
+    Servers of TorchBeast 2019 do not send options. The info keywords come from the steps, not from
+    the options. The learner's own flags decide where it writes versions for self-play.
     """
     recorded = description.get("options") or {}
     if not isinstance(recorded, dict):

@@ -77,7 +77,7 @@ def _key(files: SecurityConfig) -> str:
         _load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.tls_cert, files.tls_key)
     except ssl.SSLError:
         raise UsageError(
-            f"--tls_key {files.tls_key} is not the key of a certificate --tls_cert "
+            f"tls_key {files.tls_key} is not the key of a certificate tls_cert "
             f"{files.tls_cert}: use a matching pair, in PEM and without a password, because "
             "replaced servers cannot prompt for it"
         ) from None
@@ -95,7 +95,7 @@ def _token(path: str | None) -> str:
     is_word = token.isascii() and token.isprintable() and " " not in token
     if not is_word or not _SHORTEST_TOKEN <= len(token) <= _LONGEST_TOKEN:
         raise UsageError(
-            f"--token_file {path} must contain one word of {_SHORTEST_TOKEN} to {_LONGEST_TOKEN} "
+            f"token_file {path} must contain one word of {_SHORTEST_TOKEN} to {_LONGEST_TOKEN} "
             f"printable ASCII characters, but it contains something else: {_KEYS}"
         )
     return token

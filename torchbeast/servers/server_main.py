@@ -22,7 +22,7 @@ import numpy as np
 
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import final_info_of, numbers_of_games
-from torchbeast.core.envs.spaces import observation_space_to_json, space_to_json
+from torchbeast.core.envs.spaces import space_to_json
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_main import SendReport, exit_now, follow_stdin, run
 from torchbeast.fleets.system import allow_descriptors, allowed_descriptors
@@ -201,9 +201,9 @@ def _report_and_watch(
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the description that a learner gets before it connects.
 
-    Its options do not contain the info keywords, because learners of earlier versions, which only
-    read options, would log empty columns; nor the folder of self-play, because a learner writes
-    only where its own flags say. They contain keyword arguments unless these are empty.
+    Its options contain neither the info keywords, which come with the steps, nor the folder of
+    self-play, because a learner writes only where its own flags say. They contain keyword arguments
+    unless these are empty.
     """
     options = dataclasses.replace(spec.options, selfplay=None, info_keywords=()).as_json()
     return {
@@ -214,7 +214,7 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
         "frame_stack": env.frame_stack,
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
         "action_space": space_to_json(env.action_space),
-        "observation_space": observation_space_to_json(env.observation_space),
+        "observation_space": space_to_json(env.observation_space),
         "options": options | ({"env_kwargs": spec.kwargs} if spec.kwargs else {}),
         "info_keywords": list(spec.options.info_keywords),
     }

@@ -149,8 +149,8 @@ class SharedReplay:
         require(
             free is None or size + later <= free,
             f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
-            f"are free, {in_bytes(later)} of them for the replay: use a smaller --batch_size, "
-            "--replay_ratio or --replay_size",
+            f"are free, {in_bytes(later)} of them for the replay: use a smaller batch_size, "
+            "replay_ratio or replay_size",
         )
 
     def _made_for(self, joining: JoinRequest) -> RolloutReplay:
@@ -161,7 +161,7 @@ class SharedReplay:
         try:
             return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
         except MemoryError as error:
-            raise ValueError(f"{error}: use a smaller --replay_size") from error
+            raise ValueError(f"{error}: use a smaller replay_size") from error
 
 
 class SharingAgent(ABC):

@@ -194,10 +194,10 @@ class SharedReplayClient(SharingAgent):
             self._connection = Client(address, "AF_UNIX", authkey=_key(address))
             self._stats = self._join(joining)
         except (ValueError, AuthenticationError) as error:
-            raise UsageError(f"--replay_service {address}: {error}") from error
+            raise UsageError(f"replay_service {address}: {error}") from error
         except (OSError, EOFError) as error:
             raise UsageError(
-                f"--replay_service {address}: no replay is running there ({error!r}); python -m "
+                f"replay_service {address}: no replay is running there ({error!r}); python -m "
                 "torchbeast.sweep --shared_replay starts one and gives agents its address"
             ) from error
 

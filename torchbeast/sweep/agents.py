@@ -19,10 +19,10 @@ from torchbeast.cli.command_line import by_its_name, flag_names, flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
+from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.reporting.loggers import DisplayConfig
-from torchbeast.reporting.run_folder import OF_ONE_COMMAND
-from torchbeast.run.config import CheckpointConfig, EvaluationConfig, HardwareConfig
+from torchbeast.run.config import CheckpointConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SweepConfig
 from torchbeast.sweep.search import SEED, Search, Values, settings_of_agents
 
@@ -40,9 +40,6 @@ _OF_SWEEP = {  # flags of the program that only the sweep may give
     "replay_service": "a sweep starts the replay of its agents: use --shared_replay instead",
     "suppress_logs": "a sweep prints one table of its agents: remove --suppress_logs",
 }
-
-# A shared replay holds rollouts with the same shape, of the same task.
-_OF_SHARED_REPLAY = ("replay_size", "unroll_length", "env", "env_kwargs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +109,10 @@ def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
     for key, sentence in _OF_SWEEP.items():
         if key in [*keys, *(flag_of(word, known) for word in what.words)]:
             raise UsageError(sentence)
-    for key in _OF_SHARED_REPLAY if what.shared_replay else ():
-        if key in keys:
+    # A shared replay holds rollouts with the same shape, of the same task.
+    shared = {"replay_size", "unroll_length"} | names_with("task", FLAGS[what.program])
+    for key in keys if what.shared_replay else ():
+        if key in shared:
             raise UsageError(
                 f"agents that share a replay have the same {key}, so --set cannot vary it: use "
                 f"--{key} once, or remove --shared_replay"
@@ -177,14 +176,6 @@ def name_of(settings: Mapping[str, str]) -> str:
     if plain == text and len(text) <= _LONGEST_NAME:
         return text
     return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-# Flags that a continued sweep may change, because its agents remain comparable.
-_MAY_CHANGE = {"total_steps", *OF_ONE_COMMAND}.union(
-    each.name
-    for config in (CheckpointConfig, DisplayConfig, EvaluationConfig, HardwareConfig)
-    for each in dataclasses.fields(config)
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,9 +250,14 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Raises UsageError if settings differ that a continued sweep may not change."""
+    """Raises UsageError if settings differ that a continued sweep may not change, because its
+    agents would not remain comparable.
+    """
+    others = (CheckpointConfig, DisplayConfig, HardwareConfig)
+    may_change = {"total_steps", *(name for config in others for name in flag_names(config))}
+    may_change |= names_with("command", *FLAGS.values())
     for name, value in now.items():
-        if name not in _MAY_CHANGE and before.get(name) != value:
+        if name not in may_change and before.get(name) != value:
             raise UsageError(
                 f"the sweep {folder.name} compares agents with {name} {before.get(name)}, not with "
                 f"{name} {value}: remove it, or use another --name"
@@ -277,10 +273,7 @@ def _recorded(folder: Path) -> Compared | None:
         return None
     try:
         recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
-        if isinstance(recorded["set"], list):  # earlier versions had a dict
-            recorded["set"] = values_of(recorded["set"])
-        known = {each.name for each in dataclasses.fields(Compared)}  # earlier versions had fewer
-        return dataclasses.replace(NEW, **{name: recorded[name] for name in known & set(recorded)})
+        return Compared(**{**recorded, "set": values_of(recorded["set"])})
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
             f"{folder} is not the folder of a sweep: use another --name, or another --savedir"

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from torchbeast import plot
 from torchbeast.cli.command_line import flag_names
+from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.log_files import csv_line, read_logs
@@ -41,11 +42,8 @@ from torchbeast.sweep.table import Row, has_ended_well
 CSV, PNG = "pbt.csv", "pbt.png"
 _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
-# Settings that belong to a checkpoint, or that a round cannot change.
-_FIXED = (
-    *(SEED, "env", "env_kwargs", "algo", "model", "model_kwargs", "use_lstm", "shared_body"),
-    *("total_steps", "optimiser", "replay_size"),
-)
+# Settings that belong to a checkpoint, or that a round cannot change; also of the agent, the task.
+_FIXED = {SEED, "total_steps", "optimiser", "replay_size"}
 
 
 @dataclass(eq=False)
@@ -80,8 +78,10 @@ class Population:
                 f"pbt needs at least 4 agents, but --set has {len(agents)}: use ranges, such as "
                 "learning_rate=0.0001:0.01, and --trials 8"
             )
-        known = flag_names(FLAGS[agents[0].program])
-        if fixed := [key for key in values if flag_of(f"--{key}", known) in _FIXED]:
+        flags = FLAGS[agents[0].program]
+        fixed_names = _FIXED | names_with("agent", flags) | names_with("task", flags)
+        known = flag_names(flags)
+        if fixed := [key for key in values if flag_of(f"--{key}", known) in fixed_names]:
             raise UsageError(
                 f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "
                 f"set --{fixed[0]} once"
@@ -97,7 +97,7 @@ class Population:
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
         root = secrets.randbits(31) if agents[0].seed is None else agents[0].seed
         seeds = [seed_of(root, "member", number) for number in range(len(agents))]
-        self._turns = _read(self._folder / CSV, seeds) or [
+        self._turns = _read(self._folder / CSV) or [
             Turn(1, number, number, agent.settings, seeds[number])
             for number, agent in enumerate(agents)
         ]
@@ -247,18 +247,15 @@ def _as_member(agent: AgentRun, number: int) -> AgentRun:
     return dataclasses.replace(agent, name=name, words=words, folder=agent.folder.with_name(name))
 
 
-def _read(path: Path, seeds: Sequence[int]) -> list[Turn]:
-    """Returns what an earlier part of the sweep wrote; empty for a new sweep.
-
-    seeds: of the members, used for a file of an earlier version, which does not have them.
-    """
+def _read(path: Path) -> list[Turn]:
+    """Returns what an earlier part of the sweep wrote; empty for a new sweep."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return [
             Turn(
                 round=int(row.pop("round")),
-                seed=int(row.pop("seed", seeds[int(row["member"])])),
+                seed=int(row.pop("seed")),
                 member=int(row.pop("member")),
                 parent=int(row.pop("parent")),
                 step=int(row.pop("step") or 0),

@@ -393,7 +393,7 @@ def test_a_checkpoint_without_our_counts_is_refused_and_changes_nothing(
     before = weights(algorithm)
     other.update(make_rollout(T, B))
     state = {**other.state_dict(), "scheduler_state_dict": {"last_epoch": 3}}
-    with pytest.raises(ValueError, match=r"lacks steps, version.*not resumed"):
+    with pytest.raises(ValueError, match=r"lacks .*steps, version.*not resumed"):
         algorithm.load_state_dict(state)
     torch.testing.assert_close(weights(algorithm), before, rtol=0, atol=0)
 
@@ -406,7 +406,7 @@ def test_a_checkpoint_of_another_optimiser_is_refused_and_changes_nothing(
     saved.update(make_rollout(T, B))
     unchanged = copy.deepcopy(other.state_dict())
     names = {"adam": "Adam", "rmsprop": "RMSprop"}
-    message = f"is different: it has the settings of {names[before]}, .*has those of {names[now]}"
+    message = f"is different: it has .* of {names[before]}, but .* has .* of {names[now]};"
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(saved.state_dict())
     torch.testing.assert_close(other.state_dict(), unchanged, rtol=0, atol=0)

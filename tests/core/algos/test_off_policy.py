@@ -24,7 +24,6 @@ from off_policy import (
     two_transitions,
 )
 
-from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import StepConfig
@@ -145,13 +144,8 @@ def test_an_optimiser_state_that_does_not_fit_is_refused_and_changes_nothing(nam
     state = saved_and_loaded(step.state_dict())
     before = copy.deepcopy(other.state_dict())
     saved = state["algorithm_state_dict"]["optimisers"][name]
-    saved["state"][0]["momentum_buffer"] = torch.zeros(3)
-    with pytest.raises(
-        ValueError, match=rf"optimiser {name} is different: .* as \[3\], .* has \[\];"
-    ):
-        other.load_state_dict(state)
     saved["param_groups"][0]["params"] = [0, 1, 2]
-    with pytest.raises(ValueError, match=rf"optimiser {name} is different: .* groups of \[3\]"):
+    with pytest.raises(ValueError, match=f"optimiser {name} is different: it has 3 parameters"):
         other.load_state_dict(state)
     torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
 
@@ -190,31 +184,20 @@ class Unassigned(Toy):
     minimised_by: ClassVar = {"critic_loss": "critic"}
 
 
-class Unmoved(Toy):
-    def __init__(self, actor: Actor, config: ToyConfig) -> None:
-        super().__init__(actor, config)
-        self.optimisers = {}
-
-
 def test_a_term_that_no_optimiser_minimises_is_a_sentence() -> None:
     step = OptimiserStep(Unassigned(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
     with pytest.raises(ValueError, match="the term actor_loss to none: .* actor, critic"):
         step.update(two_transitions())
-    with pytest.raises(ValueError, match="Unmoved has no optimiser"):
-        OptimiserStep(Unmoved(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
 
 
 class Misspelt(Toy):
     minimised_by: ClassVar = {"critic_loss": "critic", "actor_loss": "acter"}
 
 
-def test_mistakes_in_optimisers_are_sentences_before_anything_is_learnt() -> None:
+def test_a_term_of_an_optimiser_that_does_not_exist_is_refused() -> None:
+    step = OptimiserStep(Misspelt(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
     with pytest.raises(ValueError, match=r"the term actor_loss to acter: .* actor, critic"):
-        OptimiserStep(Misspelt(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
-    frozen = Toy(LinearActor(), ToyConfig())
-    frozen.critic.requires_grad_(False)
-    with pytest.raises(ValueError, match="Toy's optimiser critic has no parameter to train"):
-        OptimiserStep(frozen, StepConfig(), total_steps=10)
+        step.update(two_transitions())
 
 
 def test_another_kind_of_network_is_a_sentence() -> None:

@@ -251,17 +251,6 @@ def test_a_minibatch_without_a_valid_step_does_not_count_in_the_metrics(make_rol
     assert [*step.update(nothing).metrics] == ["learning_rate"]
 
 
-class MeasuresEveryStep(IMPALA):
-    def metrics(self, batch: Rollout) -> Any:
-        return {"reward": batch.reward[1:]}
-
-
-def test_a_metric_of_a_batch_that_is_no_scalar_is_named(make_rollout: Make) -> None:
-    message = r"MeasuresEveryStep.metrics: the metric reward must be a scalar, got shape \[5, 4\]"
-    with pytest.raises(ValueError, match=message):
-        impala(mlp(), MeasuresEveryStep).update(make_rollout(T, B))
-
-
 @pytest.mark.parametrize(
     "optimiser",
     [{"momentum": 0.9}, {"optimiser": "adamw", "weight_decay": 0.5}],
@@ -281,8 +270,9 @@ def test_a_layer_keeps_its_values_exactly_while_it_is_frozen(
         moved = {name for name, now in weights(step).items() if not torch.equal(now, before[name])}
         assert moved == {name for name in before if name.split(".")[0] not in frozen}
     step.algo.actor.requires_grad_(False)
-    with pytest.raises(ValueError, match="optimiser actor has no parameter to train, because"):
-        step.update(batch)
+    before = weights(step)
+    step.update(batch)
+    assert all(torch.equal(now, before[name]) for name, now in weights(step).items())
 
 
 class Empty(IMPALA):

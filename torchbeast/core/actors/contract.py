@@ -378,7 +378,7 @@ class Agent(NamedTuple):
     Attributes:
         model: The network.
         spec: Describes the network: "auto" is resolved, reads_values is True only if the space
-            declares values, and unscaled_to_100 only if it has such floats.
+            declares values.
         observation_bytes: Bytes of one environment's observation, with frames stacked.
         observation_space: The observation space as the policy sees it, with frames stacked.
         frame_stack: Number of frames in a stack.

@@ -251,15 +251,6 @@ def needs_statistics(spec: ArraySpec) -> bool:
     return not _is_within(spec, KNOWN_SCALE)
 
 
-def as_read_before(spec: ArraySpec) -> ArraySpec:
-    """Returns a leaf whose floats networks of older checkpoints use unscaled, because their bounds
-    are at most 100, without its bounds; any other leaf as it is.
-    """
-    is_other = _is_within(spec, KNOWN_SCALE) or not _is_within(spec, PIXEL_BOUND)
-    is_kept = is_other or not spec.dtype.startswith("float")
-    return spec if is_kept else ArraySpec(spec.shape, spec.dtype)
-
-
 def readings(space: ObservationSpace, path: str = "") -> Iterator[tuple[str, ArraySpec, str]]:
     """Yields the leaves of an observation in order: path, spec, and the kind of data in it.
 

@@ -28,15 +28,14 @@ from torchbeast.core.actors.contract import (
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import (
     Kind,
-    as_read_before,
     is_large_image,
     kind_of,
     readings,
 )
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.base.checks import did_you_mean, in_any_case, names_checked, require
+from torchbeast.core.base.checks import did_you_mean, in_any_case, require
 from torchbeast.core.base.computing import own_settings
-from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
+from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.frame_stack import stacked_space
@@ -262,17 +261,13 @@ def make_agent(
     if not spec.reads_values:
         seen = without_values(seen)
     is_built_in = ":" not in spec.name
-    declared = seen
-    if spec.unscaled_to_100 and is_built_in:
-        seen = map_leaves(as_read_before, seen)
     is_open = is_built_in and spec.name.endswith("auto")  # "q-auto" too
     usual = spec.name.removesuffix("auto") + default_model(seen, for_images)
     name = usual if is_open else spec.name
     resolved = dataclasses.replace(
         spec,
         name=name,
-        reads_values=declared != without_values(declared),
-        unscaled_to_100=seen != declared,
+        reads_values=seen != without_values(seen),
     )
     try:
         model = make_model(resolved, seen, action_space)
@@ -336,7 +331,6 @@ class ActorFactory:
         spec: Describes the network.
         observation_space: The observation space as the policy sees it, with frames stacked.
         action_space: The action space.
-        kind: The class of actors that it makes.
         family: The family of built-in networks, see Algorithm.family.
         network: Their keyword arguments, see Algorithm.network.
         restart_model: A file with the initial weights.
@@ -346,7 +340,6 @@ class ActorFactory:
     spec: ActorSpec
     observation_space: ObservationSpace
     action_space: ActionSpace
-    kind: type[Actor]
     family: str = ""
     network: Mapping[str, Any] = field(default_factory=dict)
     restart_model: Path | None
@@ -377,8 +370,7 @@ class ActorFactory:
             actor.load_state_dict(saved.get("model_state_dict", saved))
         except RuntimeError as error:
             raise ValueError(
-                f"restart_model {self.restart_model} has weights of another network, or of an "
-                f"earlier version that did not scale these observations: {error}"
+                f"restart_model {self.restart_model} has weights of another network: {error}"
             ) from None
 
 
@@ -400,7 +392,6 @@ class OnPolicyActorCritic:
     """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
 
     @classmethod
-    @names_checked
     def create_factory(
         cls,
         obs_space: ObservationSpace,
@@ -427,9 +418,6 @@ class OnPolicyActorCritic:
         Returns:
             The `actor_factory` of a Scheme.
 
-        Raises:
-            TypeError: For an unknown name, or a value of another type.
-
         Example:
             ```python
             OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp", {"hidden": 64})
@@ -441,7 +429,6 @@ class OnPolicyActorCritic:
             spec=ActorSpec.of(network, feature_extractor_kwargs, use_lstm=recurrent),
             observation_space=obs_space,
             action_space=action_space,
-            kind=ActorCritic,
             restart_model=None if restart_model is None else expanded(restart_model),
         )
 
@@ -454,7 +441,6 @@ class OffPolicyActorCritic:
     """
 
     @classmethod
-    @names_checked
     def create_factory(
         cls,
         obs_space: ObservationSpace,
@@ -478,16 +464,11 @@ class OffPolicyActorCritic:
         Returns:
             The `actor_factory` of a Scheme.
 
-        Raises:
-            TypeError: For an unknown name, or a value of another type.
-
         Example:
             ```python
             OffPolicyActorCritic.create_factory(obs_space, action_space)
             ```
         """
-        from torchbeast.core.actors.off_policy import OffPolicyActor
-
         of_policy = OnPolicyActorCritic.create_factory(
             obs_space,
             action_space,
@@ -495,8 +476,7 @@ class OffPolicyActorCritic:
             feature_extractor_kwargs,
             restart_model=restart_model,
         )
-        kind: Any = OffPolicyActor
-        return dataclasses.replace(of_policy, owner=cls.__name__, kind=kind, family="sac")
+        return dataclasses.replace(of_policy, owner=cls.__name__, family="sac")
 
 
 def _named(network: ModelFactory | str, space: ObservationSpace) -> ModelFactory | str:

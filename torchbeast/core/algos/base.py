@@ -16,28 +16,26 @@ all keep the same buffers. So each buffer of a model has one method that may cha
 
 Changes in `prepare` or `losses` are allowed with one learner and refused with several.
 
-An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`. What
-the class declares and returns is checked here, and its hyperparameters are named: they are the
-fields of its Config, with the fields of nested Configs, and of StepConfig. Each has the name of its
-flag, and some also have the name that is usual in implementations of PPO.
+An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`. Its
+hyperparameters are the fields of its Config, with the fields of nested Configs, and of StepConfig.
+Each has the name of its flag, and some also have the name that is usual in implementations of PPO.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of, usual_of
-from torchbeast.core.base.checks import one_of, require, signed
+from torchbeast.core.base.checks import signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
@@ -75,20 +73,16 @@ class Counters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`; raises ValueError when steps or version is missing.
-
-        Earlier checkpoints have only these two. When they were written, every step was learnt from
-        once, with one optimiser step per batch.
-        """
-        if missing := {"steps", "version"} - set(state):
+        """Restores `state_dict`; raises ValueError for TorchBeast 2019's, which lacks counters."""
+        if missing := self.state_dict().keys() - state.keys():
             raise ValueError(
                 f"the checkpoint's scheduler_state_dict lacks {', '.join(sorted(missing))}: it was "
                 "written by another program, and can be tested but not resumed"
             )
         self.env_steps, self.version = int(state["steps"]), int(state["version"])
-        self.learnt_steps = int(state.get("learnt_steps", self.env_steps))
-        self.optimiser_steps = int(state.get("optimiser_steps", self.version))
-        self.schedule_starts = dict(state.get("schedule_starts", {}))
+        self.learnt_steps = int(state["learnt_steps"])
+        self.optimiser_steps = int(state["optimiser_steps"])
+        self.schedule_starts = dict(state["schedule_starts"])
 
 
 BatchT = TypeVar("BatchT", bound=Batch)
@@ -245,7 +239,7 @@ class Algorithm(ABC, Generic[BatchT]):
             The `algo_factory` of a Scheme.
 
         Raises:
-            TypeError: For an unknown name, a value of another type, or a name given twice.
+            TypeError: For an unknown name, or a name given twice.
             ValueError: For a value out of range.
 
         Example:
@@ -342,113 +336,21 @@ class Algorithm(ABC, Generic[BatchT]):
         return {}
 
 
-AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
-Metrics = Mapping[str, Tensor | Mean]
-
-
-def check_class(algorithm: type[Algorithm[Any]]) -> None:
-    """Raises ValueError unless the class declares what `Algorithm` describes."""
-    name = algorithm.__name__
-    one_of(get_args(Reduction), **{f"{name}.reduction": algorithm.reduction})
-    one_of(get_args(Mode), **{f"{name}.mode": algorithm.mode})
-    needs, trains = algorithm.needs, algorithm.actor_type
-    are_names = isinstance(needs, Collection) and not isinstance(needs, str)
-    are_names = are_names and all(isinstance(extra, str) for extra in needs)
-    is_actor = isinstance(trains, type) and issubclass(trains, Actor)
-    mapping = "a mapping of terms to names of optimisers"
-    for attribute, fits, kind in (
-        ("needs", are_names, 'a tuple of names such as ("policy_logits",)'),
-        ("minimised_by", isinstance(algorithm.minimised_by, Mapping), mapping),
-        ("takes", isinstance(algorithm.takes, type), "a class"),
-        ("actor_type", is_actor, "a subclass of Actor"),
-    ):
-        found = getattr(algorithm, attribute)
-        require(fits, f"{name}.{attribute} must be {kind}, got {found!r}")
-    _check_config(name, getattr(algorithm, "Config", None))
-
-
-def _check_config(name: str, config: Any) -> None:
-    """Raises ValueError unless Config is a frozen dataclass with a default for every field."""
-    is_frozen = isinstance(config, type) and dataclasses.is_dataclass(config)
-    is_frozen = is_frozen and config.__dataclass_params__.frozen
-    require(
-        is_frozen,
-        f"{name}.Config must be a dataclass with @dataclass(frozen=True, kw_only=True), "
-        f"got {config!r}: a subclass of another algorithm's Config will do",
-    )
-    for field in dataclasses.fields(config):
-        no_default = field.default is field.default_factory is dataclasses.MISSING
-        require(
-            not (field.init and no_default),
-            f"{config.__name__}.{field.name} has no default: every field needs one, because "
-            f"it is a flag",
-        )
-
-
-def checked(algo: AlgorithmT) -> AlgorithmT:
-    """Returns the algorithm; raises UsageError if Algorithm.__init__ has not run for it."""
-    for attribute in ("actor", "models", "optimisers"):
-        if not hasattr(algo, attribute):
-            raise UsageError(
-                f"{type(algo).__name__} has no `{attribute}`: its __init__ must call "
-                "super().__init__(actor, config) first"
-            )
-    return algo
-
-
-def checked_losses(algo: Algorithm[Any], found: Losses) -> Losses:
-    """Returns the result of `losses`.
-
-    Raises ValueError unless its terms are scalars that weights can change, and its metrics scalars.
+def check_terms(algo: Algorithm[Any], terms: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for a term with a value for each step, which PyTorch would sum, and for a
+    constant, which it would ignore.
     """
-    name = f"{type(algo).__name__}.losses"
-    if not isinstance(found, Losses):
-        raise ValueError(f"{name} must return Losses(terms, metrics), got {type(found).__name__}")
-    if not found.terms:
-        raise ValueError(f"{name} must return at least one term to minimise, got none")
     groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
     # A term may depend on a parameter alone that is frozen.
     has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
-    for term, loss in found.terms.items():
-        _check_scalar(f"{name}: the term {term}", loss, "sum it over the steps, or take the mean")
-        if not (loss.requires_grad or has_frozen):
+    for term, loss in terms.items():
+        if loss.dim() or not (loss.requires_grad or has_frozen):
+            found = f"shape {list(loss.shape)}" if loss.dim() else "a constant"
             raise ValueError(
-                f"{name}: the term {term} must depend on a parameter, got a constant: compute "
-                "it from the network's outputs without detach() and no_grad(), or return it as a "
-                "metric"
+                f"{type(algo).__name__}.losses: the term {term} must be a scalar that depends on a "
+                f"parameter, got {found}: take the sum or the mean over the steps, without "
+                "detach() and no_grad()"
             )
-    check_metrics(name, found.metrics)
-    return found
-
-
-@contextmanager
-def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
-    """Raises ValueError in place of a KeyError of the body for an extra that is not in `needs`."""
-    try:
-        yield
-    except KeyError as error:
-        missing = error.args[0] if error.args else None
-        if missing not in algo.actor.extra_specs or missing in algo.needs:
-            raise
-        raise ValueError(
-            f"{type(algo).__name__} needs extras[{missing!r}], which workers do not keep: add "
-            f"{missing!r} to its `needs`"
-        ) from error
-
-
-def check_metrics(name: str, metrics: Metrics) -> None:
-    """Raises ValueError unless all metrics of a method of this name are scalars."""
-    for metric, value in metrics.items():
-        for part in value if isinstance(value, Mean) else (value,):
-            _check_scalar(f"{name}: the metric {metric}", part, "take losses.mean(values, mask)")
-
-
-def _check_scalar(name: str, found: Any, how: str) -> None:
-    """Raises ValueError unless it is a scalar; how: makes it one."""
-    if not isinstance(found, Tensor):
-        raise ValueError(f"{name} must be a scalar tensor, got {type(found).__name__}")
-    if found.dim():
-        raise ValueError(f"{name} must be a scalar, got shape {list(found.shape)}: {how}")
 
 
 @dataclass(frozen=True, kw_only=True)

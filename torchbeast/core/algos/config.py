@@ -68,8 +68,6 @@ def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
         value = getattr(config, each.name)
         is_config = is_dataclass(value)
         more = settings_of(value) if is_config else {each.name: (each.type, value)}
-        owner = type(config).__name__
-        require(not found.keys() & more, f"{owner} has several settings of one name: rename them")
         found |= more
     return found
 

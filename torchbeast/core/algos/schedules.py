@@ -26,8 +26,6 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
     "linear": lambda share: 1.0 - share,
     "cosine": lambda share: 0.5 * (1.0 + math.cos(math.pi * share)),
 }
-UNRECORDED: dict[str, Any] = {"learning_rate_schedule": "linear", "normalise_returns": False}
-"""Settings of runs that do not record them, because there was no choice."""
 _SUFFIX = "_schedule"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of settings and of the arguments of `create_factory`, and words for messages.
+"""Traits and checks of settings, and words for messages.
 
 Each message names the setting, what it may be and what it was. A setting of None has no value and
 passes. The module imports nothing else of TorchBeast, so that torchbeast.core.envs can use it.
@@ -17,9 +17,47 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Integral, Real
 from types import MethodType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
+
+Trait = Literal["command", "connection", "rank", "incidental", "agent", "task", "served", "atari"]
+"""What kind of setting it is.
+
+command: belongs to a command, not to a run. connection: so does this, and the next command has to
+repeat it. rank: may differ between learners that train together. incidental: has no effect on what
+a run learns. agent: the evaluation of a run takes it from the run. task: the environment. served:
+running environment servers decide it. atari: an option of Atari games.
+"""
+
+
+def setting(default: Any, *traits: Trait) -> Any:
+    """Returns the field of a Config with these traits.
+
+    Args:
+        default: The default, or a function that makes it.
+        *traits: The traits.
+    """
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata={"traits": traits})
+    return dataclasses.field(default=default, metadata={"traits": traits})
+
+
+def names_with(trait: Trait, *configs: Any) -> set[str]:
+    """Returns the names of the settings that have a trait, of Configs within these, too.
+
+    Args:
+        trait: The trait. "command" includes connections.
+        configs: Configs, or their classes.
+    """
+    found: set[str] = set()
+    for config in (each() if isinstance(each, type) else each for each in configs):
+        for field in dataclasses.fields(config):
+            value, traits = getattr(config, field.name), field.metadata.get("traits", ())
+            if dataclasses.is_dataclass(value):
+                found |= names_with(trait, value)
+            elif trait in traits or (trait == "command" and "connection" in traits):
+                found.add(field.name)
+    return found
 
 
 def require(holds: bool, sentence: str) -> None:
@@ -96,8 +134,6 @@ def check_device(**values: str) -> None:
         )
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
 F = TypeVar("F")
 
 
@@ -137,67 +173,9 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) 
             raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
 
 
-_NUMBERS = {"int": (Integral, "a whole number"), "float": (Real, "a number")}
-
-
-def refuse_other_types(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
-    """Raises TypeError unless every value annotated as int, float or bool, or None, is of its type.
-
-    Args:
-        given: Values by name; values of other types are not checked.
-        annotations: Annotations by name, as types or as text.
-    """
-    for name, value in given.items():
-        kinds = _kinds(annotations[name])
-        if value is None and "None" in kinds:
-            continue
-        match [kind for kind in kinds if kind != "None"]:
-            case ["bool"] if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
-            case ["int" | "float" as kind]:
-                _refuse_other_number(name, value, kind)
-
-
-def _kinds(annotation: Any) -> list[str]:
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return [kind.strip() for kind in text.split("|")]
-
-
-def _refuse_other_number(name: str, value: Any, kind: str) -> None:
-    number, called = _NUMBERS[kind]
-    if not isinstance(value, number) or isinstance(value, bool):
-        is_whole = isinstance(value, float) and value.is_integer()
-        hint = f": write {int(value):_}" if is_whole else ""
-        raise TypeError(f"{name} must be {called}, got {value!r}{hint}")
-
-
-def names_checked(
-    function: Callable[P, R], signature: inspect.Signature | None = None
-) -> Callable[P, R]:
-    """Makes a method refuse unknown keyword arguments as `refuse_unknown` does, and values as
-    `refuse_other_types` does.
-
-    Args:
-        function: The method; its first parameter is the object or the class.
-        signature: The parameters to check, and to show in `help()`. Default: the method's own.
-    """
-    signature = signature or inspect.signature(function)
-    accepted = list(signature.parameters)[1:]
-    annotations = {name: signature.parameters[name].annotation for name in accepted}
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        owner = getattr(args[0], "__name__", type(args[0]).__name__)
-        refuse_unknown(f"{owner}.{function.__name__}", kwargs, accepted)
-        refuse_other_types({**dict(zip(accepted, args[1:], strict=False)), **kwargs}, annotations)
-        return function(*args, **kwargs)
-
-    setattr(checked, "__signature__", signature)  # noqa: B010
-    return checked
-
-
 def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable[[F], F]:
-    """Gives a class method `**settings` its own signature in each class, with `names_checked`.
+    """Gives a class method `**settings` its own signature in each class, which `help()` shows, and
+    makes it refuse other names as `refuse_unknown` does.
 
     Args:
         settings: Returns the annotation and the default of each setting of a class, by name.
@@ -205,14 +183,22 @@ def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable
 
     class Signed(classmethod):  # type: ignore[type-arg]
         def __get__(self, instance: object, owner: type | None = None) -> Any:
-            signature_of_method = inspect.signature(self.__func__)
-            first, rest = signature_of_method.parameters.values()
+            method, accepted = self.__func__, settings(owner)
+
+            @functools.wraps(method)
+            def checked(cls: type, **given: Any) -> Any:
+                refuse_unknown(f"{cls.__name__}.{method.__name__}", given, accepted)
+                return method(cls, **given)
+
+            signature = inspect.signature(method)
+            first, rest = signature.parameters.values()
             others = [
                 rest.replace(name=name, kind=rest.KEYWORD_ONLY, annotation=kind, default=default)
-                for name, (kind, default) in settings(owner).items()
+                for name, (kind, default) in accepted.items()
             ]
-            signature = signature_of_method.replace(parameters=[first, *others])
-            return MethodType(names_checked(self.__func__, signature), owner)
+            signature = signature.replace(parameters=[first, *others])
+            setattr(checked, "__signature__", signature)  # noqa: B010
+            return MethodType(checked, owner)
 
     return cast(Callable[[F], F], lambda method: Signed(method.__func__))
 

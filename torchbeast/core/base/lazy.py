@@ -24,18 +24,8 @@ def importing(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[
     Returns:
         The sorted names, the function that imports one of them, and a function that returns the
         package's `__all__`, to which the package may add names that it imports itself.
-
-    Raises:
-        ImportError: The package was installed without its source.
     """
-    try:
-        source = inspect.getsource(sys.modules[package])
-    except OSError:
-        raise ImportError(
-            f"{package} reads its names from its source, which is missing next to "
-            f"{sys.modules[package].__file__}: install torchbeast with its .py files",
-            name=package,
-        ) from None
+    source = inspect.getsource(sys.modules[package])
     found = {
         name.asname: (line.module, name.name)
         for block in ast.parse(source).body

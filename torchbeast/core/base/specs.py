@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
-from torchbeast.core.base.checks import did_you_mean, short_repr
+from torchbeast.core.base.checks import did_you_mean, setting, short_repr
 from torchbeast.errors import UsageError
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -131,15 +131,12 @@ class ActorSpec(Spec):
         use_lstm: Whether it has an LSTM.
         reward_input: The form of its reward input, see Actor.transform_reward.
         reads_values: Whether it encodes observations by the value ranges of their space. False: by
-            dtype and shape alone, as networks of older checkpoints do.
-        unscaled_to_100: Whether a built-in network uses floats with bounds from 1 to 100 unscaled,
-            as networks of older checkpoints do.
+            dtype and shape alone, for servers that do not describe the ranges.
     """
 
     use_lstm: bool = field(default=False, kw_only=True)
     reward_input: RewardClipping = field(default="abs_one", kw_only=True)
     reads_values: bool = field(default=True, kw_only=True)
-    unscaled_to_100: bool = field(default=False, kw_only=True)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -295,20 +292,20 @@ def _cloudpickle(label: str) -> Any:
 class ModelConfig:
     """The neural network."""
 
-    model: str = "auto"
+    model: str = setting("auto", "agent")
     """Architecture: deep (the ResNet of IMPALA), fixup (that ResNet with Fixup initialisation),
     shallow (the AtariNet of TorchBeast 2019, 3x faster than deep), shallow-norm (AtariNet with
     standardised images and orthogonal initialisation, which learns Pong in fewer steps), small (one
     convolution), mlp, or my_module:MyNet. auto: for images deep in PolyBeast and shallow elsewhere;
     small for images below 36 pixels and maps of names; mlp for vectors."""
-    use_lstm: bool = False
+    use_lstm: bool = setting(False, "agent")
     """Make the network recurrent, with an LSTM, or a GRU with --model_kwargs '{"core": "gru"}'. Use
     it if one observation does not show the state of the environment. Recurrent networks are
     slower."""
-    shared_body: bool | None = None
+    shared_body: bool | None = setting(None, "agent")
     """Let policy and value share all layers below their heads, in every actor-critic. Default:
     true, except for PPO with an mlp without an LSTM."""
-    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    model_kwargs: Mapping[str, Any] = setting(dict, "agent")
     """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden,
     core, norm, orthogonal and state_deviation, as in '{"hidden": 128, "core": "gru", "norm": true}'
     (norm adds a LayerNorm to the joint layer) or, to undo what PPO changes, '{"orthogonal": false,

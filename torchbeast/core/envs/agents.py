@@ -188,13 +188,7 @@ class AgentsEnv:
         result = reset_one(self._games[number], seed, self._options)
         seen = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         self._steps[number], self.began[number] = 0, True
-        self._check_by_agent(number, "reset", "observations", seen)
         agents = self._agents(number)
-        if not agents:
-            raise ValueError(
-                f"{self._where_in(number)}: expected the agents of the new game in its list "
-                f"`agents` after reset, got none of {', '.join(self._names)}"
-            )
         for name, column in self._columns(number).items():
             self._plays[column] = self._listed[column] = name in agents
             if name in agents:
@@ -219,33 +213,14 @@ class AgentsEnv:
                 yield column, is_there, read_step(step_of_agent, self._where, column)
 
     def _agents(self, number: int) -> set[str]:
-        """Returns the agents that a game has now; raises ValueError for unknown ones."""
-        agents = set(getattr(self._games[number], "agents", None) or ())
-        self._check_known(number, "`agents`", agents)
-        return agents
+        """Returns the agents that a game has now."""
+        return set(getattr(self._games[number], "agents", None) or ())
 
     def _parts(self, number: int, result: Any) -> list[Mapping[str, Any]]:
         """Returns the values that step returned, each a dict by agent; raises ValueError."""
         check_step(result, self._where_in, number)
         *parts, infos = result
-        for what, part in zip(_VALUES[len(parts)], parts, strict=True):
-            self._check_by_agent(number, "step", what, part)
         return [*parts, infos if isinstance(infos, Mapping) else {}]
-
-    def _check_by_agent(self, number: int, method: str, what: str, by_agent: Any) -> None:
-        if not isinstance(by_agent, Mapping):
-            raise ValueError(
-                f"{self._where_in(number)}: {method} returned {type(by_agent).__name__} as {what}, "
-                "expected a dict with an entry for each agent"
-            )
-        self._check_known(number, f"the {what} of {method}", by_agent)
-
-    def _check_known(self, number: int, what: str, names: Iterable[str]) -> None:
-        if unknown := set(names).difference(self._names):
-            raise ValueError(
-                f"{self._where_in(number)}: expected agents of possible_agents in {what}, got "
-                f"{unknown.pop()!r}: possible_agents must list every agent that can take part"
-            )
 
     def _empty_rows(self) -> list[np.ndarray]:
         """Returns the observations of idle agents, leaves [E, ...]: zeros, and a mask that allows
@@ -258,21 +233,11 @@ class AgentsEnv:
 
     def _write(self, rows: list[np.ndarray], column: int, seen: Any) -> None:
         """Writes the observation of an agent that continues."""
-        if seen is None:
-            raise ValueError(
-                f"{self._where(column)}: expected an observation, because the agent is in `agents` "
-                "and has not ended, got none: return one for every agent in `agents`"
-            )
         for row, leaf in zip(rows, self._leaves(column, seen), strict=True):
             row[column] = leaf
 
     def _final(self, column: int, seen: Any) -> list[np.ndarray]:
         """Returns copies of the leaves of the last observation of an episode that is cut."""
-        if seen is None:
-            raise ValueError(
-                f"{self._where(column)}: expected the last observation of an agent that was "
-                "truncated, got none: return it, or report the agent as terminated"
-            )
         final = [np.array(leaf) for leaf in self._leaves(column, seen)]
         self._check_finite([leaf[None] for leaf in final], lambda _: self._where(column))
         return final
@@ -299,12 +264,6 @@ class AgentsEnv:
             for space, leaf in zip(flatten(self.action_space), flatten(action), strict=True)
         ]
         return lambda column: pack_as(self.action_space, [leaf[column] for leaf in leaves])
-
-
-_VALUES = {  # of a step, before its infos
-    4: ("observations", "rewards", "terminations", "truncations"),
-    3: ("observations", "rewards", "dones"),
-}
 
 
 def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) -> tuple[Any, ...]:
@@ -412,11 +371,6 @@ class _Turns:
             if self.env.agent_selection in (agents := self.agents) or not agents:
                 return
             self.env.step(None)
-        raise ValueError(
-            f"{self._env_id}: expected one of {', '.join(self.agents)} as agent_selection, got "
-            f"{self.env.agent_selection!r}: step(None) must take an agent that has ended out of "
-            "`agents`, and select another one"
-        )
 
     def _seen(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: self._seen_by(name) for name in names}

@@ -72,7 +72,7 @@ class VecStep(NamedTuple):
 
 def check_environment(env: Any, whose: str) -> None:
     """Raises UsageError unless this is one environment with the interface of (old) Gym."""
-    _refuse_other_things(env, whose)
+    _check_pool(env, whose)
     if is_vector(env) or (hasattr(env, "num_envs") and hasattr(env, "frame_stack")):
         found = (
             "is a vector environment itself" if pool_in(env) is None else "has a pool of EnvPool"
@@ -91,7 +91,7 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
     """Raises UsageError unless this is a VecEnv, or a vector environment of Gymnasium or
     Stable-Baselines3, with this number of environments.
     """
-    _refuse_other_things(env, whose)
+    _check_pool(env, whose)
     if (found := attribute_of(env, "num_envs")) != num_envs:
         raise UsageError(
             f"{whose}: called with num_envs={num_envs}, the factory must return a VecEnv with "
@@ -169,14 +169,7 @@ def is_vector(env: Any) -> bool:
     return is_of_baselines or is_gym_vector(env) or pool_in(env) is not None
 
 
-def _refuse_other_things(env: Any, whose: str) -> None:
-    if env is None:
-        raise UsageError(f"{whose}: expected an environment, got None: return it from the function")
-    if isinstance(env, type):
-        raise UsageError(
-            f"{whose}: expected an environment, got the class {env.__name__}: return an instance "
-            f"of it, {env.__name__}(...)"
-        )
+def _check_pool(env: Any, whose: str) -> None:
     pool = pool_in(env)
     if pool is not None and not hasattr(pool, "single_action_space"):
         raise UsageError(

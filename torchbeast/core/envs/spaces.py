@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,17 +232,14 @@ def space_to_json(space: ActionSpace | ObservationSpace) -> dict[str, Any]:
 
     Raises ValueError when it is neither an action space nor an observation space.
     """
-    if isinstance(space, (tuple, dict)):
-        return _nest_to_json(space, space_to_json)
+    if isinstance(space, tuple):
+        return {"type": "Tuple", "spaces": [space_to_json(entry) for entry in space]}
+    if isinstance(space, dict):
+        parts = {key: space_to_json(space[key]) for key in sorted(space)}
+        return {"type": "Dict", "spaces": parts}
     if not isinstance(space, ActionLeaf | ArraySpec):
         raise ValueError(f"neither an action space nor an observation space: {space!r}")
     return {"type": type(space).__name__, **_values_to_json(dataclasses.asdict(space))}
-
-
-def _nest_to_json(space: Any, to_json: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    if isinstance(space, tuple):
-        return {"type": "Tuple", "spaces": [to_json(entry) for entry in space]}
-    return {"type": "Dict", "spaces": {key: to_json(space[key]) for key in sorted(space)}}
 
 
 def _values_to_json(values: Any) -> Any:
@@ -291,48 +288,6 @@ def _space_from_json(data: dict[str, Any]) -> Any:
             return {key: _space_from_json(entry) for key, entry in sorted(parts.items())}
     values = {name: value for name, value in data.items() if name != "type"}
     return _LEAVES[data["type"]](**values)
-
-
-def observation_space_to_json(space: ObservationSpace) -> dict[str, Any]:
-    """Returns bounds and categories of an observation space as JSON values.
-
-    Dtypes and shapes are left out: they travel with the observations.
-    """
-    if isinstance(space, (tuple, dict)):
-        return _nest_to_json(space, observation_space_to_json)
-    said = _SAID[:2] if space.categories is None else _SAID
-    return {"type": "Array", **_values_to_json({name: getattr(space, name) for name in said})}
-
-
-_SAID = ("low", "high", "categories", "start")
-
-
-def observation_space_from_json(data: Any, specs: ObservationSpace) -> ObservationSpace:
-    """Returns `specs` (dtypes and shapes) with bounds and categories from `data`.
-
-    data: the result of `observation_space_to_json` for a space of the same structure; raises
-    ValueError for anything else.
-    """
-    try:
-        told: ObservationSpace = _told(data, specs)
-    except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
-        raise ValueError(
-            f"not the description of the observation space {specs}: {data!r} ({error})"
-        ) from error
-    return told
-
-
-def _told(data: Any, specs: Any) -> Any:
-    parts = data.get("spaces")
-    match data["type"], specs:
-        case "Array", ArraySpec():
-            said = {name: data[name] for name in _SAID if name in data}
-            return dataclasses.replace(specs, **said)
-        case "Tuple", tuple() if len(parts) == len(specs):
-            return tuple(_told(*pair) for pair in zip(parts, specs, strict=True))
-        case "Dict", dict() if parts.keys() == specs.keys():
-            return {key: _told(parts[key], entry) for key, entry in specs.items()}
-    raise ValueError("another structure")
 
 
 # --- Gymnasium's (and old Gym's) spaces, told apart by class name so that neither is imported.

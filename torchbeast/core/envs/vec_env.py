@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchbeast.core.base.checks import at_least, names_checked, refuse_unknown
+from torchbeast.core.base.checks import at_least, refuse_unknown
 from torchbeast.core.envs.contract import (
     VecStep,
     check_keywords,
@@ -55,7 +55,6 @@ class _WithFactory(_ProtocolType):
     def __dir__(cls) -> list[str]:
         return [*super().__dir__(), "create_factory"]  # for completion
 
-    @names_checked
     def create_factory(
         cls,
         *,

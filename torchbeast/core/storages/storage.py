@@ -48,7 +48,7 @@ class Storage(ABC):
                 the algorithm's own setting, which the programs use too.
 
         Raises:
-            TypeError: For an unknown name, or a value of another type.
+            TypeError: For an unknown name.
             ValueError: For a value out of range.
 
         Example:

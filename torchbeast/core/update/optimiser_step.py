@@ -26,9 +26,7 @@ from torchbeast.core.algos.base import (
     BatchT,
     Counters,
     Optimizer,
-    check_metrics,
-    checked_losses,
-    naming_needs,
+    check_terms,
 )
 from torchbeast.core.algos.config import StepConfig, settings_of, with_values
 from torchbeast.core.algos.schedules import Schedule, schedules_of
@@ -192,7 +190,7 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.restored_on_error(), naming_needs(self.algo):
+        with self.restored_on_error():
             if self._ranks is None:
                 self.algo.observe(batch)
                 minibatches, of_batch = self._begin(batch)
@@ -234,7 +232,6 @@ class OptimiserStep(Generic[BatchT]):
             recent, more = self._recent(batch)
             prepared = self.algo.prepare(recent)
             metrics = self.algo.metrics(prepared)
-            check_metrics(f"{type(self.algo).__name__}.metrics", metrics)
             of_batch = divided(fetched(addends({**metrics, **more}, 1.0)))
         return iter(self.algo.minibatches(prepared)), of_batch
 
@@ -346,7 +343,8 @@ class OptimiserStep(Generic[BatchT]):
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
-            terms, metrics, feedback = checked_losses(self.algo, self.algo.losses(columns))
+            terms, metrics, feedback = self.algo.losses(columns)
+            check_terms(self.algo, terms)
             share = columns.num_steps / num_steps
             if not minibatch.num_steps:
                 metrics = {}
@@ -361,12 +359,11 @@ class OptimiserStep(Generic[BatchT]):
         """Adds the gradients of each optimiser's terms to its own parameters; returns the total."""
         totals = self._totals(terms)
         for number, (minimiser, total) in enumerate(totals, start=1):
-            trained = _trained(self.algo, minimiser)
+            trained = [p for p in minimiser.parameters if p.requires_grad]
             if total.requires_grad:  # else its terms depend on frozen parameters only
                 total.backward(  # type: ignore[no-untyped-call]
                     inputs=trained, retain_graph=number < len(totals)
                 )
-            _check_connected(self.algo, minimiser)
         return torch.stack([total for _, total in totals]).sum()
 
     def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
@@ -375,7 +372,11 @@ class OptimiserStep(Generic[BatchT]):
         usual = self._minimisers[0].name if len(self._minimisers) == 1 else "none"
         for term, loss in terms.items():
             name = self.algo.minimised_by.get(term, usual)
-            _check_minimiser(self.algo, term, name)
+            if name not in self.algo.optimisers:
+                raise ValueError(
+                    f"{type(self.algo).__name__}.minimised_by gives the term {term} to {name}: "
+                    f"assign it to one of its optimisers, {', '.join(self.algo.optimisers)}"
+                )
             losses.setdefault(name, []).append(loss)
         return [
             (minimiser, torch.stack(losses[minimiser.name]).sum())
@@ -450,13 +451,9 @@ class _Minimiser:
 
 
 def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
-    """Returns the optimisers with their parameters; raises ValueError if one has none."""
-    if not algo.optimisers:
-        raise ValueError(f"{type(algo).__name__} has no optimiser: add one to `optimisers`")
-    for term, name in algo.minimised_by.items():
-        _check_minimiser(algo, term, name)
+    """Returns the optimisers with their parameters."""
     is_only = len(algo.optimisers) == 1
-    minimisers = [
+    return [
         _Minimiser(
             name=name,
             prefix="" if is_only else f"{name}_",
@@ -465,43 +462,6 @@ def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
         )
         for name, optimiser in algo.optimisers.items()
     ]
-    for minimiser in minimisers:
-        _trained(algo, minimiser)
-    return minimisers
-
-
-def _check_minimiser(algo: Algorithm[Any], term: str, name: str) -> None:
-    """Raises ValueError unless one of the algorithm's optimisers has this name."""
-    if name not in algo.optimisers:
-        raise ValueError(
-            f"{type(algo).__name__}.minimised_by gives the term {term} to {name}: assign it to one "
-            f"of its optimisers, {', '.join(algo.optimisers)}"
-        )
-
-
-def _check_connected(algo: Algorithm[Any], minimiser: _Minimiser) -> None:
-    """Raises ValueError unless the terms of an optimiser gave one of its parameters a gradient."""
-    if all(parameter.grad is None for parameter in minimiser.parameters):
-        raise ValueError(
-            f"{type(algo).__name__}'s optimiser {minimiser.name} minimises terms that do not "
-            "depend on any of its trainable parameters: pass it the parameters that they depend "
-            "on, assign the terms to another optimiser in minimised_by, or set requires_grad on a "
-            "layer that they depend on"
-        )
-
-
-def _trained(algo: Algorithm[Any], minimiser: _Minimiser) -> list[nn.Parameter]:
-    """Returns the optimiser's parameters that are not frozen at present; ValueError without any.
-
-    A parameter may be frozen or unfrozen between two updates, so nobody keeps the list.
-    """
-    trained = [parameter for parameter in minimiser.parameters if parameter.requires_grad]
-    if not trained:
-        raise ValueError(
-            f"{type(algo).__name__}'s optimiser {minimiser.name} has no parameter to train, "
-            "because requires_grad is False for all of them: set it for at least one layer"
-        )
-    return trained
 
 
 def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:

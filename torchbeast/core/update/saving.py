@@ -11,7 +11,7 @@ The first two are in all earlier checkpoints, and in the original TorchBeast's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,11 +19,6 @@ from torch import Tensor, nn
 from torchbeast.core.algos.base import Algorithm, Optimizer
 
 ALGORITHM = "algorithm_state_dict"
-# State that optimisers of torch.optim keep in the shape of a parameter.
-_LIKE_PARAMETER = {
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"),
-    *("momentum_buffer", "sum", "acc_delta"),
-}
 # Settings that tell optimisers apart whose parameters have equal shapes.
 _KINDS = {"alpha": "RMSprop", "betas": "Adam"}
 
@@ -93,43 +88,25 @@ def _check_names(algo: Algorithm[Any], kind: str, expected: set[str], saved: set
 
 
 def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raises ValueError unless groups, numbers of parameters, kind and shapes are the optimiser's.
+    """Raises ValueError if one of both is Adam and the other RMSprop, or they have other groups.
 
-    Only what is in the form of torch.optim can be compared. name: "", or the name after a space.
+    name: "", or the name after a space.
     """
-    if "param_groups" not in optimiser.state_dict():
+    if "param_groups" not in optimiser.state_dict():  # an optimiser of another form
         return
-    sizes = [len(group["params"]) for group in optimiser.param_groups]
-    saved_sizes = [len(group["params"]) for group in saved.get("param_groups", [])]
-    if saved_sizes != sizes:
-        raise _another_optimiser(name, f"groups of {saved_sizes} parameters", f"groups of {sizes}")
-    _check_kind(name, optimiser, saved)
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        for entry, tensor in saved["state"].get(number, {}).items():
-            if entry in _LIKE_PARAMETER and tensor is not None and tensor.shape != parameter.shape:
-                what = f"{entry} of parameter {number} as {list(tensor.shape)}"
-                raise _another_optimiser(name, what, f"{list(parameter.shape)}")
-
-
-def _check_kind(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raises ValueError if one of both is Adam and the other RMSprop."""
-    names, saved_names = (
-        {_KINDS[setting] for group in groups for setting in _KINDS.keys() & group.keys()}
-        for groups in (optimiser.param_groups, saved["param_groups"])
-    )
-    if names and saved_names and names != saved_names:
-        raise _another_optimiser(
-            name, f"the settings of {_listed(saved_names)}", f"those of {_listed(names)}"
+    now, before = _groups(optimiser.param_groups), _groups(saved.get("param_groups", []))
+    if now != before:
+        raise ValueError(
+            f"the checkpoint's optimiser{name} is different: it has {before}, but the algorithm's "
+            f"has {now}; use the algorithm and settings it was trained with"
         )
 
 
-def _another_optimiser(name: str, saved: str, expected: str) -> ValueError:
-    return ValueError(
-        f"the checkpoint's optimiser{name} is different: it has {saved}, but the algorithm's has "
-        f"{expected}; use the algorithm and settings it was trained with"
-    )
+def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Describes the groups of an optimiser, such as "12 parameters of Adam"."""
+    kinds = ["".join(f" of {_KINDS[name]}" for name in _KINDS if name in each) for each in groups]
+    both = zip(groups, kinds, strict=True)
+    return ", ".join(f"{len(group['params'])} parameters{kind}" for group, kind in both)
 
 
 def _listed(names: set[str]) -> str:
