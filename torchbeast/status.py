@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from torchbeast.cli.command_line import parse
+from torchbeast.cli import command_line
 from torchbeast.core.base.checks import above, require
-from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, exit_code_of
+from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError
 from torchbeast.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import silence_grpc
@@ -77,7 +77,7 @@ class StatusFlags:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns 0 if all servers answer, 1 if not, 2 for wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(parse(StatusFlags, PROGRAM, argv)))
+    return command_line.main(StatusFlags, PROGRAM, argv, run)
 
 
 def run(flags: StatusFlags) -> int:

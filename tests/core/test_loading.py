@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What importing parts of torchbeast.core loads."""
 
-import py_compile
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -37,16 +35,3 @@ def test_core_loads_only_what_its_side_needs(imports: str, unwanted: list[str]) 
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert result.stdout.strip() == "[]"
-
-
-def test_a_package_without_its_source_says_that_it_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sourceless").mkdir()
-    source = tmp_path / "sourceless" / "__init__.py"
-    source.write_text("from torchbeast.core.base.lazy import importing\nimporting(__name__)\n")
-    py_compile.compile(str(source), str(source.with_suffix(".pyc")), doraise=True)
-    source.unlink()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"__init__\.pyc: install torchbeast with its \.py files"):
-        __import__("sourceless")

@@ -309,6 +309,8 @@ def save_run(folder: Path, env_id: str, **flags: Any) -> Path:
         "model_state_dict": agent.model.state_dict(),
         "flags": {"env": env_id, **flags},
     }
+    if "model" in flags:
+        saved |= {"format": 1, "model": flags["model"]}
     checkpoints.save(folder / "run" / "model.tar", saved)
     return folder / "run"
 

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_schemes import SMALL, scheme_of
+from small_schemes import scheme_of
 from source_envs import Telling
 
 from torchbeast import Learner
 from torchbeast.core.algos import PPO
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.run.checkpoint import load, save
 
 ENVS = {"env_fn": Telling, "vec_env_size": 2, "info_keywords": ["squared", "steps"]}
 
@@ -60,28 +57,3 @@ def test_gradient_workers_join_them(update: str, tmp_path: Path) -> None:
         assert saved["count"] == learner.steps == 3 * 2 * 20
     # Returns of 1 + g, (2 + g) + ... of episodes of one to four steps, at most 4 + 3g + 2g^2 + g^3.
     assert 0.5 < saved["variance"].item() < 25
-
-
-def test_a_learner_resumes_a_run_of_before_with_its_network_and_rewards_in_all_workers(
-    tmp_path: Path,
-) -> None:
-    """Runs of PPO did not normalise returns, had one body, and recorded no arguments of it."""
-    folder = tmp_path / "run"
-    before = {"shared_body": True, "orthogonal": False, "state_deviation": True}
-    scheme = scheme_of(algo=PPO.create_factory(num_epochs=1, normalise_returns=False))
-    old = dataclasses.replace(scheme.actor_factory.spec, kwargs={**SMALL, **before})
-    actor_factory = dataclasses.replace(scheme.actor_factory, spec=old)
-    with Learner(dataclasses.replace(scheme, actor_factory=actor_factory), 100, folder) as learner:
-        learner.step()
-    saved = load(folder / "model.tar")
-    del saved["model_kwargs"], saved["flags"]["normalise_returns"]
-    saved["flags"]["model_kwargs"] = SMALL
-    save(folder / "model.tar", saved)
-    now = scheme_of(algo=PPO.create_factory(num_epochs=1), grad_remote_workers=1)
-    with Learner(now, 100, folder) as learner:
-        weights = {name: w.clone() for name, w in learner.actor.named_parameters()}
-        assert weights.keys() == saved["model_state_dict"].keys()
-        assert math.isfinite(learner.step()["total_loss"])
-        assert any(not torch.equal(w, weights[n]) for n, w in learner.actor.named_parameters())
-    flags = load(folder / "model.tar")["flags"]
-    assert (flags["normalise_returns"], flags["model_kwargs"]) == (False, SMALL)

@@ -101,7 +101,7 @@ def test_the_programs_evaluate_and_resume_the_run(
 
 def drawn(learner: Learner) -> Sample:
     """The next sample of the learner's replay."""
-    return learner._source._replay.sample(16)  # type: ignore[attr-defined]
+    return learner._training.source._replay.sample(16)  # type: ignore[attr-defined]
 
 
 def updated(learner: Learner, sample: Sample) -> dict[str, torch.Tensor]:
@@ -264,16 +264,6 @@ def test_a_free_learner_and_its_workers_do_not_wait_for_each_other(tmp_path: Pat
         (
             lambda: off_policy_of(algo=LASER.create_factory()),
             "ReplayBuffer yields .* LASER .*: use OnPolicyVTraceBuffer",
-        ),
-        (
-            lambda: scheme_of(algo=SAC.create_factory(), storage=small()),
-            "OnPolicyActorCritic makes .* ActorCritic, but SAC trains .*: use OffPolicyActorCritic",
-        ),
-        (
-            lambda: replace(
-                scheme_of(), actor_factory=off_policy_of().actor_factory
-            ),
-            "OffPolicyActorCritic makes .* but PPO trains .* ActorCritic: use OnPolicyActorCritic",
         ),
         (
             lambda: off_policy_of(algo=TD3.create_factory()),

@@ -266,11 +266,10 @@ def test_a_resumed_run_that_fails_in_its_first_update_keeps_its_checkpoint(
 
 
 def test_a_run_that_ends_with_a_usage_error_before_it_learns_leaves_no_new_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(UsageError):
-        patch.setattr(EndingSource, "yields", dict)
-        train(tmp_path, GOOD)
+    with pytest.raises(UsageError):
+        train(tmp_path, GOOD, **with_model("nonesuch"))
     assert list(tmp_path.iterdir()) == []
     train(tmp_path, GOOD)
     with pytest.raises(UsageError):

@@ -205,7 +205,7 @@ def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClien
     to which this machine belongs.
     """
     name = checked_name(address.removeprefix(ON_RAY))
-    with _connected(f"the run with replay_service {address}"):
+    with _connected(f"the run with --replay_service {address}"):
         with contextlib.closing(RayReplayClient(name, joining)) as client:
             yield client
 

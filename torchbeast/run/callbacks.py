@@ -494,6 +494,10 @@ def _named(path: str) -> Callback:
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises UsageError unless all are callbacks, each with a different name."""
+    if isinstance(callbacks, Callback):
+        raise UsageError(
+            f"callbacks must be a list of callbacks, got {callbacks!r}: write callbacks=[...]"
+        )
     for callback in callbacks:
         if not isinstance(callback, Callback):
             hint = f", write {callback.__name__}()" if isinstance(callback, type) else ""

@@ -317,35 +317,6 @@ def test_a_batch_is_learnt_whole_unless_network_and_algorithm_let_it_be_cut(
     assert cut.algo.seen == {(1, threading.current_thread())}
 
 
-def test_an_earlier_checkpoint_continues_with_every_step_learnt_once(make_rollout: Make) -> None:
-    """As checkpoints were before there were four counters, with torch's own optimiser in it."""
-    actor = MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
-    theirs = copy.deepcopy(actor)
-    optimiser = torch.optim.RMSprop(theirs.parameters(), lr=0.00048, alpha=0.99, eps=0.01)
-
-    def their_step(rollout: Rollout) -> None:
-        optimiser.zero_grad()
-        torch.stack(list(impala(theirs).algo.losses(rollout).terms.values())).sum().backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 40.0)
-        optimiser.step()
-
-    their_step(make_rollout(T, B))
-    saved = {
-        "model_state_dict": copy.deepcopy(theirs.state_dict()),
-        "optimizer_state_dict": copy.deepcopy(optimiser.state_dict()),
-        "scheduler_state_dict": {"steps": 40, "version": 7},
-    }
-    step, rollout = impala(actor, total_steps=10**12), make_rollout(T, B)
-    step.load_state_dict(saved)
-    step.update(rollout)
-    their_step(rollout)
-    torch.testing.assert_close(dict(actor.named_parameters()), dict(theirs.named_parameters()))
-    counters = step.counters
-    assert (counters.version, counters.optimiser_steps) == (8, 8)
-    assert (counters.env_steps, counters.learnt_steps) == (40 + T * B, 40 + T * B)
-    assert set(step.state_dict()) == set(saved), "readable by the programs that wrote it"
-
-
 class MeasuresSomeSteps(IMPALA):
     """Reports a figure of positive rewards, one of all steps, and one of none."""
 
