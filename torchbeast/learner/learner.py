@@ -116,7 +116,7 @@ class Learner(LearnerWithCallbacks):
         actions.
         """
         if self.scheme.update_execution == "decentralised" and self._finalizer.alive:
-            self._run.made.optimiser_step.state_dict()  # the workers have them
+            self._training.made.optimiser_step.state_dict()  # the workers have them
         return super().actor
 
     def step(self) -> dict[str, float]:
@@ -244,11 +244,10 @@ class Learner(LearnerWithCallbacks):
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         run = LearnerRun(plan, Session(supervisor, folder), resumed)
         run.assemble()
-        source = ending.enter_context(run.source())
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         also_saved = functools.partial(self._callbacks.entries, self._env_options)
         self._run = run
-        training = ending.enter_context(run.training(source, also_saved, own))
+        training = ending.enter_context(run.training(also_saved, own))
         self._hold(run.earlier, training)
         ending.callback(supervisor.stop, "the learner was closed")
 

@@ -36,7 +36,7 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.display import Progress, next_commands, summary
-from torchbeast.reporting.log_files import LoggedRun, Logs
+from torchbeast.reporting.log_files import Log, LoggedRun, Logs
 from torchbeast.reporting.prometheus import PrometheusEndpoint
 from torchbeast.reporting.run_folder import Session
 from torchbeast.run import checkpoint as checkpoints
@@ -123,10 +123,8 @@ class LearnerRun:
         with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
             learner.prepare()
             self.begin()
-            with self.source() as source:
-                if self._replica is not None:
-                    source = self.join(self._replica.joint(source, self.made.optimiser_step))
-                self._learn(source, learner)
+            with self.training(learner.saved) as training:
+                self._learn(training, learner)
 
     def _env_process(self, num_envs: int) -> EnvProcess:
         """Makes environments in a process of their own; raises UsageError or RunError."""
@@ -190,20 +188,15 @@ class LearnerRun:
         """Records the part of the run that begins now; call it once there is something to train."""
         self.session.folder.begin(self._recorded, self.progress.step, self._changed)
 
-    def join(self, joint: Any) -> Any:
-        """Lets several learners take the optimiser steps; joint: a JointLearner. Returns it."""
-        self.made = replace(self.made, optimiser_step=joint)
-        return joint
-
     @contextmanager
-    def source(self) -> Iterator[Source]:
+    def _source(self) -> Iterator[Source]:
         """Makes the source that the plan describes, with a replay or gradient workers if the run
         has them.
         """
         plan, made, seed = self.plan, self.made, self.environment_seed
         with ExitStack() as ending:
             if plan.gradients is not None:
-                yield self.join(plan.gradients(plan, made, seed, ending))
+                yield plan.gradients(plan, made, seed, ending)
                 return
             learner = made.learner_info(plan.learner, seed, first_step=self.progress.step)
             free = free_memory()  # before the source allocates some
@@ -242,11 +235,8 @@ class LearnerRun:
         seed = int(root.generate_state(1)[0])
         return seed if self._replica is None else self._replica.seed(seed)
 
-    def _learn(self, source: Source, learner: ProgramLearner) -> None:
-        with (
-            PrometheusEndpoint().served(self.plan.metrics) as endpoint,
-            self.training(source, learner.saved) as training,
-        ):
+    def _learn(self, training: Training, learner: ProgramLearner) -> None:
+        with PrometheusEndpoint().served(self.plan.metrics) as endpoint:
             learner.begin(self.earlier, training)
             supervisor = self.session.supervisor
             self.start(training)
@@ -265,38 +255,55 @@ class LearnerRun:
     @contextmanager
     def training(
         self,
-        source: Source,
         also_saved: Callable[[], Mapping[str, Any]],
         own: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - stateless
     ) -> Iterator[Training]:
-        """Opens the logs, and makes the loop of the run with its consumers.
+        """Makes the source, opens the logs, and makes the loop of the run with its consumers.
 
         also_saved: called for every checkpoint; returns further entries. own: see Training.
         """
-        made, folder, step = self.made, self.session.folder, self.progress.step
-        labels = checkpoints.labels(made.agent, self._recorded)
-        run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
-        trace = self.plan.learner.hardware.write_profiler_trace
-        stops_at, pause_at = {DONE: self._total_steps}, self.plan.run.pause_at
-        if pause_at is not None:
-            stops_at[f"--pause_at {pause_at:,}"] = pause_at
-        is_complete = step >= self._total_steps
-        with closing(Logs(() if is_complete else self.plan.loggers, run)) as log:
-            training = Training(
-                source=source,
-                made=made,
-                supervisor=self.session.supervisor,
-                rows=Rows(source, log, self.progress, self.plan.env.options.info_keywords),
-                writer=CheckpointWriter(
-                    folder, labels, self.plan.checkpoints, self._saved_replay, also_saved
-                ),
-                stops_at=stops_at,
-                learns_all=self._replica is not None,
-                own=own,
-                trace=folder.path / "trace.json" if trace else None,
-            )
+        with self._source() as source, self._logs() as log:
+            if self._replica is not None:
+                source = self._replica.joint(source, self.made.optimiser_step)
+            training = self._loop(source, log, also_saved, own)
             training.consumers = [*self._consumers(training)]
             yield training
+
+    def _logs(self) -> AbstractContextManager[Logs]:
+        """Opens the logs; of a complete run, none."""
+        folder, step = self.session.folder, self.progress.step
+        run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
+        return closing(Logs(() if step >= self._total_steps else self.plan.loggers, run))
+
+    def _loop(
+        self,
+        source: Source,
+        log: Log,
+        also_saved: Callable[[], Mapping[str, Any]],
+        own: AbstractContextManager[Any],
+    ) -> Training:
+        made, plan, folder = self.made, self.plan, self.session.folder
+        if plan.gradients is not None or self._replica is not None:
+            joint: Any = source  # a JointLearner, which updates too
+            made = replace(made, optimiser_step=joint)
+        labels = checkpoints.labels(made.agent, self._recorded)
+        stops_at = {DONE: self._total_steps}
+        if (pause_at := plan.run.pause_at) is not None:
+            stops_at[f"--pause_at {pause_at:,}"] = pause_at
+        trace = plan.learner.hardware.write_profiler_trace
+        return Training(
+            source=source,
+            made=made,
+            supervisor=self.session.supervisor,
+            rows=Rows(source, log, self.progress, plan.env.options.info_keywords),
+            writer=CheckpointWriter(
+                folder, labels, plan.checkpoints, self._saved_replay, also_saved
+            ),
+            stops_at=stops_at,
+            learns_all=self._replica is not None,
+            own=own,
+            trace=folder.path / "trace.json" if trace else None,
+        )
 
     def _consumers(self, training: Training) -> Iterator[Consumer]:
         """Yields what gets each row after the log."""
