@@ -25,8 +25,8 @@ SOON = 20.0
 
 
 def run(suppress_logs: bool = True) -> Any:
-    """A run with these settings."""
-    return Mock(settings=Mock(display=DisplayConfig(suppress_logs=suppress_logs)))
+    """A run with this plan."""
+    return Mock(plan=Mock(display=DisplayConfig(suppress_logs=suppress_logs)))
 
 
 # --- periodic checkpoints
