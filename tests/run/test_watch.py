@@ -24,9 +24,8 @@ from torchbeast.run.watch import RunDisplay, start_watchdog
 SOON = 20.0
 
 
-def run(suppress_logs: bool = True) -> Any:
-    """A run with this plan."""
-    return Mock(plan=Mock(display=DisplayConfig(suppress_logs=suppress_logs)))
+def plan(suppress_logs: bool = True) -> Any:
+    return Mock(display=DisplayConfig(suppress_logs=suppress_logs))
 
 
 # --- periodic checkpoints
@@ -132,7 +131,7 @@ def test_the_bottleneck_is_named_at_the_end_of_runs_of_20_seconds_and_updates(
         supervisor=supervisor,
         rows=Mock(count=updates, reading=lambda: next(readings)),
     )
-    RunDisplay(training=training, run=run(suppress_logs=False)).until_the_end()
+    RunDisplay(training=training, plan=plan(suppress_logs=False)).until_the_end()
     assert capsys.readouterr().out == said
 
 
@@ -149,7 +148,7 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
         writer=Mock(saved_at=0.0, failed=0),
     )
     training.rows.reading.return_value = Reading(0.0, {})
-    shown_by = RunDisplay(training=training, run=run())
+    shown_by = RunDisplay(training=training, plan=plan())
     shown_by._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())
     (shown,) = display.show.call_args.args
     assert shown.diagnosis == (advice if live else None)

@@ -242,7 +242,7 @@ class LearnerRun:
             self.start(training)
             training.start(self.made.compute.learner_threads, learner.step)
             try:
-                RunDisplay(run=self, training=training, prometheus=endpoint).until_the_end()
+                RunDisplay(plan=self.plan, training=training, prometheus=endpoint).until_the_end()
             except Exception as error:  # before `stop`: the first of both counts
                 supervisor.fail("", error)
                 raise

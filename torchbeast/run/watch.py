@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from torchbeast.fleets.waiting import running_time, say, warn
 from torchbeast.reporting.diagnosis import (
@@ -22,10 +21,8 @@ from torchbeast.reporting.diagnosis import (
 )
 from torchbeast.reporting.display import Display, Shown
 from torchbeast.reporting.prometheus import PrometheusEndpoint, learner_metrics
+from torchbeast.run.plan import Plan
 from torchbeast.run.training import Training
-
-if TYPE_CHECKING:
-    from torchbeast.run.learner_run import LearnerRun
 
 _LOOK_S = 1.0  # between two looks at what the learner waits for
 _SHOW_EVERY_S = 1.0
@@ -59,16 +56,16 @@ def _watch(training: Training, batch_size: int, ended: threading.Event) -> None:
 class RunDisplay:
     """Shows a program's run on the terminal and to Prometheus, from the main thread."""
 
-    run: LearnerRun
+    plan: Plan
     training: Training
     prometheus: PrometheusEndpoint = field(default_factory=PrometheusEndpoint)
 
     def until_the_end(self) -> None:
         """Shows the run every second, until the supervisor ends it."""
-        plan, supervisor = self.run.plan, self.training.supervisor
+        plan, supervisor = self.plan, self.training.supervisor
         window, first, status = RecentShares(), None, self.training.source.status()
         only_warnings = plan.display.suppress_logs
-        title = f"{self.run.plan.env.name}, {plan.run.xpid}"
+        title = f"{plan.env.name}, {plan.run.xpid}"
         with Display(title, only_warnings=only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status = self.training.source.status()
@@ -87,7 +84,7 @@ class RunDisplay:
         """Names the bottleneck of the run; first: a reading after its first update."""
         rows = self.training.rows
         last = rows.reading()
-        bottleneck = diagnose(shares(last, first), self.run.plan.collection)
+        bottleneck = diagnose(shares(last, first), self.plan.collection)
         is_long = last.time - first.time >= _LEAST_S
         if bottleneck is not None and is_long and rows.count >= _LEAST_UPDATES:
             say(f"Overall: {bottleneck.sentence}.")
@@ -103,15 +100,15 @@ class RunDisplay:
         reading, lost_streams = rows.reading(), training.source.lost_streams()
         recent = window.add(reading) if rows.count else UNKNOWN
         _, live = alive(status)
-        advice = diagnose(recent, self.run.plan.collection) if live else None
+        advice = diagnose(recent, self.plan.collection) if live else None
         shown = Shown(
             progress=replace(rows.progress),  # a copy: learner threads change it
-            total_steps=self.run.plan.learner.total_steps,
+            total_steps=self.plan.learner.total_steps,
             status=status,
             lost_streams=lost_streams,
             shares=recent,
             diagnosis=diagnose_lost_streams(lost_streams, live) or advice,
-            run=self.run.plan.run.xpid,
+            run=self.plan.run.xpid,
             updates=training.updates,
             stage_seconds=reading.seconds,
             row=dict(rows.newest),  # a copy: callbacks add to it
