@@ -108,14 +108,14 @@ fuzz: $(VENV)/test-packages
 # dial in to, and a live host.
 fuzz-peers: $(VENV)/installed-for-tests
 	for peer in server learner door host; do \
-	  OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/libtorchbeast/fuzz_peers.py $$peer --seconds $(SECONDS) \
+	  OMP_NUM_THREADS=1 PYTHONPATH=.:tests/support $(BIN)/python tests/libtorchbeast/fuzz_peers.py $$peer --seconds $(SECONDS) \
 	  || exit 1; done
 
 # A fault every few seconds for MINUTES; needs root. Writes a table and a plot in build/soak. With ARGS=--dial_in the
 # hosts dial in to the learner.
 MINUTES ?= 60
 soak: $(VENV)/installed-for-tests
-	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/integration $(BIN)/python tests/integration/soak.py build/soak --minutes $(MINUTES) $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests/support:tests/integration $(BIN)/python tests/integration/soak.py build/soak --minutes $(MINUTES) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info *.so libtorchbeast/*.so

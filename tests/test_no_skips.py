@@ -26,11 +26,12 @@ def test_run(): pass
 def test_a_skip_fails_with_its_reason_where_none_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     words = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-rsfE"]
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    tests = Path(__file__).parent
+    folders = [str(tests), str(tests / "support"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [*words, "--no-skips", "test_it.py"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
         capture_output=True,
         text=True,
         check=False,

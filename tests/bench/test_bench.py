@@ -202,7 +202,7 @@ def test_with_a_replay_it_is_a_stage_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stacked frames are taken apart by the replay and put together again."""
-    path = [str(Path(__file__).parents[1]), *sys.path]
+    path = [str(Path(__file__).parents[1] / "support"), *sys.path]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     stacked = ["--env", "source_envs:Stacked", "--model", "shallow", "--replay_size", "100"]
     assert main([*SMALL, *stacked]) == 0

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from assorted import check_rollout
-from families import FAMILIES, Family, name_of
 from learners import impala
 from test_rollout_buffers import Player, columns_of
+from user_families import FAMILIES, Family, name_of
 
 from torchbeast import envs
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from families import FAMILIES, Family, name_of
 from programs import Workshop
+from user_families import FAMILIES, Family, name_of
 
 from torchbeast.reporting.log_files import read_logs
 

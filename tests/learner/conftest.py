@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = [str(Path(__file__).parents[1])]
+FOLDERS = [str(Path(__file__).parents[1] / "support")]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 @pytest.mark.parametrize("peer", SESSIONS)
 def test_nonsense_ends_its_stream_and_nothing_else(peer: str, tmp_path: Path) -> None:
     """In a process of its own, whose crash would be a finding too."""
-    paths = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE)]
+    paths = [str(_HERE.parents[1]), str(_HERE.parent / "support"), str(_HERE)]
     done = subprocess.run(
         [sys.executable, str(_HERE / "fuzz_peers.py"), peer, "--sessions", str(SESSIONS[peer])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

@@ -114,7 +114,7 @@ with serving.playing([ADDRESS]) as another:
 def started(script: str, address: str) -> subprocess.Popen[str]:
     """Starts the script in its own process, which finds the tests' modules."""
     here = Path(served_envs.__file__).parent
-    paths = [Path(libtorchbeast.__file__).parents[1], here, here.parent]
+    paths = [Path(libtorchbeast.__file__).parents[1], here, here.parent / "support"]
     return subprocess.Popen(
         [sys.executable, "-c", BEGIN + f"ADDRESS = {address!r}\n" + script],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},

@@ -37,7 +37,7 @@ from torchbeast.run.plan import Plan
 from torchbeast.run.replicas import Replica, _named
 
 TESTS = Path(__file__).parents[1]
-PATH = [str(TESTS / "run"), str(TESTS), str(TESTS.parent)]
+PATH = [str(TESTS / "run"), str(TESTS / "support"), str(TESTS.parent)]
 END_S = 120.0  # programs import torch first, on a machine that may be busy
 NOTICED_S = 15.0  # that a process is gone
 FLAGS = ["--algo", "impala", "--model", "mlp", "--batch_size", "4", "--torch_threads", "1"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between a learner and its source; tests/compliance/source.py checks sources."""
+"""What a learner and its source promise each other; tests/support/compliance/ checks sources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of HTTP/2 by hand, without the token of the server that they attack.
 
-python tests/strangers.py HOST:PORT ATTACK [--tls] [--seconds 60] [--connections 8]
+python tests/support/strangers.py HOST:PORT ATTACK [--tls] [--seconds 60] [--connections 8]
 
 ATTACK: messages (health checks of 255 MiB), or resets (calls that are reset as soon as they are
 made, as fast as the connection takes them). Prints a line once it attacks.

@@ -11,10 +11,9 @@ import pytest
 
 import torchbeast
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 FOLDERS = [
-    TESTS,
-    *(TESTS / room for room in ("collect", "gradients", "on_ray")),
+    *(TESTS / room for room in ("support", "collect", "gradients", "on_ray")),
     Path(torchbeast.__file__).parents[1],
 ]
 

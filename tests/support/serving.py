@@ -45,7 +45,7 @@ def served_elsewhere(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     code = (
         f"import served_envs, libtorchbeast as l; l.Server(served_envs.Vector, 'unix:{path}').run()"
     )
-    where = os.pathsep.join([str(Path(__file__).parent / "libtorchbeast"), *sys.path])
+    where = os.pathsep.join([str(Path(__file__).parents[1] / "libtorchbeast"), *sys.path])
     words = [sys.executable, "-c", code]
     process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": where})
     try:
