@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from os.path import normpath
 from pathlib import Path
@@ -181,3 +182,10 @@ def test_a_public_name_or_method_without_a_docstring_is_a_warning(
     assert [record.getMessage().split()[0] for record in caplog.records] == [
         "package.Documented.method"
     ]
+
+
+def test_the_loop_on_the_page_about_the_architecture_is_the_code() -> None:
+    page = (ROOT / "docs" / "contributing" / "architecture.md").read_text("utf-8")
+    (shown,) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    code = (ROOT / "torchbeast" / "run" / "training.py").read_text("utf-8")
+    assert textwrap.indent(shown, 8 * " ") in code
