@@ -216,6 +216,11 @@ def test_observation_spaces_read_back_from_the_json_that_is_documented() -> None
     assert space_from_json({"type": "ArraySpec", **data}) == space
 
 
+def test_a_large_picture_reads_back_from_json() -> None:
+    space = ArraySpec((1920, 1080, 3), "uint8", 0, 255)
+    assert space_from_json(space_to_json(space)) == space
+
+
 @pytest.mark.parametrize(("space", "_"), VALUES, ids=lambda value: str(value)[:40])
 def test_an_observation_space_reads_back_from_json_with_dtypes_and_shapes(
     space: Any, _: dict[str, Any]

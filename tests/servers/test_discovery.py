@@ -99,6 +99,18 @@ def test_an_invalid_action_space_is_reported_with_its_address(servers: dict, key
         discovery.find_servers(["unix:/a"], None, timeout=1.0)
 
 
+@pytest.mark.parametrize(
+    ("key", "space"),
+    [("observation_space", Discrete(3)), ("action_space", ArraySpec((2,), "float32"))],
+)
+def test_a_space_of_the_other_kind_is_reported_with_its_address(
+    servers: dict, key: str, space: Any
+) -> None:
+    servers["unix:/a.0"] = CATCH | {key: space_to_json(space)}
+    with pytest.raises(RunError, match=r"from unix:/a\.0 is not valid: its spaces are mixed up"):
+        discovery.find_servers(["unix:/a"], None, timeout=1.0)
+
+
 def test_a_server_of_the_original_has_no_action_space(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"action_space": None, "env_id": "", "num_streams": 1}
     assert discovery.find_servers(["unix:/a"], None, timeout=1.0).action_space is None

@@ -15,7 +15,9 @@ from typing import Any
 
 import libtorchbeast
 from torchbeast.core.base.checks import command
+from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.spaces import (
+    ActionLeaf,
     ActionSpace,
     ArraySpec,
     space_from_json,
@@ -184,7 +186,7 @@ def fleet_of(
         return ServerFleet(
             env=_env(first),
             observation_space=_observation_space(first),
-            action_space=None if actions is None else space_from_json(actions),
+            action_space=None if actions is None else _space(actions, ActionLeaf),
             frame_stack=first["frame_stack"],
             stream_addresses=[address for address, _ in streams],
             envs_per_stream=[description["num_envs"] for _, description in streams],
@@ -266,9 +268,18 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
 def _observation_space(description: dict[str, Any]) -> Any:
     """Returns the nest of ArraySpec, with value ranges if the server describes them."""
     specs, described = _to_specs(description["observation"]), description.get("observation_space")
-    space = specs if described is None else space_from_json(described)
+    space = specs if described is None else _space(described, ArraySpec)
     if without_values(space) != specs:
         raise ValueError(f"its observation_space is {space}, but its observations are {specs}")
+    return space
+
+
+def _space(described: Any, kind: Any) -> Any:
+    """Returns the space; raises ValueError unless its leaves are of this kind."""
+    space = space_from_json(described)
+    for leaf in flatten(space):
+        if not isinstance(leaf, kind):
+            raise ValueError(f"its spaces are mixed up: {leaf}")
     return space
 
 

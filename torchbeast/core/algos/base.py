@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -336,21 +337,49 @@ class Algorithm(ABC, Generic[BatchT]):
         return {}
 
 
-def check_terms(algo: Algorithm[Any], terms: Mapping[str, Tensor]) -> None:
-    """Raises ValueError for a term with a value for each step, which PyTorch would sum, and for a
-    constant, which it would ignore.
+def check_losses(algo: Algorithm[Any], found: Any) -> Losses:
+    """Returns the result of `losses`.
+
+    Raises ValueError for anything but Losses with terms and scalars; for a term with a value for
+    each step, which PyTorch would sum; and for a constant, which it would ignore.
     """
+    name = f"{type(algo).__name__}.losses"
+    if not (isinstance(found, Losses) and found.terms):
+        raise ValueError(f"{name} must return Losses(terms, metrics) with a term, got {found!r}")
     groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
     # A term may depend on a parameter alone that is frozen.
     has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
-    for term, loss in terms.items():
-        if loss.dim() or not (loss.requires_grad or has_frozen):
-            found = f"shape {list(loss.shape)}" if loss.dim() else "a constant"
+    for term, loss in found.terms.items():
+        shape = list(torch.as_tensor(loss).shape)
+        if shape or not (torch.is_tensor(loss) and (loss.requires_grad or has_frozen)):
+            what = f"shape {shape}" if shape else "a constant"
             raise ValueError(
-                f"{type(algo).__name__}.losses: the term {term} must be a scalar that depends on a "
-                f"parameter, got {found}: take the sum or the mean over the steps, without "
+                f"{name}: the term {term} must be a scalar that depends on a "
+                f"parameter, got {what}: take the sum or the mean over the steps, without "
                 "detach() and no_grad()"
             )
+    for metric, value in found.metrics.items():
+        if not isinstance(value, Mean) and not (torch.is_tensor(value) and not value.dim()):
+            raise ValueError(
+                f"{name}: the metric {metric} must be a scalar tensor: take losses.mean(values, "
+                "mask)"
+            )
+    return found
+
+
+@contextmanager
+def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
+    """Raises ValueError in place of a KeyError of the body for an extra that is not in `needs`."""
+    try:
+        yield
+    except KeyError as error:
+        missing = error.args[0] if error.args else None
+        if missing not in algo.actor.extra_specs or missing in algo.needs:
+            raise
+        raise ValueError(
+            f"{type(algo).__name__} needs extras[{missing!r}], which workers do not keep: add "
+            f"{missing!r} to its `needs`"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

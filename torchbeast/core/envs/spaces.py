@@ -272,6 +272,8 @@ def _num_entries(data: Any) -> int:
             return sum(map(_num_entries, parts))
         case {"type": "Dict", "spaces": parts}:
             return sum(map(_num_entries, parts.values()))
+        case {"type": "ArraySpec"}:
+            return 1  # it has one bound for all entries
         case {"shape": shape}:
             return math.prod(abs(int(size)) for size in shape)
     return 1

@@ -26,7 +26,8 @@ from torchbeast.core.algos.base import (
     BatchT,
     Counters,
     Optimizer,
-    check_terms,
+    check_losses,
+    naming_needs,
 )
 from torchbeast.core.algos.config import StepConfig, settings_of, with_values
 from torchbeast.core.algos.schedules import Schedule, schedules_of
@@ -190,7 +191,7 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.restored_on_error():
+        with self.restored_on_error(), naming_needs(self.algo):
             if self._ranks is None:
                 self.algo.observe(batch)
                 minibatches, of_batch = self._begin(batch)
@@ -343,8 +344,7 @@ class OptimiserStep(Generic[BatchT]):
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
-            terms, metrics, feedback = self.algo.losses(columns)
-            check_terms(self.algo, terms)
+            terms, metrics, feedback = check_losses(self.algo, self.algo.losses(columns))
             share = columns.num_steps / num_steps
             if not minibatch.num_steps:
                 metrics = {}
