@@ -180,7 +180,7 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
     [
         (
             "nosuch",
-            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, ppo, pqn, "
+            "--algo: there is no algorithm 'nosuch': use impala, laser, ppo, pqn, "
             "dqn, sac, td3, or my_",
         ),
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
@@ -325,7 +325,8 @@ def test_a_run_is_not_resumed_with_another_algorithm(
     save_complete(tmp_path, **recorded)
     before = recorded.get("algo", "impala")
     expected = (
-        f"^(--)?algo must be {before}, as in the run run, not {now}: use that, or another run"
+        f"^(--)?algo must be {before}, as in the run run, not {now}: repeat that setting, or start "
+        "another run"
     )
     with pytest.raises(UsageError, match=expected):
         resume(tmp_path, "--algo", now)

@@ -49,8 +49,8 @@ WRONG = [
     ),
     (
         ["--replay_size", "1000", "--learn_start", "961"],
-        "--learn_start 961 is never reached, because --replay_size 1000 holds 960 steps: use at "
-        "most --learn_start 960.",
+        "training never begins after --learn_start 961 steps, because --replay_size 1000 holds 960 "
+        "steps: use at most 960.",
     ),
     (
         ["--replay_size", "9000", "--checkpoint_replay", "--disable_checkpoint"],

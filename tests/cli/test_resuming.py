@@ -139,13 +139,20 @@ def test_without_a_checkpoint_the_settings_come_from_meta_json(savedir: Path) ->
     assert flags_of("polybeast", savedir, "--xpid", "a")["learning_rate"] == 0.0006
 
 
-def test_settings_of_a_run_that_never_learnt_are_not_restored_which_is_said(
+def test_a_command_with_a_task_starts_a_run_over_that_never_learnt_which_is_said(
     savedir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its settings may be the reason why it never learnt."""
     killed_before_its_first_checkpoint(savedir, "")
-    assert flags_of("polybeast", savedir, "--xpid", "a")["env"] is None
+    now = flags_of("polybeast", savedir, "--xpid", "a", "--algo", "ppo")
+    assert now["learning_rate"] != 0.0006
     assert "ended before its first update. Starting over" in capsys.readouterr().out
+
+
+def test_the_name_alone_repeats_a_run_that_never_learnt(savedir: Path) -> None:
+    """As after a Ctrl-C during the first batch."""
+    killed_before_its_first_checkpoint(savedir, "")
+    assert flags_of("polybeast", savedir, "--xpid", "a")["learning_rate"] == 0.0006
 
 
 @pytest.mark.parametrize("mode", ["test", "test_render"])

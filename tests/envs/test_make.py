@@ -173,7 +173,7 @@ def test_a_missing_package_of_an_environment_is_named(monkeypatch: pytest.Monkey
 
 
 def test_an_id_without_its_version_is_refused_with_the_latest_one() -> None:
-    with pytest.raises(envs.EnvError, match="LunarLander is not a complete name: use .*-v3"):
+    with pytest.raises(envs.EnvError, match="LunarLander has no version: use .*-v3"):
         envs.make("LunarLander", 1)
 
 

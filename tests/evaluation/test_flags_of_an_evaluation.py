@@ -69,7 +69,8 @@ def test_a_flag_that_contradicts_the_run_is_refused_with_both_sides(
     save(tmp_path, **recorded)
     assert evaluate(program, tmp_path, *words) == 2
     flag, before, now = both
-    expected = f"--{flag} must be {before}, as in the run a, not {now}: use that, or another run"
+    expected = f"--{flag} must be {before}, as in the run a, not {now}: repeat that setting, or "
+    expected += "start another run"
     assert capsys.readouterr().err == f"{program}: {expected}\n"
 
 

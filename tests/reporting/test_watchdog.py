@@ -12,7 +12,8 @@ POLY = {"learner_queue_size": 0, "inference_queue_size": 0, "live_streams": 2, "
 MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_workers": 2, "replaced_workers": 0}
 
 STUCK = [
-    (POLY | {"live_streams": 0}, "all streams are gone"),
+    (POLY | {"live_streams": 0}, "the streams are starting"),
+    (POLY | {"live_streams": 0, "lost_streams": 2}, "all streams are gone"),
     (POLY | {"learner_queue_size": 3}, "the learner does not take it"),
     (POLY | {"inference_queue_size": 1}, "inference does not respond"),
     (POLY, "0 of 3 rollouts of a batch are ready: the environments have not completed a rollout"),
@@ -21,7 +22,7 @@ STUCK = [
         POLY | {"learner_queue_size": 2, "inference_queue_size": 1},
         "2 of 3 rollouts of a batch are ready: inference does ",
     ),
-    (MONO | {"live_workers": 0}, "all workers are gone"),
+    (MONO | {"live_workers": 0}, "the workers are starting"),
     (MONO | {"learner_queue_size": 8}, "the learner does not take it"),
     (MONO | {"rollout_queue_size": 4}, "the learner has not returned its last batch"),
     (MONO | {"waiting_workers": 2}, "all workers wait for the weights of an update"),

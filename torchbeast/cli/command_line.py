@@ -327,7 +327,7 @@ def _config(name: str) -> type:
         config = config_of(name)
         config()  # its defaults pass its checks
     except SpecError as error:
-        raise UsageError(f"--algo {name} cannot be used: {error}") from error
+        raise UsageError(f"--algo: {error}") from error
     except Exception as error:
         raise RunError(f"the algorithm {name} failed: {what_it_raised(error)}") from error
     return config

@@ -40,7 +40,7 @@ def recorded_settings(args: Sequence[str]) -> dict[str, Any]:
     if not xpid or Path(xpid).name != xpid:
         return {}
     folder = _savedir(args) / xpid
-    found = _of_agent(folder, args) if tests else _recorded(folder)
+    found = _of_agent(folder, args) if tests else _recorded(folder, args)
     return found | {"xpid": xpid}
 
 
@@ -98,18 +98,19 @@ def _of_checkpoint(path: Path) -> dict[str, Any] | None:
     return dict(checkpoints.load_newest(path, needed=("flags",)).checkpoint["flags"])
 
 
-def _recorded(folder: Path) -> dict[str, Any]:
+def _recorded(folder: Path, args: Sequence[str]) -> dict[str, Any]:
     """Returns the flags recorded in the checkpoint, or {} if the run does not exist.
 
-    If a run was killed after its first update and before its first checkpoint, the flags come from
-    meta.json.
+    Without a checkpoint, the flags come from meta.json; but if the run ended before its first
+    update, perhaps because of its settings, a command that names a task starts over.
     """
     if (flags := _of_checkpoint(folder / CHECKPOINT)) is not None:
         return flags
     if not (meta := read_meta(folder)):
         return {}
     logs = folder / "logs.csv"
-    if not logs.exists() or logs.stat().st_size == 0:
+    has_learnt = logs.exists() and logs.stat().st_size > 0
+    if not has_learnt and any(given(args, flag) for flag in ("--env", "--preset", "--algo")):
         print(
             f"The earlier run in {folder} ended before its first update. Starting over with the "
             "settings given here, not those of the earlier run.",

@@ -167,8 +167,8 @@ class ReplayConfig:
             why = f"total_steps is {total_steps}"
         require(
             self.learn_start <= most,
-            f"learn_start {self.learn_start} is never reached, because {why}: use at most "
-            f"learn_start {most}",
+            f"training never begins after learn_start {self.learn_start} steps, because {why}: "
+            f"use at most {most}",
         )
 
     def check_waits(self, waiting: str) -> None:

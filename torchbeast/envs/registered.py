@@ -104,7 +104,7 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
         versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == name]
         if versions:
             latest = max(versions, key=lambda known: int(known.rpartition("-v")[2]))
-            raise EnvError(f"{env_id} is not a complete name: use {latest}") from error
+            raise EnvError(f"{env_id} has no version: use {latest}") from error
         if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])

@@ -235,13 +235,17 @@ class LocalWorker:
 
     def _read(self) -> None:
         """Delivers answers until the process has closed its end of the socket."""
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
                 number, answer = pickle.loads(self._connection.recv_bytes())
                 with self._lock:
                     then = self._waiting.pop(number, None)
                 if then is not None:
                     then(answer)
+        except (EOFError, OSError):
+            pass
+        except Exception as error:  # an answer of a class that is not here
+            self._end(error)
         with self._sending:
             self._connection.close()
 

@@ -244,7 +244,9 @@ class Watchdog:
         if not status.keys() & {"live_workers", "live_streams"}:  # nothing has been collected yet
             return hanging or "no worker has collected a batch"
         if count == 0:
-            return hanging or f"all {collectors} are gone"
+            has_any = self._updates or lost
+            state = f"all {collectors} are gone" if has_any else f"the {collectors} are starting"
+            return hanging or state
         if rollouts >= self._batch_size:
             return "a batch of rollouts is ready, but the learner does not take it"
         few = f"{rollouts:g} of {self._batch_size} rollouts of a batch are ready"

@@ -80,9 +80,9 @@ class RunConfig:
     """Save a checkpoint and exit at this environment step, like Ctrl-C. Schedules still end at
     --total_steps. The same command without this flag continues the run."""
     restart_schedules: bool = setting(True, "command")
-    """If you resume a run with a different learning rate or schedule, start the schedule at the
-    current step. Otherwise the schedule is computed as if the run had started with the new value.
-    The same applies to other settings with a schedule."""
+    """Whether a run that you resume with a different learning rate, or another setting that has a
+    schedule, starts the schedule at the current step. If not, the schedule is computed as if the
+    run had started with the new value."""
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)

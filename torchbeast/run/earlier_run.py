@@ -108,11 +108,11 @@ class EarlierRun:
             raise self._other("use_lstm", has_memory, now.use_lstm)
 
     def _other(
-        self, name: str, before: object, now: object, remedy: str = "use that"
+        self, name: str, before: object, now: object, remedy: str = "repeat that setting"
     ) -> UsageError:
         return UsageError(
             f"{name} must be {before}, as in the run {self._path.parent.name}, not {now}: "
-            f"{remedy}, or another run"
+            f"{remedy}, or start another run"
         )
 
     def check_same_algorithm(self, now: str) -> None:

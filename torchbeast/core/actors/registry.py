@@ -103,8 +103,8 @@ def _finished(
     name = spec.name
     if not isinstance(model, Actor):
         raise SpecError(
-            f"model {name} is a {type(model).__name__}, not an actor: "
-            "it must be a subclass of torchbeast.core.actors.contract.ActorCritic or Actor"
+            f"model {name} made a {type(model).__name__}, which cannot act: make it a subclass of "
+            "torchbeast.core.actors.contract.ActorCritic or Actor"
         )
     if not hasattr(model, "distribution"):
         model.distribution = distribution_for(action_space)

@@ -29,14 +29,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of, usual_of
-from torchbeast.core.base.checks import signed
+from torchbeast.core.base.checks import one_of, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
@@ -208,6 +208,11 @@ class Algorithm(ABC, Generic[BatchT]):
     models: dict[str, nn.Module]
     optimisers: dict[str, Optimizer]
     counters: Counters
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        one_of(get_args(Reduction), **{f"{cls.__name__}.reduction": cls.reduction})
+        one_of(get_args(Mode), **{f"{cls.__name__}.mode": cls.mode})
 
     def __init__(self, actor: Actor, config: Any) -> None:
         """Makes an algorithm without optimisers.
