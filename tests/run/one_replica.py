@@ -29,11 +29,13 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import launched
 from torchbeast.learner import Callback, RunningLearner
 from torchbeast.reporting.run_folder import session
-from torchbeast.run import replicas
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run import replicas, training
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.replicas import replica
 
 T, RANKS, COLUMNS, UPDATES = 5, 2, 4, 4
+write_newest = checkpoints.write_newest
 SAID = sys.stdout  # what other ranks than 0 print is not shown
 
 
@@ -74,8 +76,8 @@ def say(**event: Any) -> None:
 class GivenSource:
     """Yields a rank's columns of batches that each rank, and a learner alone, makes by itself.
 
-    In the cases "ends" and "slow" they end the run; in others the rank that is not leading then
-    waits, fails, or gets a NaN.
+    In the cases "ends", "slow" and "slow_disk" they end the run; in others the rank that is not
+    leading then waits, fails, or gets a NaN.
     """
 
     yields, num_bytes = Rollout, 0
@@ -93,7 +95,7 @@ class GivenSource:
             whole = rollout(seed, COLUMNS)
             columns = COLUMNS // RANKS
             yield whole if self._rank is None else whole.split(columns)[self._rank]
-        if self._case in ("ends", "slow"):
+        if self._case in ("ends", "slow", "slow_disk"):
             self._supervisor.stop("there are no more batches")
         elif self._rank == 1 and self._case == "fails":
             raise RuntimeError("its environment broke")
@@ -156,14 +158,22 @@ class _Run(LearnerRun):
         self.updates_before = self.made.optimiser_step.version
 
 
+def write_slowly(*arguments: Any) -> None:
+    """Writes a checkpoint in longer than the time limit of the case "slow_disk"."""
+    time.sleep(5.0)
+    write_newest(*arguments)
+
+
 def digest(weights: dict[str, torch.Tensor]) -> str:
     content = b"".join(value.numpy().tobytes() for value in weights.values())
     return hashlib.sha256(content).hexdigest()
 
 
 def main(case: str, words: list[str]) -> int:
-    if case in ("silent", "slow"):
+    if case in ("silent", "slow", "slow_disk"):
         replicas.SILENT_S = 3.0
+    if case == "slow_disk":
+        training.FIRST_CHECKPOINT_S, checkpoints.write_newest = 0.0, write_slowly
     launch, flags_of = launched(), functools.partial(parse, MonoBeastFlags, "monobeast")
     if launch is None:
         return learn(case, flags_of(words), None)

@@ -208,6 +208,16 @@ def test_callbacks_may_take_longer_than_the_time_limit_of_a_silent_rank(
     assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
 
 
+@pytest.mark.long
+def test_a_checkpoint_may_take_longer_than_the_time_limit_of_a_silent_rank(
+    learners: Learners,
+) -> None:
+    learners.start("slow_disk", 2, ["a", "a"])
+    learners.event(0, "weights")
+    assert [code for code, _ in learners.ends()] == [0, 0]
+    assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
+
+
 def test_ranks_that_do_not_meet_end_after_the_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -559,4 +559,19 @@ def test_an_interrupted_update_is_dropped_and_its_version_is_published(tmp_path:
     run.step.update = update  # type: ignore[method-assign]
     row = thread.step(ignore)
     assert row is not None and row["max_lag"] == 2.0
+    assert source.batches.call_count == 2, "the source does not count the dropped batch"
+
+
+def test_a_batch_is_dropped_if_an_interrupt_comes_before_its_update(tmp_path: Path) -> None:
+    """The source would otherwise count it, and workers with a fixed lag wait for its version."""
+    run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=1000)
+    lock, thread = run.training.lock, LearnerThread(run.training)
+    source: Any = run.training.source
+    source.batches = Mock(wraps=source.batches)
+    assert thread.step(ignore) is not None
+    run.training.lock = MagicMock(__enter__=Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        thread.step(ignore)
+    run.training.lock = lock
+    assert thread.step(ignore) is not None and run.weights.version == 2
     assert source.batches.call_count == 2, "the source does not count the dropped batch"

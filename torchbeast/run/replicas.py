@@ -78,6 +78,7 @@ PATIENCE_S = 1.0
 
 _RUN = "run"  # the run of rank 0, announced once it has read the checkpoint
 _LOOK_S = 0.1  # between two polls for that announcement
+_BATCH = "batch"  # the number of the batch that rank 0 is about to announce
 _MOMENT_S = 0.001  # between two polls for the end of callbacks, which usually take no time
 # Files from which rank 0 resumes. Of logs.csv it only matters whether it is empty.
 _FILES = (CHECKPOINT, "meta.json", "logs.csv")
@@ -161,7 +162,6 @@ class Replica:
     def share_of(self, plan: Plan) -> Plan:
         """Returns the plan of this rank, with its part of the batch and the files it writes."""
         config = plan.learner
-        self._has_callbacks = bool(plan.callbacks)
         batch_size = config.rollouts.batch_size // self.size
         learner = dataclasses.replace(
             config,
@@ -220,23 +220,21 @@ class Replica:
         """Returns a source that yields this rank's batches when all ranks have one, and that also
         updates.
         """
-        meet = self._after_callbacks if self._has_callbacks else _at_once
-        return RankedLearner(source, self.ranks.gather, self.rank, step, meet)
+        return RankedLearner(source, self.ranks.gather, self.rank, step, self._after_step)
 
-    def _after_callbacks(self, number: int, has_ended: Callable[[], bool]) -> None:
-        """Waits until rank 0 has called the callbacks that come before this batch. They may take
-        longer than SILENT_S, for example an evaluation.
+    def _after_step(self, number: int, has_ended: Callable[[], bool]) -> None:
+        """Waits until rank 0 has called its callbacks and written its files before this batch. They
+        may take longer than SILENT_S, for example an evaluation, or a checkpoint on a slow disk.
         """
 
         def pause() -> bool:
             time.sleep(_MOMENT_S)
             return has_ended()
 
-        name = f"callbacks before batch {number}"
         if self.leads:
-            self.ranks.tell(name, DONE)
-        else:
-            self.ranks.told(name, pause)
+            self.ranks.tell(_BATCH, str(number))
+        else:  # the ranks are never more than a batch apart
+            self.ranks.told(_BATCH, pause, before=str(number - 1))
 
 
 def _at_once(number: int, has_ended: Callable[[], bool]) -> None:

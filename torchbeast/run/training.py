@@ -225,6 +225,7 @@ class LearnerThread:
         self._run = training
         self._cuda_stream = CudaStream(training.made.compute.device)
         self._batches: Iterator[Batch] | None = None  # None: ask the source for another iterator
+        self._is_taken = False  # whether a step has taken a batch and not trained on it
 
     def step(self, callbacks: Consumer) -> Row | None:
         """Takes a step of the loop. Returns the row of its update, or None if the run has ended.
@@ -234,6 +235,9 @@ class LearnerThread:
         run, clock = self._run, self._run.rows.clock
         with clock.step():
             with run.own, self._dropping_batch():
+                if self._is_taken:  # an interrupt came between collecting and the update
+                    self._batches = None
+                self._is_taken = True
                 batch = self.next_batch()  # collect: workers act meanwhile
                 if batch is None:
                     return None
@@ -247,6 +251,7 @@ class LearnerThread:
                         metrics = run.update(batch, on_device)  # update
                         run.publish()  # publish
                     row = run.rows.make(batch, metrics, run.made.optimiser_step.counters)
+                    self._is_taken = False
                 run.hand_out(row, callbacks)  # callbacks, log, checkpoints
                 return row
 

@@ -166,22 +166,28 @@ class TorchRanks:
         with self._others_needed():
             self._store.set(f"{_TOLD}{name}", message)
 
-    def told(self, name: str, pause: Callable[[], object], timeout_s: float = TIMEOUT_S) -> str:
+    def told(
+        self,
+        name: str,
+        pause: Callable[[], object],
+        timeout_s: float = TIMEOUT_S,
+        before: str | None = None,
+    ) -> str:
         """Waits for a message of another rank; returns "" once `pause` returns true.
 
-        pause: waits a moment between two looks, and returns whether to give up. Raises RankGone
-        after the timeout too.
+        pause: waits a moment between two looks, and returns whether to give up. before: an earlier
+        message of this name, which does not count. Raises RankGone after the timeout too.
         """
         deadline = time.monotonic() + timeout_s
         with self._others_needed():
-            while (message := _found(self._store, f"{_TOLD}{name}")) is None:
+            while (message := _found(self._store, f"{_TOLD}{name}")) in (None, before):
                 if ended := self._ended():
                     raise RankGone(ended)
                 if time.monotonic() > deadline:
                     raise RankGone(f"no rank has told {name} within {timeout_s:g} s")
                 if pause():
                     return ""
-            return message
+            return str(message)
 
     def leave(self, reason: str) -> None:
         """Ends the membership: the others fail with this reason, unless they leave too.
