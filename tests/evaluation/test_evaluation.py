@@ -530,7 +530,7 @@ def test_a_checkpoint_of_the_original_monobeast_is_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], use_lstm: bool
 ) -> None:
     assert run_test(save_original(tmp_path, "shallow", use_lstm), num_episodes=1) == 0
-    assert "over 1 episodes." in capsys.readouterr().out
+    assert "over 1 episode." in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_the_original_polybeast_is_played(

@@ -244,7 +244,7 @@ class Watchdog:
         if not status.keys() & {"live_workers", "live_streams"}:  # nothing has been collected yet
             return hanging or "no worker has collected a batch"
         if count == 0:
-            has_any = self._updates or lost
+            has_any = self._updates or _lost(status)
             state = f"all {collectors} are gone" if has_any else f"the {collectors} are starting"
             return hanging or state
         if rollouts >= self._batch_size:

@@ -214,7 +214,9 @@ def test_a_model_is_given_rewards_in_the_form_of_its_spec() -> None:
 
 
 def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
-    with pytest.raises(SpecError, match="NotAModel made a str, which cannot act: make it a subclass"):
+    with pytest.raises(
+        SpecError, match="NotAModel made a str, which cannot act: make it a subclass"
+    ):
         make_model(ActorSpec(f"{user_module}:NotAModel"), OBSERVATION, ACTIONS)
 
 

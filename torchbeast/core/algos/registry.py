@@ -77,7 +77,9 @@ def _import(name: str, path: str) -> Any:
     if ":" not in path:
         hint = did_you_mean(name, ALGOS)
         known = ", ".join(ALGOS)
-        raise specs.SpecError(f"there is no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}")
+        raise specs.SpecError(
+            f"there is no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}"
+        )
     try:
         return specs.find_callable(path)
     except specs.SpecError as error:
