@@ -173,7 +173,8 @@ def main(case: str, words: list[str]) -> int:
     if case in ("silent", "slow", "slow_disk"):
         replicas.SILENT_S = 3.0
     if case == "slow_disk":
-        training.FIRST_CHECKPOINT_S, checkpoints.write_newest = 0.0, write_slowly
+        patched: Any = training
+        patched.FIRST_CHECKPOINT_S, checkpoints.write_newest = 0.0, write_slowly
     launch, flags_of = launched(), functools.partial(parse, MonoBeastFlags, "monobeast")
     if launch is None:
         return learn(case, flags_of(words), None)
