@@ -65,8 +65,8 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
         (["--algo", "dqn", "--replay_ratio", "0"], "trains on replayed steps only"),
         (["--algo", "sac", "--replay_service", "/x"], "agents of laser, not single steps"),
         (["--algo", "sac", "--replay_size", "7"], "too small for 2 rollouts of --unroll_length 4"),
-        (["--algo", "dqn", "--total_steps", "1000"], "use at most --learn_start 999"),
-        (["--algo", "dqn", "--replay_size", "902"], "use at most --learn_start 900"),
+        (["--algo", "dqn", "--total_steps", "1000"], "use at most 999"),
+        (["--algo", "dqn", "--replay_size", "902"], "use at most 900"),
         (["--algo", "dqn", "--fixed_lag", "1"], "with --algo dqn their number per .*--fixed_lag 0"),
         (
             ["--algo", "dqn", "--fixed_lag", "0", "--replay_ratio", "inf"],

@@ -116,7 +116,7 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
         ),
         (
             lambda: off_policy_of(storage=replay_of(size=1000, learn_start=5000)),
-            "holds 1000 steps: use at most learn_start 1000$",
+            "holds 1000 steps: use at most 1000$",
         ),
         (
             lambda: Scheme.preset(

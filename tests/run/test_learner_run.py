@@ -368,7 +368,9 @@ def with_model(name: str) -> dict[str, Any]:
 
 def test_a_run_is_not_resumed_with_another_network_of_the_same_shapes(tmp_path: Path) -> None:
     train(tmp_path, GOOD, **with_model("shallow-norm"))
-    with pytest.raises(UsageError, match="model must be shallow-norm, as in .*, not shallow: use"):
+    with pytest.raises(
+        UsageError, match="model must be shallow-norm, as in .*, not shallow: repeat"
+    ):
         train(tmp_path, GOOD, **with_model("shallow"))
     train(tmp_path, GOOD, **with_model("auto"))
     saved = checkpoints.load(tmp_path / "run" / "model.tar")

@@ -414,10 +414,11 @@ def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
 def as_typed(sentence: str, flags_type: type) -> str:
     """Replaces names of fields in a message by flags.
 
-    Names that are plain words, such as "model", are only replaced at the start of the message.
+    Names that are plain words, such as "model", are only replaced at the start of the message, and
+    names in quotes, such as keys of JSON, nowhere.
     """
     for name in flag_names(flags_type):
-        where = r"(?<![-\w/.])" if "_" in name else "^"
+        where = r"(?<![-\w/.\"'])" if "_" in name else "^"
         sentence = re.sub(rf"{where}{name}(?![-\w/])", f"--{name}", sentence)
     return sentence
 
