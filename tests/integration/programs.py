@@ -165,9 +165,11 @@ class Workshop:
 
     def call(self, name: str, *args: str) -> int:
         """Runs a program in the process of the test, which starts faster; returns its exit code."""
-        sys.modules.pop("environments", None)  # the benchmarks have a module of this name
         main = importlib.import_module(f"torchbeast.{name}").main
-        code: int = main([*args, "--savedir", str(self.folder / "runs")])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delitem(sys.modules, "environments", raising=False)  # the benchmarks have one too
+            patch.syspath_prepend(self.folder)
+            code: int = main([*args, "--savedir", str(self.folder / "runs")])
         return code
 
     def run_folder(self, xpid: str) -> Path:
