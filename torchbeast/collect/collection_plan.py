@@ -49,7 +49,7 @@ class CollectionPlan:
         """Makes the source of a run.
 
         Args:
-            learner: What the source needs to know about the learner.
+            learner: The learner's agent, weights and batches.
             env: The environment.
             ending: Ends the workers or closes the environments of the source.
         """
