@@ -31,7 +31,8 @@ class ShortageWatch {
 
   // Records the number of streams that are connected and needed at a time that is not before the
   // previous one. Returns the shortage, if there is one.
-  std::optional<TooFewStreams> note(std::int64_t connected, std::int64_t needed, Clock::time_point now) {
+  std::optional<TooFewStreams> note(std::int64_t connected, std::int64_t needed,
+                                    Clock::time_point now) {
     if (connected >= needed) {
       since_.reset();
       return std::nullopt;
