@@ -167,6 +167,9 @@ def test_tensorboard_shows_each_figure_and_hides_those_after_the_checkpoint(
         log.write(step, {"loss": float(step), "lag": float("nan")})
     log.close()
     assert scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (30, 30.0)]
+    # Readers sort files by name: the second and a number, of which 10 comes before 9.
+    (file,) = tmp_path.glob("events*")
+    file.rename(tmp_path / "events.out.tfevents.0000000001")
     resumed = TensorBoardLogger().open(run_in(tmp_path, step=20))
     resumed.write(25, {"loss": 1.0})
     resumed.close()
