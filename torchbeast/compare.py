@@ -47,7 +47,7 @@ NOTE = "Lines: interquartile mean of n runs. Bands: 95 % intervals."
 class CompareFlags:
     """Compares the runs of two settings, or describes the runs of one, with 95 % intervals."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
     """One or two sets of runs, each the folder of a suite, of a sweep or of one run, or a pattern
     in quotes, such as 'sweep/learning_rate=0.003*'."""
     output: tuple[Path, ...] = ()

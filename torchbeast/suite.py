@@ -118,7 +118,7 @@ class SuiteFlags:
     from there to its program. The same command continues an interrupted suite.
     """
 
-    suite: Annotated[str, tyro.conf.Positional]
+    suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
     """minatar, classic, atari-5, mujoco-3, or a .json file with the environments, and presets by
     algorithm: {"envs": ["MinAtar/Breakout-v1"], "presets": {"ppo": ["minatar-breakout-ppo"]}}."""
     algo: str

@@ -43,6 +43,7 @@ from torchbeast.core.base.checks import (
     one_of,
     refuse_unknown,
     require,
+    suggesting,
 )
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
@@ -118,6 +119,7 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
 """Combinations that do not work, each with its error message."""
 
 
+@suggesting
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """The components of an agent, and how the work of training it is divided among workers.
@@ -125,7 +127,8 @@ class Scheme:
     Args:
         algo_factory: The algorithm, such as PPO.create_factory().
         actor_factory: The network, such as OnPolicyActorCritic.create_factory(obs_space,
-            action_space).
+            action_space). The algorithm decides what a built-in network has as outputs, so it
+            accepts the factory of the other family too.
         storage_factory: The storage of experience, such as OnPolicyGAEBuffer.create_factory().
         train_envs_factory: The environments, from make_vec or VecEnv.create_factory.
         test_envs_factory: The environments of Learner.evaluate. None: train_envs_factory.
