@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,15 @@ import pytest
 from torchbeast.cli.command_line import flag_names, parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
-from torchbeast.sweep.agents import FLAGS, NEW, AgentRun, agents_of, name_of, values_of
+from torchbeast.sweep.agents import FLAGS, AgentRun, Compared, agents_of, name_of
 from torchbeast.sweep.config import SweepFlags
+from torchbeast.sweep.search import values_of
 
 FOLDER = Path("/runs/mine")
 
 
 def agents(set_: list[str], *words: str) -> list[AgentRun]:
-    return agents_of(replace(NEW, set=values_of(set_), words=[*words]), FOLDER)
+    return agents_of(Compared(set=values_of(set_), words=[*words]), FOLDER)
 
 
 def test_there_is_an_agent_for_each_combination_in_order() -> None:
@@ -63,8 +63,8 @@ def test_names_are_folders_and_differ_where_the_settings_do() -> None:
     [
         (["learning_rate"], [], "takes flags with their values"),
         (["0.1"], [], "got '0.1'"),
-        (["learning_rate=0.1,"], [], "has an empty value"),
-        (["learning_rate=0.1,0.1"], [], "has the value 0.1 twice"),
+        (["learning_rate=0.1,"], [], "0.1, has an empty value"),
+        (["learning_rate=0.1,0.1"], [], "0.1,0.1 has an empty value, or a value twice"),
         (["seed=1", "seed=2"], [], "has seed twice"),
         (["learning_rate=0.1,x"], [], "could not convert string to float: 'x'"),
         (["learning_rte=0.1"], [], "Unrecognized options: --learning_rte"),
@@ -93,7 +93,7 @@ SHARED = ["--replay_size", "2000", "--env", "Catch"]
 
 
 def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
-    what = replace(NEW, set={"seed": ["1"]}, words=SHARED, shared_replay=True)
+    what = Compared(set={"seed": ["1"]}, words=SHARED, shared_replay=True)
     (found,) = agents_of(what, FOLDER)
     assert not any("replay_service" in word for word in found.words)
 
@@ -115,7 +115,7 @@ def test_what_cannot_share_a_replay_is_a_sentence(
     set_: list[str], words: list[str], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        agents_of(replace(NEW, set=values_of(set_), words=words, shared_replay=True), FOLDER)
+        agents_of(Compared(set=values_of(set_), words=words, shared_replay=True), FOLDER)
 
 
 def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.agents import NEW, compared
+from torchbeast.sweep.agents import Compared, compared
 from torchbeast.sweep.config import SweepConfig
 
 SET = ("learning_rate=0.1,0.2",)
@@ -30,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
     values = {"learning_rate": ["0.1", "0.2"]}
-    expected = replace(NEW, set=values, words=WORDS)
+    expected = Compared(set=values, words=WORDS)
     assert compared(SweepConfig(name="mine"), [], folder) == expected
 
 

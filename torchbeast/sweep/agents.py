@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torchbeast.errors import UsageError
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SweepConfig
-from torchbeast.sweep.search import SEED, Search, Values, settings_of_agents
+from torchbeast.sweep.search import SEED, Search, Values, settings_of_agents, values_of
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -32,7 +32,6 @@ FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "raybeast": RayBeastFlags,
 }
 _LONGEST_NAME = 120
-_OPEN, _CLOSE = "[{(", ")}]"
 _OF_SWEEP = {  # flags of the program that only the sweep may give
     "xpid": "agents of a sweep are named after their settings: use --name for the sweep",
     "savedir": "all agents of a sweep are in its folder: use --savedir once, outside --set",
@@ -61,44 +60,6 @@ class AgentRun:
         return {key: value for key, value in self.settings.items() if key != SEED}
 
 
-def values_of(words: Sequence[str]) -> Values:
-    """Returns the values of --set by their flags; raises UsageError if they are invalid."""
-    found: Values = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        key = key.replace("-", "_")
-        if not equals or not key.isidentifier():
-            raise UsageError(
-                f"--set takes flags with their values, such as learning_rate=0.0003,0.0006, "
-                f"got {word!r}"
-            )
-        if key in found:
-            raise UsageError(f"--set has {key} twice: set it once, with all its values")
-        found[key] = _split(text)
-        _check_values(key, found[key])
-    return found
-
-
-def _split(text: str) -> list[str]:
-    """Returns the values between commas; commas within brackets are part of a value."""
-    values, depth = [""], 0
-    for letter in text:
-        depth += (letter in _OPEN) - (letter in _CLOSE)
-        if letter == "," and depth == 0:
-            values.append("")
-        else:
-            values[-1] += letter
-    return [value.strip() for value in values]
-
-
-def _check_values(key: str, values: Sequence[str]) -> None:
-    if not all(values):
-        raise UsageError(f"--set {key} has an empty value: use {key}=VALUE,VALUE")
-    for value in values:
-        if values.count(value) > 1:
-            raise UsageError(f"--set {key} has the value {value} twice")
-
-
 def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
     """Returns an agent for each combination of the values, or for each trial; folder: of the sweep.
 
@@ -120,7 +81,7 @@ def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
     return [_agent(what, settings, folder) for settings in what.settings()]
 
 
-def typed(settings: Mapping[str, str]) -> list[str]:
+def words_of(settings: Mapping[str, str]) -> list[str]:
     """Returns settings as words of a command line."""
     flags = {"true": "--{}", "false": "--no_{}"}  # flags without a value
     return [
@@ -152,7 +113,7 @@ def flag_of(word: str, known: Sequence[str]) -> str:
 def _agent(what: Compared, settings: Mapping[str, str], folder: Path) -> AgentRun:
     """Returns the agent, if the program accepts its command line."""
     name = name_of(settings)
-    words = [*what.words, *typed(settings)]
+    words = [*what.words, *words_of(settings)]
     later = ["--replay_service=later"] if what.shared_replay else []  # the address comes later
     flags = parse(FLAGS[what.program], what.program, [*words, *later], flag_names(SweepConfig))
     _check_keys(settings, what.words, flag_names(type(flags)))
@@ -182,13 +143,13 @@ def name_of(settings: Mapping[str, str]) -> str:
 class Compared:
     """What a sweep compares."""
 
-    program: ProgramName
-    set: Values  # by their flags
-    words: list[str]  # the flags that all agents have
-    shared_replay: bool
-    trials: int | None  # settings to draw; None: all combinations
-    search: Search
-    rounds: int | None  # of a population; None: the agents train independently
+    program: ProgramName = "monobeast"
+    set: Values = field(default_factory=dict)  # by their flags
+    words: list[str] = field(default_factory=list)  # the flags that all agents have
+    shared_replay: bool = False
+    trials: int | None = None  # settings to draw; None: all combinations
+    search: Search = "sobol"
+    rounds: int | None = None  # of a population; None: the agents train independently
 
     def record(self) -> dict[str, Any]:
         """Returns the entries of meta.json, whose objects do not keep the order of their keys."""
@@ -202,21 +163,9 @@ class Compared:
     def flags(self) -> dict[str, Any]:
         """Returns the flags of the sweep, and every flag of the first agent, by name."""
         own = {f"--{name}": value for name, value in self.record().items() if name != "words"}
-        words = [*self.words, *typed(self.settings()[0])]
+        words = [*self.words, *words_of(self.settings()[0])]
         of_first = flatten(parse(FLAGS[self.program], self.program, words))
         return own | {"--set": " ".join(own["--set"])} | of_first
-
-
-NEW = Compared(
-    program="monobeast",
-    set={},
-    words=[],
-    shared_replay=False,
-    trials=None,
-    search="sobol",
-    rounds=None,
-)
-"""A sweep before its first command."""
 
 
 def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compared:
@@ -232,7 +181,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
             "expected the flags to vary with their values, such as --set "
             "learning_rate=0.0003,0.0006; a single run needs no sweep"
         )
-    before = recorded or NEW
+    before = recorded or Compared()
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
     rounds = (config.rounds or before.rounds or 10) if config.scheduler == "pbt" else before.rounds
     now = Compared(

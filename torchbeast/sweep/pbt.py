@@ -24,7 +24,6 @@ import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from torchbeast import plot
@@ -32,10 +31,10 @@ from torchbeast.cli.command_line import flag_names
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.log_files import csv_line, read_logs
+from torchbeast.reporting.log_files import csv_line
 from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
 from torchbeast.seeds import seed_of
-from torchbeast.sweep.agents import FLAGS, AgentRun, flag_of, typed
+from torchbeast.sweep.agents import FLAGS, AgentRun, flag_of, words_of
 from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
 from torchbeast.sweep.table import Row, has_ended_well
 
@@ -115,8 +114,9 @@ class Population:
             pause = [f"--pause_at={end}"] if turn.round < self._rounds else []
             # A changed rate is relative to the parent's, which has decayed: keep its schedule.
             always = [f"--seed={turn.seed}", "--no_restart_schedules"]
-            words = [*agent.words, *always, *typed(turn.settings), *pause]
-            row = Row(dataclasses.replace(agent, settings=turn.settings, words=words))
+            words = [*agent.words, *always, *words_of(turn.settings), *pause]
+            agent = dataclasses.replace(agent, settings=turn.settings, words=words)
+            row = Row(agent, self._copied_at(turn.member))
             is_past = bool(pause) and row.progress.step >= end and has_ended_well(agent.folder)
             if row.state == "waiting" and is_past:
                 row.state = "stopped"  # before the sweep was interrupted
@@ -140,16 +140,18 @@ class Population:
     def note(self, rows: Sequence[Row]) -> None:
         """Writes how far the members came in this round."""
         for turn, row in zip(self._now, rows, strict=True):
-            turn.step, turn.mean_return = row.progress.step, math.nan
-            if row.state != "failed":
-                turn.mean_return = _mean_return(row, self._copied_at(turn.member))
+            turn.step = row.progress.step
+            turn.mean_return = math.nan if row.state == "failed" else row.progress.mean_return
         self._write()
 
     def _copied_at(self, member: int) -> int:
-        """Returns the step at which a member last continued from another one; 0: it never did."""
-        steps = {(turn.round, turn.member): turn.step for turn in self._turns}
+        """Returns the step at which a member last continued from another one; -1: it never did.
+
+        Earlier rows of its log belong to weights that it no longer has.
+        """
+        steps = {(turn.round + 1, turn.member): turn.step for turn in self._turns}
         copies = [t for t in self._turns if t.member == member and t.parent != member]
-        return steps[copies[-1].round - 1, copies[-1].parent] if copies else 0
+        return steps[copies[-1].round, copies[-1].parent] if copies else -1
 
     @property
     def _now(self) -> list[Turn]:
@@ -216,24 +218,6 @@ class Population:
             print(f"Cannot plot the population: {error}.")
             return
         print(f"Population history: {self._folder / CSV} and {output}")
-
-
-def _mean_return(row: Row, copied_at: int) -> float:
-    """Returns the mean over an agent's last episodes. If it continued from another agent, earlier
-    rows of its log belong to weights that it no longer has.
-    """
-    if not copied_at:
-        return row.progress.mean_return
-    returns, ended = 0.0, 0.0
-    rows = [each for each in read_logs(row.agent.folder) if each["step"] > copied_at]
-    for before, each in reversed(list(pairwise([{}, *rows]))):
-        if "mean_episode_return" in each:
-            count = each["episodes"] - before.get("episodes", each["episodes"] - 1)
-            count = min(count, row.agent.episodes - ended)
-            returns, ended = returns + count * each["mean_episode_return"], ended + count
-    if ended == row.agent.episodes:
-        return row.progress.mean_return  # exact: all of its episodes are newer
-    return returns / ended if ended else math.nan
 
 
 def _score(turn: Turn) -> float:

@@ -26,6 +26,38 @@ SEED = "seed"
 _MOVE = 0.1  # share of a range
 
 
+def values_of(words: Sequence[str]) -> Values:
+    """Returns the values of --set by their flags; raises UsageError if they are invalid."""
+    values_by_flag: Values = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals or not key.isidentifier():
+            raise UsageError(
+                f"--set takes flags with their values, such as learning_rate=0.0003,0.0006, "
+                f"got {word!r}"
+            )
+        if key in values_by_flag:
+            raise UsageError(f"--set has {key} twice: set it once, with all its values")
+        values = _split(text)
+        if not all(values) or len({*values}) < len(values):
+            raise UsageError(f"--set {word} has an empty value, or a value twice: remove it")
+        values_by_flag[key] = values
+    return values_by_flag
+
+
+def _split(text: str) -> list[str]:
+    """Returns the values between commas; commas within brackets are part of a value."""
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in ")}]")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]
+
+
 def settings_of_agents(values: Values, trials: int | None, search: Search) -> list[dict[str, str]]:
     """Returns the settings of all agents, by their flags.
 

@@ -51,10 +51,13 @@ _STYLES = {"running": "bold", "done": "green", "failed": "red"}
 class Row:
     """An agent and its state. Used by the main thread; any may call `begin` and `on_report`."""
 
-    def __init__(self, agent: AgentRun) -> None:
-        """Reads the state that an earlier part of the sweep left in the agent's folder."""
+    def __init__(self, agent: AgentRun, after: int = -1) -> None:
+        """Reads the state that an earlier part of the sweep left in the agent's folder.
+
+        after: step up to which episodes do not count for the mean return.
+        """
         self.agent = agent
-        self._follower = LogFollower(agent.folder, agent.episodes)
+        self._follower = LogFollower(agent.folder, agent.episodes, after)
         self._rate = Rate()
         self.progress = self._follower.read()
         self._first_step = self.progress.step  # of earlier processes
@@ -76,10 +79,9 @@ class Row:
 
     def follow(self, now: float | None = None) -> None:
         """Reads the newest metrics of a running agent."""
-        before, self.progress = self.progress, self._follower.read()
-        if self.progress.step != before.step or not math.isnan(self.steps_per_second):
-            now = time.monotonic() if now is None else now
-            self.steps_per_second = self._rate.add(self.progress.step, now)
+        self.progress = self._follower.read()
+        now = time.monotonic() if now is None else now
+        self.steps_per_second = self._rate.add(self.progress.step, now)
 
     def end(self) -> None:
         """Notes that the agent has ended."""
