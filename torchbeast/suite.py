@@ -23,7 +23,7 @@ from torchbeast.core.algos.registry import spelt
 from torchbeast.core.base.checks import at_least, did_you_mean, in_any_case
 from torchbeast.errors import UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.sweep.__main__ import sweep
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 PROGRAM = "suite"
 
@@ -154,7 +154,7 @@ def run(argv: Sequence[str] | None) -> int:
     return sweep(command, PROGRAM, _report)[1]
 
 
-def _report(rows: Sequence[Row], folder: Path) -> None:
+def _report(rows: Sequence[AgentRow], folder: Path) -> None:
     if all(math.isnan(row.progress.mean_return) for row in rows):
         return
     output = [folder / "suite.json", *([folder / "suite.png"] if find_spec("matplotlib") else [])]

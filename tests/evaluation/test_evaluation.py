@@ -552,7 +552,7 @@ def test_published_weights_of_pong_fit_their_network() -> None:
         weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.ones(shape), torch.ones(shape[0])
     saved = {"model_state_dict": weights, "flags": {"env": "PongNoFrameskip-v4"}}
     with closing(envs.make("PongNoFrameskip-v4", 1)) as env:
-        agent = play_module.restored(saved, play_module.spaces_of(env), Path("model.tar"))
+        agent = play_module.restored(saved, play_module.agent_spaces(env), Path("model.tar"))
     assert all(parameter.eq(1).all() for parameter in agent.model.parameters())
 
 

@@ -10,7 +10,7 @@ import pytest
 from sweeping import agent, finish, log
 
 from torchbeast.reporting.log_files import LogFollower, RunProgress
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 NAN = math.nan
 
@@ -59,8 +59,8 @@ def test_rows_that_a_resumed_agent_drops_do_not_count(tmp_path: Path, more: int)
 def test_an_agent_is_complete_once_its_run_has_ended_well(tmp_path: Path) -> None:
     one, longer = agent(tmp_path, seed="1"), agent(tmp_path, 101, seed="1")
     log(one.folder, [(100, 1, 0.0)])
-    assert Row(one).state == "waiting", "it may have been killed before its checkpoint"
+    assert AgentRow(one).state == "waiting", "it may have been killed before its checkpoint"
     finish(one.folder, successful=False)
-    assert Row(one).state == "waiting"
+    assert AgentRow(one).state == "waiting"
     finish(one.folder)
-    assert Row(one).state == "done" and Row(longer).state == "waiting"
+    assert AgentRow(one).state == "done" and AgentRow(longer).state == "waiting"

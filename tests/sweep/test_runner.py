@@ -16,13 +16,13 @@ from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sweep import runner as runners
 from torchbeast.sweep.runner import Asha, Runner, runner_here
-from torchbeast.sweep.table import Row, said
+from torchbeast.sweep.table import AgentRow, said
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
 
-def rows_of(folder: Path, count: int) -> list[Row]:
-    return [Row(agent(folder, seed=str(seed))) for seed in range(count)]
+def rows_of(folder: Path, count: int) -> list[AgentRow]:
+    return [AgentRow(agent(folder, seed=str(seed))) for seed in range(count)]
 
 
 def runner(at_once: int, more: Sequence[str] = (), asha: Asha | None = None) -> Runner:
@@ -30,7 +30,7 @@ def runner(at_once: int, more: Sequence[str] = (), asha: Asha | None = None) -> 
 
 
 def run(
-    rows: list[Row], at_once: int, script: list[Callable[[], None]], asha: Asha | None = None
+    rows: list[AgentRow], at_once: int, script: list[Callable[[], None]], asha: Asha | None = None
 ) -> Supervisor:
     """Runs agents; after each round the next step of the script is taken."""
     supervisor, steps = Supervisor(), iter(script)
@@ -43,7 +43,7 @@ def end(index: int, report: dict[str, Any] | None = None) -> None:
     FakeChild.made[index].finish(report)
 
 
-def states(rows: list[Row]) -> list[str]:
+def states(rows: list[AgentRow]) -> list[str]:
     return [row.state for row in rows]
 
 
@@ -110,7 +110,7 @@ def test_an_agent_that_was_stopped_before_it_went_on_has_not_failed(tmp_path: Pa
     (before,) = rows_of(tmp_path, 1)
     log(before.agent.folder, [(10, 0, 0.0)])
     SILENT.add(before.agent.name)
-    row, supervisor = Row(before.agent), Supervisor()
+    row, supervisor = AgentRow(before.agent), Supervisor()
     runner(1).run([row], supervisor, lambda: supervisor.stop("SIGINT"))
     assert row.state == "stopped"
 

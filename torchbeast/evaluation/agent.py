@@ -32,7 +32,7 @@ from torchbeast.core.envs.sync_vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, env_of, newest_of, restored, spaces_of
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, agent_spaces, env_of, newest_of, restored
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
 
@@ -76,7 +76,7 @@ def load_agent(
     spaces = checkpoints.spaces(found.checkpoint) if is_class else None
     if spaces is None:
         with closing(env_process(found, env, 1)) as made:
-            spaces = spaces_of(made)
+            spaces = agent_spaces(made)
     return agent_for(spaces, found, precision)
 
 

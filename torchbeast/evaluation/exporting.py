@@ -36,7 +36,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
 from torchbeast.evaluation.agent import TrainedAgent, agent_for, env_process
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, newest_of, spaces_of
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, agent_spaces, newest_of
 from torchbeast.reporting.run_folder import write_atomically
 from torchbeast.run.episodes import of_whole_games
 
@@ -94,7 +94,7 @@ def export(
     found = newest_of(Path(run))
     start = functools.partial(env_process, found, env)
     with closing(of_whole_games(start, NUM_ENVS)) as made:
-        agent = agent_for(spaces_of(made), found, precision)
+        agent = agent_for(agent_spaces(made), found, precision)
         policy = ExportedPolicy(agent.agent)
         with quiet():
             data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))

@@ -60,28 +60,28 @@ class AgentRun:
         return {key: value for key, value in self.settings.items() if key != SEED}
 
 
-def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
+def agents_of(plan: SweepPlan, folder: Path) -> list[AgentRun]:
     """Returns an agent for each combination of the values, or for each trial; folder: of the sweep.
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
-    known = flag_names(FLAGS[what.program])
-    keys = [flag_of(f"--{key}", known) for key in what.set]
+    known = flag_names(FLAGS[plan.program])
+    keys = [flag_of(f"--{key}", known) for key in plan.set]
     for key, sentence in _OF_SWEEP.items():
-        if key in [*keys, *(flag_of(word, known) for word in what.words)]:
+        if key in [*keys, *(flag_of(word, known) for word in plan.words)]:
             raise UsageError(sentence)
     # A shared replay holds rollouts with the same shape, of the same task.
-    shared = {"replay_size", "unroll_length"} | names_with("task", FLAGS[what.program])
-    for key in keys if what.shared_replay else ():
+    shared = {"replay_size", "unroll_length"} | names_with("task", FLAGS[plan.program])
+    for key in keys if plan.shared_replay else ():
         if key in shared:
             raise UsageError(
                 f"agents that share a replay have the same {key}, so --set cannot vary it: use "
                 f"--{key} once, or remove --shared_replay"
             )
-    return [_agent(what, settings, folder) for settings in what.settings()]
+    return [_agent(plan, settings, folder) for settings in plan.settings()]
 
 
-def words_of(settings: Mapping[str, str]) -> list[str]:
+def as_words(settings: Mapping[str, str]) -> list[str]:
     """Returns settings as words of a command line."""
     flags = {"true": "--{}", "false": "--no_{}"}  # flags without a value
     return [
@@ -110,18 +110,18 @@ def flag_of(word: str, known: Sequence[str]) -> str:
     return flag.partition("=")[0].removeprefix("--").removeprefix("no_")
 
 
-def _agent(what: Compared, settings: Mapping[str, str], folder: Path) -> AgentRun:
+def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentRun:
     """Returns the agent, if the program accepts its command line."""
     name = name_of(settings)
-    words = [*what.words, *words_of(settings)]
-    later = ["--replay_service=later"] if what.shared_replay else []  # the address comes later
-    flags = parse(FLAGS[what.program], what.program, [*words, *later], flag_names(SweepConfig))
-    _check_keys(settings, what.words, flag_names(type(flags)))
+    words = [*plan.words, *as_words(settings)]
+    later = ["--replay_service=later"] if plan.shared_replay else []  # the address comes later
+    flags = parse(FLAGS[plan.program], plan.program, [*words, *later], flag_names(SweepConfig))
+    _check_keys(settings, plan.words, flag_names(type(flags)))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return AgentRun(
         name=name,
         settings=settings,
-        program=what.program,
+        program=plan.program,
         words=[*words, *where],
         folder=folder / name,
         total_steps=flags.training.total_steps,
@@ -140,8 +140,8 @@ def name_of(settings: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What a sweep compares."""
+class SweepPlan:
+    """Which agents a sweep trains."""
 
     program: ProgramName = "monobeast"
     set: Values = field(default_factory=dict)  # by their flags
@@ -163,28 +163,27 @@ class Compared:
     def flags(self) -> dict[str, Any]:
         """Returns the flags of the sweep, and every flag of the first agent, by name."""
         own = {f"--{name}": value for name, value in self.record().items() if name != "words"}
-        words = [*self.words, *words_of(self.settings()[0])]
+        words = [*self.words, *as_words(self.settings()[0])]
         of_first = flatten(parse(FLAGS[self.program], self.program, words))
         return own | {"--set": " ".join(own["--set"])} | of_first
 
 
-def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compared:
-    """Returns what a sweep compares, from the command line or from the record of an earlier part.
+def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> SweepPlan:
+    """Returns the plan of a command line, completed by what an earlier part of the sweep recorded.
 
     words: the command line without the flags of the sweep.
 
     Raises UsageError if command line and record differ.
     """
-    recorded, values = _recorded(folder), values_of(config.set)
-    if recorded is None and not values:
+    before, values = _recorded(folder) or SweepPlan(), values_of(config.set)
+    if not (before.set or values):
         raise UsageError(
             "expected the flags to vary with their values, such as --set "
             "learning_rate=0.0003,0.0006; a single run needs no sweep"
         )
-    before = recorded or Compared()
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
     rounds = (config.rounds or before.rounds or 10) if config.scheduler == "pbt" else before.rounds
-    now = Compared(
+    now = SweepPlan(
         program=config.program or before.program,
         set=values or before.set,
         words=before.words if is_repeated else [*before.words, *words],  # the last one counts
@@ -193,8 +192,8 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         search=config.search if config.trials else before.search,
         rounds=rounds,
     )
-    if recorded is not None and now != recorded:
-        _check_same(recorded.flags(), now.flags(), folder)
+    if before.set and now != before:
+        _check_same(before.flags(), now.flags(), folder)
     return now
 
 
@@ -213,8 +212,8 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
             )
 
 
-def _recorded(folder: Path) -> Compared | None:
-    """Returns what the earlier part of a sweep recorded, or None for a new sweep.
+def _recorded(folder: Path) -> SweepPlan | None:
+    """Returns the plan that an earlier part of the sweep recorded, or None for a new sweep.
 
     Raises UsageError if the folder is not the folder of a sweep.
     """
@@ -222,7 +221,7 @@ def _recorded(folder: Path) -> Compared | None:
         return None
     try:
         recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
-        return Compared(**{**recorded, "set": values_of(recorded["set"])})
+        return SweepPlan(**{**recorded, "set": values_of(recorded["set"])})
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
             f"{folder} is not the folder of a sweep: use another --name, or another --savedir"

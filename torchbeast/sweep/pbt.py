@@ -25,6 +25,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchbeast import plot
 from torchbeast.cli.command_line import flag_names
@@ -34,15 +35,20 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.log_files import csv_line
 from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
 from torchbeast.seeds import seed_of
-from torchbeast.sweep.agents import FLAGS, AgentRun, flag_of, words_of
+from torchbeast.sweep.agents import FLAGS, AgentRun, as_words, flag_of
 from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
-from torchbeast.sweep.table import Row, has_ended_well
+from torchbeast.sweep.table import AgentRow, has_ended_well
 
 CSV, PNG = "pbt.csv", "pbt.png"
 _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change; also of the agent, the task.
 _FIXED = {SEED, "total_steps", "optimiser", "replay_size"}
+# Columns of pbt.csv, before the settings, and their types.
+_COLUMNS: Mapping[str, Any] = {
+    **{"round": int, "member": int, "parent": int, "seed": int, "step": int},
+    "mean_return": float,
+}
 
 
 @dataclass(eq=False)
@@ -106,7 +112,7 @@ class Population:
         """The number of the round, from 1 on."""
         return self._turns[-1].round
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AgentRow]:
         """Returns the members, with their settings in this round."""
         rows = []
         for agent, turn in zip(self._agents, self._now, strict=True):
@@ -114,30 +120,31 @@ class Population:
             pause = [f"--pause_at={end}"] if turn.round < self._rounds else []
             # A changed rate is relative to the parent's, which has decayed: keep its schedule.
             always = [f"--seed={turn.seed}", "--no_restart_schedules"]
-            words = [*agent.words, *always, *words_of(turn.settings), *pause]
+            words = [*agent.words, *always, *as_words(turn.settings), *pause]
             agent = dataclasses.replace(agent, settings=turn.settings, words=words)
-            row = Row(agent, self._copied_at(turn.member))
+            row = AgentRow(agent, self._copied_at(turn.member))
             is_past = bool(pause) and row.progress.step >= end and has_ended_well(agent.folder)
             if row.state == "waiting" and is_past:
                 row.state = "stopped"  # before the sweep was interrupted
             rows.append(row)
         return rows
 
-    def run(self, rows: list[Row], run_round: Callable[[], None], supervisor: Supervisor) -> None:
+    def run(
+        self, rows: list[AgentRow], run_round: Callable[[], None], supervisor: Supervisor
+    ) -> None:
         """Runs the rounds that are left. Keeps in `rows` the members of the current round."""
         self._write()
         while True:
             run_round()
-            if supervisor.ended:
-                return
             self.note(rows)
-            if self.round == self._rounds or all(row.state == "failed" for row in rows):
+            has_failed = all(row.state == "failed" for row in rows)
+            if supervisor.ended or has_failed or self.round == self._rounds:
                 return
             self._turns += self._next_round()
             self._write()
             rows[:] = self.rows()
 
-    def note(self, rows: Sequence[Row]) -> None:
+    def note(self, rows: Sequence[AgentRow]) -> None:
         """Writes how far the members came in this round."""
         for turn, row in zip(self._now, rows, strict=True):
             turn.step = row.progress.step
@@ -197,13 +204,10 @@ class Population:
         )
 
     def _write(self) -> None:
-        keys = list(self._values)
-        lines = [csv_line(["round", "member", "parent", "seed", *keys, "step", "mean_return"])]
+        lines = [csv_line([*_COLUMNS, *self._values])]
         for turn in self._turns:
-            values = [turn.settings[key] for key in keys]
-            result = [turn.step, turn.mean_return] if turn.step else ["", ""]
-            whose = [turn.round, turn.member, turn.parent, turn.seed]
-            lines.append(csv_line([*whose, *values, *result]))
+            settings = [turn.settings[key] for key in self._values]
+            lines.append(csv_line([*(getattr(turn, name) for name in _COLUMNS), *settings]))
         write_atomically(self._folder / CSV, "".join(lines).encode())
 
     def report(self) -> None:
@@ -236,18 +240,11 @@ def _read(path: Path) -> list[Turn]:
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Turn(
-                round=int(row.pop("round")),
-                seed=int(row.pop("seed")),
-                member=int(row.pop("member")),
-                parent=int(row.pop("parent")),
-                step=int(row.pop("step") or 0),
-                mean_return=float(row.pop("mean_return") or "nan"),
-                settings=row,
-            )
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    return [
+        Turn(**{name: kind(row.pop(name)) for name, kind in _COLUMNS.items()}, settings=row)
+        for row in rows
+    ]
 
 
 def _ancestors(turns: Sequence[Turn]) -> list[Turn]:

@@ -48,7 +48,7 @@ _AROUND = 7  # lines of the terminal around the rows
 _STYLES = {"running": "bold", "done": "green", "failed": "red"}
 
 
-class Row:
+class AgentRow:
     """An agent and its state. Used by the main thread; any may call `begin` and `on_report`."""
 
     def __init__(self, agent: AgentRun, after: int = -1) -> None:
@@ -131,7 +131,7 @@ def number(value: float) -> str:
 class Board(Panel):
     """Displays the rows. Used by the main thread, as a context manager."""
 
-    def __init__(self, title: str, rows: Sequence[Row], stream: TextIO | None = None) -> None:
+    def __init__(self, title: str, rows: Sequence[AgentRow], stream: TextIO | None = None) -> None:
         super().__init__(stream)
         self._title, self._rows = title, rows
         self._said = {row.agent.name: said(row) for row in rows}
@@ -164,7 +164,7 @@ class Board(Panel):
         return Group(table, Text(counts(self._rows)))
 
 
-def said(row: Row) -> str:
+def said(row: AgentRow) -> str:
     """Returns the state of an agent in words."""
     if row.is_held:
         return "waiting for another process in its folder"
@@ -173,7 +173,7 @@ def said(row: Row) -> str:
     return f"failed: {row.reason}" if row.state == "failed" else row.state
 
 
-def counts(rows: Sequence[Row]) -> str:
+def counts(rows: Sequence[AgentRow]) -> str:
     """Returns how many agents are in each state, such as "2 running, 4 waiting"."""
     found = collections.Counter(row.state for row in rows)
     return ", ".join(f"{count} {state}" for state, count in found.items())
@@ -195,14 +195,14 @@ class Standing(NamedTuple):
         return f"{value} at step {self.step:,}" if self.step else value
 
 
-def standing(row: Row) -> Standing:
+def standing(row: AgentRow) -> Standing:
     """Returns the rank of an agent."""
     is_done, progress = row.state == "done", row.progress
     value = -math.inf if math.isnan(progress.mean_return) else progress.mean_return
     return Standing(is_done, 0 if is_done else progress.step, value)
 
 
-Ranked = Sequence[Row]
+Ranked = Sequence[AgentRow]
 """Agents that differ only in their seed."""
 
 
@@ -213,9 +213,9 @@ def median(group: Ranked) -> Standing:
     return statistics.median_low(map(standing, group))
 
 
-def ranked(rows: Iterable[Row]) -> list[Ranked]:
+def ranked(rows: Iterable[AgentRow]) -> list[Ranked]:
     """Returns the settings from best to worst, by their medians."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[AgentRow]] = {}
     for row in rows:
         groups.setdefault(tuple(row.agent.compared.values()), []).append(row)
     return sorted(groups.values(), key=median, reverse=True)
@@ -235,12 +235,12 @@ def table(ranking: Sequence[Ranked]) -> Table:
     return made
 
 
-def _told(row: Row) -> str:
+def _told(row: AgentRow) -> str:
     """Returns an agent's mean return in words, with its state unless it is done."""
     return f"{standing(row)}{'' if row.state == 'done' else f' ({row.state})'}"
 
 
-def report(rows: Sequence[Row], folder: Path) -> None:
+def report(rows: Sequence[AgentRow], folder: Path) -> None:
     """Prints the ranking; writes sweep.csv and the plot."""
     ranking = ranked(rows)
     console = Console()
@@ -252,7 +252,7 @@ def report(rows: Sequence[Row], folder: Path) -> None:
     _plot(rows, folder / PNG)
 
 
-def print_errors(rows: Sequence[Row]) -> None:
+def print_errors(rows: Sequence[AgentRow]) -> None:
     """Prints why agents failed."""
     for row in rows:
         if row.state == "failed":
@@ -269,13 +269,13 @@ def as_csv(ranking: Sequence[Ranked]) -> str:
     return "".join(lines)
 
 
-def _progress_cells(row: Row) -> list[str | int | float]:
+def _progress_cells(row: AgentRow) -> list[str | int | float]:
     progress = row.progress
     mean = "" if math.isnan(progress.mean_return) else progress.mean_return
     return [row.state, progress.step, row.agent.total_steps, progress.episodes, mean, row.reason]
 
 
-def _plot(rows: Sequence[Row], output: Path) -> None:
+def _plot(rows: Sequence[AgentRow], output: Path) -> None:
     """Plots the agents that have finished episodes, if any, and if matplotlib is installed."""
     folders = [row.agent.folder for row in rows if not math.isnan(row.progress.mean_return)]
     if not folders:
