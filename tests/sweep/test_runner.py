@@ -16,7 +16,7 @@ from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sweep import runner as runners
 from torchbeast.sweep.runner import Asha, Runner, runner_here
-from torchbeast.sweep.table import AgentRow, said
+from torchbeast.sweep.table import AgentRow, in_words
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -132,7 +132,7 @@ def test_an_agent_that_does_worse_than_others_is_asked_once_to_end_and_says_wher
 
     run(rows, 2, [learn, lambda: None, ends], Asha(100))
     assert states(rows) == ["stopped", "stopped by the scheduler"]
-    assert said(rows[1]) == "stopped by the scheduler at step 41"
+    assert in_words(rows[1]) == "stopped by the scheduler at step 41"
 
 
 def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Pa
 
     def release() -> None:
         counts.append(len(FakeChild.made))
-        assert said(rows[0]) == "waiting for another process in its folder"
+        assert in_words(rows[0]) == "waiting for another process in its folder"
         earlier.finish(successful=False)
 
     def begun() -> None:
-        assert said(rows[0]) == "running"
+        assert in_words(rows[0]) == "running"
 
     run(rows, 1, [lambda: None, release, begun, lambda: end(0, DONE)])
     assert counts == [0] and len(FakeChild.made) == 1

@@ -137,13 +137,9 @@ class EpisodePlayer:
     def how(self) -> str:
         """How it chooses actions, for messages."""
         actions = "sampled actions" if self._config.sampled else "deterministic"
-        most = random_start(self.env, self._config)
+        most = self._config.random_start
+        most = usual_random_start(self.env) if most is None else most
         return f"{actions} after 0 to {most} random actions" if most else actions
-
-
-def random_start(env: VecEnv, config: EvaluationConfig) -> int:
-    """Returns the setting, or its default."""
-    return usual_random_start(env) if config.random_start is None else config.random_start
 
 
 def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,8 @@ FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
 _LONGEST_NAME = 120
 _OF_SWEEP = {  # flags of the program that only the sweep may give
     "xpid": "agents of a sweep are named after their settings: use --name for the sweep",
-    "savedir": "all agents of a sweep are in its folder: use --savedir once, outside --set",
     "mode": "a sweep only trains: remove --mode, and test agents with their own program",
     "replay_service": "a sweep starts the replay of its agents: use --shared_replay instead",
-    "suppress_logs": "a sweep prints one table of its agents: remove --suppress_logs",
 }
 
 
@@ -67,6 +65,10 @@ def agents_of(plan: SweepPlan, folder: Path) -> list[AgentRun]:
     """
     known = flag_names(FLAGS[plan.program])
     keys = [flag_of(f"--{key}", known) for key in plan.set]
+    if len({*keys}) < len(keys):
+        raise UsageError(
+            f"--set has {', '.join(plan.set)}, of which two are one flag: use one name"
+        )
     for key, sentence in _OF_SWEEP.items():
         if key in [*keys, *(flag_of(word, known) for word in plan.words)]:
             raise UsageError(sentence)
@@ -89,16 +91,6 @@ def as_words(settings: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _check_keys(values: Iterable[str], words: Sequence[str], known: Sequence[str]) -> None:
-    """Raises UsageError if a flag has several values at once, perhaps by several of its names."""
-    given = {flag_of(word, known): "a flag" for word in words if word.startswith("--")}
-    for key in values:
-        flag = flag_of(f"--{key}", known)
-        if flag in given:
-            raise UsageError(f"{key} is in --set and {given[flag]} too: remove one of them")
-        given[flag] = f"there as {key}"
-
-
 def flag_of(word: str, known: Sequence[str]) -> str:
     """Returns the name of the flag in a word of a command line, or "" in another word.
 
@@ -116,7 +108,6 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
     words = [*plan.words, *as_words(settings)]
     later = ["--replay_service=later"] if plan.shared_replay else []  # the address comes later
     flags = parse(FLAGS[plan.program], plan.program, [*words, *later], flag_names(SweepConfig))
-    _check_keys(settings, plan.words, flag_names(type(flags)))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return AgentRun(
         name=name,
@@ -153,7 +144,7 @@ class SweepPlan:
 
     def record(self) -> dict[str, Any]:
         """Returns the entries of meta.json, whose objects do not keep the order of their keys."""
-        values = [f"{key}={','.join(found)}" for key, found in self.set.items()]
+        values = [f"{key}={','.join(texts)}" for key, texts in self.set.items()]
         return {**dataclasses.asdict(self), "set": values}
 
     def settings(self) -> list[dict[str, str]]:
@@ -162,10 +153,10 @@ class SweepPlan:
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags of the sweep, and every flag of the first agent, by name."""
-        own = {f"--{name}": value for name, value in self.record().items() if name != "words"}
+        of_sweep = {f"--{name}": value for name, value in self.record().items() if name != "words"}
         words = [*self.words, *as_words(self.settings()[0])]
         of_first = flatten(parse(FLAGS[self.program], self.program, words))
-        return own | {"--set": " ".join(own["--set"])} | of_first
+        return of_sweep | {"--set": " ".join(of_sweep["--set"])} | of_first
 
 
 def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> SweepPlan:

@@ -249,23 +249,23 @@ def _read(path: Path) -> list[Turn]:
 
 def _ancestors(turns: Sequence[Turn]) -> list[Turn]:
     """Returns the best member of the last round, and its ancestors."""
-    found = {(turn.round, turn.member): turn for turn in turns}
+    by_round = {(turn.round, turn.member): turn for turn in turns}
     last = [turn for turn in turns if turn.round == turns[-1].round]
     line = [max(last, key=_score)]
-    while parent := found.get((line[-1].round - 1, line[-1].parent)):
+    while parent := by_round.get((line[-1].round - 1, line[-1].parent)):
         line.append(parent)
     return line
 
 
 def _draw(turns: Sequence[Turn], values: Values, output: Path) -> None:
     """Draws returns and settings of all members by steps, and highlights the best one's past."""
-    found = {(turn.round, turn.member): turn for turn in turns}
+    by_round = {(turn.round, turn.member): turn for turn in turns}
     best = _ancestors(turns)
     with plot.figure_for([output], (8, 2.4 * (1 + len(values)))) as figure:
         panels = figure.subplots(1 + len(values), sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, ["mean return", *values], strict=True):
             for turn in turns:
-                parent = found.get((turn.round - 1, turn.parent), turn)
+                parent = by_round.get((turn.round - 1, turn.parent), turn)
                 style = "-" if parent.member == turn.member else ":"
                 line = _line([parent, turn], name, values)
                 axes.plot(*line, style, color="#999999", linewidth=0.8)

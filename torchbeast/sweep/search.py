@@ -70,24 +70,24 @@ def settings_of_agents(values: Values, trials: int | None, search: Search) -> li
     Raises:
         UsageError: If there is a range without trials.
     """
-    drawn = {key: found for key, found in values.items() if key != SEED}
+    drawn = {key: choices for key, choices in values.items() if key != SEED}
     if trials is None or not drawn:
-        for key, found in values.items():
-            if _range(found) is not None:
+        for key, choices in values.items():
+            if _range(choices) is not None:
                 raise UsageError(
-                    f"--set {key}={found[0]} is a range: add --trials, the number of settings to "
+                    f"--set {key}={choices[0]} is a range: add --trials, the number of settings to "
                     "sample from it, or use single values"
                 )
         return [
-            dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+            dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
         ]
     seeds = [{SEED: seed} for seed in values.get(SEED, ())] or [{}]
     settings = [
         {key: value_at(drawn[key], share) for key, share in zip(drawn, point, strict=True)}
         for point in _points(trials, len(drawn), search)
     ]
-    distinct = {tuple(each.items()): each for each in settings}.values()  # of short lists
-    return [{**each, **seed} for each in distinct for seed in seeds]
+    distinct = {tuple(trial.items()): trial for trial in settings}.values()  # of short lists
+    return [{**trial, **seed} for trial in distinct for seed in seeds]
 
 
 def _points(trials: int, dimensions: int, search: Search) -> list[list[float]]:
@@ -113,8 +113,8 @@ def value_at(values: Sequence[str], share: float) -> str:
     low, high = ends
     is_whole = _is_whole(values)
     high += is_whole  # the last whole number too
-    found = low * (high / low) ** share if low > 0 else low + share * (high - low)
-    return str(math.floor(found)) if is_whole else f"{found:.4g}"
+    value = low * (high / low) ** share if low > 0 else low + share * (high - low)
+    return str(math.floor(value)) if is_whole else f"{value:.4g}"
 
 
 def moved(values: Sequence[str], value: str, direction: int) -> str:

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from torchbeast import plot
 from torchbeast.errors import UsageError
 from torchbeast.fleets.child_process import KILLED, ChildReport
-from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
+from torchbeast.reporting.display import Panel, Rate, figure, line_of, print_table, table_of
 from torchbeast.reporting.log_files import LogFollower, csv_line
 from torchbeast.reporting.run_folder import read_meta, write_atomically
 from torchbeast.sweep.agents import AgentRun
@@ -41,7 +41,6 @@ State = Literal[
     "waiting", "running", "stopping", "done", "stopped", "stopped by the scheduler", "failed"
 ]
 
-WIDE = 200  # columns of a table that is not on a terminal
 _LINES_EVERY_S = 30.0
 _LONGEST_WHY = 60
 _AROUND = 7  # lines of the terminal around the rows
@@ -134,7 +133,7 @@ class Board(Panel):
     def __init__(self, title: str, rows: Sequence[AgentRow], stream: TextIO | None = None) -> None:
         super().__init__(stream)
         self._title, self._rows = title, rows
-        self._said = {row.agent.name: said(row) for row in rows}
+        self._shown = {row.agent.name: in_words(row) for row in rows}
         self._last = -math.inf
 
     def show(self, now: float | None = None) -> None:
@@ -145,10 +144,10 @@ class Board(Panel):
         is_time = now - self._last >= _LINES_EVERY_S
         self._last = now if is_time else self._last
         for row in self._rows:
-            if self._said[row.agent.name] != said(row) or (is_time and row.state == "running"):
-                self._said[row.agent.name] = said(row)
+            if self._shown[row.agent.name] != in_words(row) or (is_time and row.state == "running"):
+                self._shown[row.agent.name] = in_words(row)
                 cells = {name: value for name, value in row.cells.items() if value != "-"}
-                self._print(f"{row.agent.name}: {said(row)}  {line_of(cells)}")
+                self._print(f"{row.agent.name}: {in_words(row)}  {line_of(cells)}")
 
     def _table(self, room: int) -> Group:
         """Lays out the rows; if they do not fit, only rows of agents that are running or failed."""
@@ -160,11 +159,11 @@ class Board(Panel):
         table.add_column("state", max_width=_LONGEST_WHY)
         for row in rows:
             cells = [*row.agent.settings.values(), *row.cells.values()]
-            table.add_row(*map(Text, cells), Text(said(row), style=_STYLES.get(row.state, "")))
+            table.add_row(*map(Text, cells), Text(in_words(row), style=_STYLES.get(row.state, "")))
         return Group(table, Text(counts(self._rows)))
 
 
-def said(row: AgentRow) -> str:
+def in_words(row: AgentRow) -> str:
     """Returns the state of an agent in words."""
     if row.is_held:
         return "waiting for another process in its folder"
@@ -175,8 +174,8 @@ def said(row: AgentRow) -> str:
 
 def counts(rows: Sequence[AgentRow]) -> str:
     """Returns how many agents are in each state, such as "2 running, 4 waiting"."""
-    found = collections.Counter(row.state for row in rows)
-    return ", ".join(f"{count} {state}" for state, count in found.items())
+    numbers = collections.Counter(row.state for row in rows)
+    return ", ".join(f"{count} {state}" for state, count in numbers.items())
 
 
 CSV, PNG = "sweep.csv", "sweep.png"
@@ -225,17 +224,17 @@ def table(ranking: Sequence[Ranked]) -> Table:
     """Lays out the ranking."""
     compared = ranking[0][0].agent.compared
     names = ["", *compared, "median return", "of each agent"]
-    made = table_of("Ranking by mean return", names)
-    made.add_column("agents")
+    laid_out = table_of("Ranking by mean return", names)
+    laid_out.add_column("agents")
     for place, group in enumerate(ranking, 1):
-        seeds = ", ".join(map(_told, sorted(group, key=standing)))
+        seeds = ", ".join(map(_return_of, sorted(group, key=standing)))
         settings = group[0].agent.compared.values()
         cells = [str(place), *settings, str(median(group)), seeds, counts(group)]
-        made.add_row(*map(Text, cells))
-    return made
+        laid_out.add_row(*map(Text, cells))
+    return laid_out
 
 
-def _told(row: AgentRow) -> str:
+def _return_of(row: AgentRow) -> str:
     """Returns an agent's mean return in words, with its state unless it is done."""
     return f"{standing(row)}{'' if row.state == 'done' else f' ({row.state})'}"
 
@@ -243,8 +242,7 @@ def _told(row: AgentRow) -> str:
 def report(rows: Sequence[AgentRow], folder: Path) -> None:
     """Prints the ranking; writes sweep.csv and the plot."""
     ranking = ranked(rows)
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDE)).print(table(ranking))
+    print_table(table(ranking))
     if any(row.state != "done" for row in rows):
         print("Unfinished agents are ranked last, by steps.")
     write_atomically(folder / CSV, as_csv(ranking).encode())
