@@ -27,6 +27,15 @@ def test_the_mean_that_a_run_logs_is_its_score(tmp_path: Path) -> None:
     assert LogFollower(tmp_path, 4).read().mean_return == 4.5
 
 
+def test_episodes_that_other_weights_played_do_not_count(tmp_path: Path) -> None:
+    """Nor does the mean that the run logs, until all of its episodes are newer."""
+    batches = [(10, 5, 9.0), (20, 8, 1.0), (30, 10, 3.0)]
+    log(tmp_path, batches, mean_return=7.0)
+    assert LogFollower(tmp_path, 100, after=10).read().mean_return == (1.0 + 2 * 3.0) / 3
+    assert LogFollower(tmp_path, 2, after=10).read().mean_return == 7.0
+    assert math.isnan(LogFollower(tmp_path, 100, after=30).read().mean_return)
+
+
 def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     follower = LogFollower(tmp_path, 100)
     assert follower.read() == (0, 0, pytest.approx(NAN, nan_ok=True)), "there is no file yet"
