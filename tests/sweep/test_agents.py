@@ -11,14 +11,15 @@ from torchbeast.cli.command_line import flag_names, parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.sweep.agents import FLAGS, AgentRun, SweepPlan, agents_of, name_of
-from torchbeast.sweep.config import SweepFlags
+from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.search import values_of
 
 FOLDER = Path("/runs/mine")
 
 
 def agents(set_: list[str], *words: str) -> list[AgentRun]:
-    return agents_of(SweepPlan(set=values_of(set_), words=[*words]), FOLDER)
+    config = SweepConfig(set=tuple(set_))
+    return agents_of(SweepPlan(config=config, words=[*words]), FOLDER)
 
 
 def test_there_is_an_agent_for_each_combination_in_order() -> None:
@@ -94,7 +95,8 @@ SHARED = ["--replay_size", "2000", "--env", "Catch"]
 
 
 def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
-    plan = SweepPlan(set={"seed": ["1"]}, words=SHARED, shared_replay=True)
+    config = SweepConfig(set=("seed=1",), shared_replay=True)
+    plan = SweepPlan(config=config, words=SHARED)
     (found,) = agents_of(plan, FOLDER)
     assert not any("replay_service" in word for word in found.words)
 
@@ -115,8 +117,9 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
 def test_what_cannot_share_a_replay_is_a_sentence(
     set_: list[str], words: list[str], sentence: str
 ) -> None:
+    config = SweepConfig(set=tuple(set_), shared_replay=True)
     with pytest.raises(UsageError, match=sentence):
-        agents_of(SweepPlan(set=values_of(set_), words=words, shared_replay=True), FOLDER)
+        agents_of(SweepPlan(config=config, words=words), FOLDER)
 
 
 def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:

@@ -140,8 +140,8 @@ def run(
             supervisor.stop("SIGINT")
 
     agents = [row.agent for row in rows]
-    config = SweepConfig(on="ray", address="auto", agent_cpus=2.0)
-    with on_ray.on_ray(config, agents, shared_replay) as (runner, _):
+    config = SweepConfig(on="ray", address="auto", agent_cpus=2.0, shared_replay=shared_replay)
+    with on_ray.on_ray(config, agents) as (runner, _):
         runner.run(rows, supervisor, show)
     assert not steps, "the runner ended before the script"
     return supervisor
@@ -265,7 +265,7 @@ def test_an_agent_that_no_node_has_room_for_is_refused(tmp_path: Path, fleet: Fa
     agents = [row.agent for row in rows_of(tmp_path / "lr", 1)]
     for more in ({"agent_cpus": 3.0}, {"agent_gpus": 1.0}):
         with pytest.raises(UsageError, match="1 agent with .* not fit"):
-            with on_ray.on_ray(SweepConfig(on="ray", **more), agents, False):  # type: ignore[arg-type]
+            with on_ray.on_ray(SweepConfig(on="ray", **more), agents):  # type: ignore[arg-type]
                 pass
 
 

@@ -11,7 +11,7 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.agents import SweepPlan, sweep_plan
+from torchbeast.sweep.agents import sweep_plan
 from torchbeast.sweep.config import SweepConfig
 
 SET = ("learning_rate=0.1,0.2",)
@@ -28,9 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
-    values = {"learning_rate": ["0.1", "0.2"]}
-    expected = SweepPlan(set=values, words=WORDS)
-    assert sweep_plan(SweepConfig(name="mine"), [], folder) == expected
+    plan = sweep_plan(SweepConfig(name="mine"), [], folder)
+    assert plan.values == {"learning_rate": ["0.1", "0.2"]} and plan.words == WORDS
+    assert plan.program == "monobeast"
 
 
 def test_a_continued_sweep_draws_the_same_settings_whatever_the_order_of_the_flags(
@@ -67,6 +67,8 @@ def test_flags_that_leave_agents_comparable_count_instead_of_the_earlier_ones(
 
 def test_the_same_command_again_changes_nothing(folder: Path) -> None:
     assert sweep_plan(SweepConfig(set=SET), WORDS, folder).words == WORDS
+    typed_otherwise = SweepConfig(set=("learning-rate=0.1, 0.2",))
+    assert sweep_plan(typed_otherwise, WORDS, folder).words == WORDS
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_sweep_of_trials_continues_by_its_name(tmp_path: Path) -> None:
     config = SweepConfig(set=("learning_rate=0.1:1.0",), trials=8, search="random")
     plan = sweep_plan(config, words, folder)
     RunFolder(folder, plan.record(), []).finish(successful=True)
-    assert sweep_plan(SweepConfig(name="mine"), [], folder) == plan
+    assert sweep_plan(SweepConfig(name="mine"), [], folder).record() == plan.record()
     with pytest.raises(UsageError, match="--trials 8, not with --trials 9"):
         sweep_plan(SweepConfig(trials=9), [], folder)
 
@@ -117,8 +119,8 @@ def test_a_population_keeps_its_rounds_and_a_sweep_does_not_become_one(
     population = tmp_path / "population"
     plan = sweep_plan(SweepConfig(set=SET, scheduler="pbt", rounds=5), WORDS, population)
     RunFolder(population, plan.record(), []).finish(successful=True)
-    assert sweep_plan(SweepConfig(name="population"), [], population).rounds == 5
-    assert sweep_plan(SweepConfig(scheduler="pbt"), [], population).rounds == 5
+    assert sweep_plan(SweepConfig(name="population"), [], population).config.rounds == 5
+    assert sweep_plan(SweepConfig(scheduler="pbt"), [], population).config.rounds == 5
     with pytest.raises(UsageError, match="with --rounds 5, not with --rounds 4"):
         sweep_plan(SweepConfig(scheduler="pbt", rounds=4), [], population)
     with pytest.raises(UsageError, match="with --rounds None, not with --rounds 4"):

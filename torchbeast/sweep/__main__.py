@@ -53,18 +53,17 @@ def sweep(
         words.append(f"--address={config.address}")
     with refusing_paths("use another --savedir or --name"):
         plan = sweep_plan(config, words, folder)
+    config = plan.config
     if config.on == "ray" and plan.program == "raybeast":
         raise UsageError(
             "raybeast agents use Ray themselves, each with its own actors: remove --on ray, or use "
             "--program monobeast"
         )
     agents = agents_of(plan, folder)
-    population = None if plan.rounds is None else Population(agents, plan.set, plan.rounds)
-    if population is not None and config.scheduler == "asha":
-        raise UsageError("a population does not end agents early: remove --scheduler asha")
+    population = Population(agents, plan.values, config.rounds) if config.rounds else None
     with session(folder, plan.record()) as opened:
         rows = [AgentRow(agent) for agent in agents] if population is None else population.rows()
-        _train(rows, config, plan, opened, population)
+        _train(rows, plan, opened, population)
         print_errors(rows)
         report(rows, folder)
         if population is not None:
@@ -75,7 +74,6 @@ def sweep(
 
 def _train(
     rows: list[AgentRow],
-    config: SweepConfig,
     plan: SweepPlan,
     opened: Session,
     population: Population | None,
@@ -87,7 +85,7 @@ def _train(
     supervisor = opened.supervisor
     opened.folder.begin(plan.record(), sum(row.progress.step for row in rows))
     with ExitStack() as ending:
-        runner, replay = _runner(ending, rows, config, plan.shared_replay)
+        runner, replay = _runner(ending, rows, plan.config)
         folder = rows[0].agent.folder.parent
         title = f"{folder.name}: agents of {rows[0].agent.program} ({len(rows)}), {runner.how}"
         print(f"{title}. Saved to {folder}", flush=True)
@@ -106,15 +104,15 @@ def _train(
 
 
 def _runner(
-    ending: ExitStack, rows: Sequence[AgentRow], config: SweepConfig, shared_replay: bool
+    ending: ExitStack, rows: Sequence[AgentRow], config: SweepConfig
 ) -> tuple[Runner, Served | None]:
     """Returns the runner of the agents, and the replay that they share, or None."""
     waiting = [row.agent for row in rows if row.state != "done"]
     steps = min(agent.total_steps for agent in waiting)
     asha = Asha(steps) if config.scheduler == "asha" else None
     if config.on == "ray":
-        return ending.enter_context(on_ray(config, waiting, shared_replay, asha))
-    if not shared_replay:
+        return ending.enter_context(on_ray(config, waiting, asha))
+    if not config.shared_replay:
         return runner_here(len(waiting), config.parallel, asha=asha), None
     parent = runtime_folder() or Path(tempfile.gettempdir())  # private, with a short name
     replay = ending.enter_context(serving(parent / f"torchbeast-{secrets.token_hex(6)}"))

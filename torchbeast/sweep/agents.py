@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
-from torchbeast.sweep.config import ProgramName, SweepConfig
-from torchbeast.sweep.search import SEED, Search, Values, settings_of_agents, values_of
+from torchbeast.sweep.config import ProgramName, SchedulerName, SweepConfig
+from torchbeast.sweep.search import SEED, Values, settings_of_agents, values_of
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -32,6 +32,7 @@ FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "raybeast": RayBeastFlags,
 }
 _LONGEST_NAME = 120
+_RECORDED = ("set", "program", "trials", "search", "shared_replay", "rounds")
 _OF_SWEEP = {  # flags of the program that only the sweep may give
     "xpid": "agents of a sweep are named after their settings: use --name for the sweep",
     "mode": "a sweep only trains: remove --mode, and test agents with their own program",
@@ -64,17 +65,17 @@ def agents_of(plan: SweepPlan, folder: Path) -> list[AgentRun]:
     Raises UsageError unless the program accepts the command line of every agent.
     """
     known = flag_names(FLAGS[plan.program])
-    keys = [flag_of(f"--{key}", known) for key in plan.set]
+    keys = [flag_of(f"--{key}", known) for key in plan.values]
     if len({*keys}) < len(keys):
         raise UsageError(
-            f"--set has {', '.join(plan.set)}, of which two are one flag: use one name"
+            f"--set has {', '.join(plan.values)}, of which two are one flag: use one name"
         )
     for key, sentence in _OF_SWEEP.items():
         if key in [*keys, *(flag_of(word, known) for word in plan.words)]:
             raise UsageError(sentence)
     # A shared replay holds rollouts with the same shape, of the same task.
     shared = {"replay_size", "unroll_length"} | names_with("task", FLAGS[plan.program])
-    for key in keys if plan.shared_replay else ():
+    for key in keys if plan.config.shared_replay else ():
         if key in shared:
             raise UsageError(
                 f"agents that share a replay have the same {key}, so --set cannot vary it: use "
@@ -106,7 +107,8 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
     """Returns the agent, if the program accepts its command line."""
     name = name_of(settings)
     words = [*plan.words, *as_words(settings)]
-    later = ["--replay_service=later"] if plan.shared_replay else []  # the address comes later
+    # The address of a shared replay comes later.
+    later = ["--replay_service=later"] if plan.config.shared_replay else []
     flags = parse(FLAGS[plan.program], plan.program, [*words, *later], flag_names(SweepConfig))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return AgentRun(
@@ -132,31 +134,43 @@ def name_of(settings: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Which agents a sweep trains."""
+    """Which agents a sweep trains.
 
-    program: ProgramName = "monobeast"
-    set: Values = field(default_factory=dict)  # by their flags
-    words: list[str] = field(default_factory=list)  # the flags that all agents have
-    shared_replay: bool = False
-    trials: int | None = None  # settings to draw; None: all combinations
-    search: Search = "sobol"
-    rounds: int | None = None  # of a population; None: the agents train independently
+    Attributes:
+        config: The settings of the sweep, all of them chosen.
+        words: The flags that all agents have.
+    """
+
+    config: SweepConfig
+    words: list[str]
+
+    @property
+    def values(self) -> Values:
+        """The values to compare, by their flags."""
+        return values_of(self.config.set)
+
+    @property
+    def program(self) -> ProgramName:
+        """The program that trains the agents."""
+        return self.config.program or "monobeast"
 
     def record(self) -> dict[str, Any]:
-        """Returns the entries of meta.json, whose objects do not keep the order of their keys."""
-        values = [f"{key}={','.join(texts)}" for key, texts in self.set.items()]
-        return {**dataclasses.asdict(self), "set": values}
+        """Returns the entries of meta.json: what a sweep that continues may not change."""
+        of_sweep = {name: getattr(self.config, name) for name in _RECORDED}
+        values = [f"{key}={','.join(texts)}" for key, texts in self.values.items()]
+        return {**of_sweep, "set": values, "program": self.program, "words": self.words}
 
     def settings(self) -> list[dict[str, str]]:
         """Returns the settings of each agent, by their flags."""
-        return settings_of_agents(self.set, self.trials, self.search)
+        return settings_of_agents(self.values, self.config.trials, self.config.search)
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags of the sweep, and every flag of the first agent, by name."""
-        of_sweep = {f"--{name}": value for name, value in self.record().items() if name != "words"}
+        record = self.record()
+        of_sweep = {f"--{name}": record[name] for name in _RECORDED}
         words = [*self.words, *as_words(self.settings()[0])]
         of_first = flatten(parse(FLAGS[self.program], self.program, words))
-        return of_sweep | {"--set": " ".join(of_sweep["--set"])} | of_first
+        return of_sweep | {"--set": " ".join(record["set"])} | of_first
 
 
 def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> SweepPlan:
@@ -166,26 +180,38 @@ def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> Sweep
 
     Raises UsageError if command line and record differ.
     """
-    before, values = _recorded(folder) or SweepPlan(), values_of(config.set)
-    if not (before.set or values):
+    recorded = _recorded(folder)
+    before = recorded or SweepPlan(config=SweepConfig(), words=[])
+    if not (before.config.set or config.set):
         raise UsageError(
             "expected the flags to vary with their values, such as --set "
             "learning_rate=0.0003,0.0006; a single run needs no sweep"
         )
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
-    rounds = (config.rounds or before.rounds or 10) if config.scheduler == "pbt" else before.rounds
     now = SweepPlan(
-        program=config.program or before.program,
-        set=values or before.set,
+        config=_completed(config, before.config),
         words=before.words if is_repeated else [*before.words, *words],  # the last one counts
-        shared_replay=config.shared_replay or before.shared_replay,
+    )
+    if recorded is not None and now.record() != recorded.record():
+        _check_same(recorded.flags(), now.flags(), folder)
+    return now
+
+
+def _completed(config: SweepConfig, before: SweepConfig) -> SweepConfig:
+    """Returns the settings of a command line, or else of the earlier part of the sweep."""
+    is_population = before.rounds is not None or config.scheduler == "pbt"
+    if is_population and config.scheduler == "asha":
+        raise UsageError("a population does not end agents early: remove --scheduler asha")
+    return dataclasses.replace(
+        config,
+        set=config.set or before.set,
+        program=config.program or before.program,
         trials=config.trials or before.trials,
         search=config.search if config.trials else before.search,
-        rounds=rounds,
+        shared_replay=config.shared_replay or before.shared_replay,
+        scheduler="pbt" if is_population else config.scheduler,
+        rounds=config.rounds or before.rounds or (10 if is_population else None),
     )
-    if before.set and now != before:
-        _check_same(before.flags(), now.flags(), folder)
-    return now
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -211,8 +237,11 @@ def _recorded(folder: Path) -> SweepPlan | None:
     if not folder.exists() or not any(folder.iterdir()):
         return None
     try:
-        recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
-        return SweepPlan(**{**recorded, "set": values_of(recorded["set"])})
+        args = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
+        of_sweep = {name: args[name] for name in _RECORDED}
+        scheduler: SchedulerName = "none" if args["rounds"] is None else "pbt"
+        of_sweep |= {"set": tuple(args["set"]), "scheduler": scheduler}
+        return SweepPlan(config=SweepConfig(**of_sweep), words=args["words"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
             f"{folder} is not the folder of a sweep: use another --name, or another --savedir"

@@ -128,7 +128,7 @@ class ProcessOnRay:
 
 @contextmanager
 def on_ray(
-    config: SweepConfig, agents: Sequence[AgentRun], shared_replay: bool, asha: Asha | None = None
+    config: SweepConfig, agents: Sequence[AgentRun], asha: Asha | None = None
 ) -> Iterator[tuple[Runner, Served | None]]:
     """Joins the cluster, or starts Ray here and ends it again.
 
@@ -145,7 +145,7 @@ def on_ray(
         )
         check_room(fleet.room(), [WorkerGroup("agent", 1, cpus, gpus)])
         served, more, environment = None, [], {}
-        if shared_replay:  # on this node, without which the sweep ends anyway
+        if config.shared_replay:  # on this node, without which the sweep ends anyway
             served = ending.enter_context(
                 serving_on_ray(replay_name(name), num_cpus=0.0, node=fleet.own_node)
             )
