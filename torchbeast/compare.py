@@ -22,7 +22,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from torchbeast import plot
 from torchbeast.cli.command_line import parse
@@ -30,7 +29,7 @@ from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.base.checks import counted, names_with
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.reporting import estimates
-from torchbeast.reporting.display import table_of
+from torchbeast.reporting.display import print_table, table_of
 from torchbeast.reporting.estimates import Estimate, estimate
 from torchbeast.reporting.log_files import LogFollower
 from torchbeast.reporting.run_folder import run_path, write_atomically
@@ -38,7 +37,6 @@ from torchbeast.reporting.run_folder import run_path, write_atomically
 EPISODES = 100
 _FEW = 5  # runs of a task; intervals from fewer are too narrow
 _SAME_LENGTH = 1.05  # of the shortest run
-_WIDE = 160
 _RESAMPLES = 500  # for each point of a line
 NOTE = "Lines: interquartile mean of n runs. Bands: 95 % intervals."
 
@@ -47,7 +45,7 @@ NOTE = "Lines: interquartile mean of n runs. Bands: 95 % intervals."
 class CompareFlags:
     """Compares the runs of two settings, or describes the runs of one, with 95 % intervals."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
     """One or two sets of runs, each the folder of a suite, of a sweep or of one run, or a pattern
     in quotes, such as 'sweep/learning_rate=0.003*'."""
     output: tuple[Path, ...] = ()
@@ -240,8 +238,7 @@ def _print(
         table.add_row(task, counts, *_cells(of_task))
     if together is not None:
         table.add_row("all, on a scale from 0 to 1", "", *_cells(together))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+    print_table(table)
     fewest = min(len(runs.tasks[task]) for runs in sets for task in comparisons)
     if together is not None and together.improvement is not None:
         print(verdict(together.improvement, fewest))

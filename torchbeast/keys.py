@@ -99,26 +99,26 @@ def _authority(folder: Path) -> Pair:
     """Returns the authority in the folder; makes one if there is none."""
     paths = folder / "ca.pem", folder / "ca-key.pem"
     if not any(path.exists() for path in paths):
-        made = new_authority()
-        _write_pair(folder, "ca", made)
-        return made
+        authority = new_authority()
+        _write_pair(folder, "ca", authority)
+        return authority
     try:
         certificate, key = (path.read_bytes() for path in paths)
         private = serialization.load_pem_private_key(key, password=None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ValueError("expected a key on an elliptic curve")
-        found = Pair(x509.load_pem_x509_certificate(certificate), private)
+        authority = Pair(x509.load_pem_x509_certificate(certificate), private)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{paths[0]} and {paths[1]} cannot be reused as an authority ({error}): use another "
             "--folder"
         ) from None
-    if found.certificate.not_valid_after_utc <= _now():
+    if authority.certificate.not_valid_after_utc <= _now():
         raise UsageError(
             f"the authority {paths[0]} has expired, and so have all certificates that it signed: "
             "use another --folder, and copy the new ca.pem to every machine"
         )
-    return found
+    return authority
 
 
 def _write_pair(folder: Path, name: str, pair: Pair) -> None:

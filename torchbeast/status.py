@@ -41,7 +41,9 @@ _Answer = dict[str, Any] | RunError
 class StatusFlags:
     """Shows the environments of environment servers, and their load."""
 
-    servers: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    servers: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[HOST:PORT ...]")
+    ] = ()
     """HOST:PORT of the first server of each machine, as for --env_servers of polybeast_learner, or
     unix:BASENAME. Default: the servers of this user on this machine."""
     learner: str | None = None

@@ -23,7 +23,7 @@ from torchbeast.core.algos.registry import spelt
 from torchbeast.core.base.checks import at_least, did_you_mean, in_any_case
 from torchbeast.errors import UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.sweep.__main__ import sweep
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 PROGRAM = "suite"
 
@@ -118,7 +118,7 @@ class SuiteFlags:
     from there to its program. The same command continues an interrupted suite.
     """
 
-    suite: Annotated[str, tyro.conf.Positional]
+    suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
     """minatar, classic, atari-5, mujoco-3, or a .json file with the environments, and presets by
     algorithm: {"envs": ["MinAtar/Breakout-v1"], "presets": {"ppo": ["minatar-breakout-ppo"]}}."""
     algo: str
@@ -154,7 +154,7 @@ def run(argv: Sequence[str] | None) -> int:
     return sweep(command, PROGRAM, _report)[1]
 
 
-def _report(rows: Sequence[Row], folder: Path) -> None:
+def _report(rows: Sequence[AgentRow], folder: Path) -> None:
     if all(math.isnan(row.progress.mean_return) for row in rows):
         return
     output = [folder / "suite.json", *([folder / "suite.png"] if find_spec("matplotlib") else [])]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import os
 import re
@@ -231,6 +232,17 @@ def test_help_fills_its_lines_and_names_one_default_of_each_flag(
         assert len(re.findall(r"Default: |\(default: ", entry)) <= 1
         for line, following in pairwise(entry.splitlines()[1:]):
             assert len(line) + 1 + len(following.split()[0]) > 80 - len("│  │"), line
+
+
+@pytest.mark.parametrize("program", ["compare", "keys", "status", "suite", "sweep.__main__"])
+def test_no_line_of_help_is_wider_than_the_terminal(
+    program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"torchbeast.{program}").main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 10 and max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(

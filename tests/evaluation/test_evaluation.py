@@ -34,12 +34,12 @@ from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation.play import random_start, report
+from torchbeast.evaluation.play import report
 from torchbeast.evaluation.video import VideoWriter, picture, to_frame
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run import episodes as episodes_module
 from torchbeast.run.config import EvaluationConfig
-from torchbeast.run.episodes import Episodes, RandomStarts, play
+from torchbeast.run.episodes import Episodes, RandomStarts, play, usual_random_start
 
 THAT_OF_THE_RUN = envs.EnvSpec("")
 
@@ -278,8 +278,7 @@ def test_a_lost_life_does_not_repeat_the_random_start() -> None:
 @pytest.mark.parametrize(("env_id", "most"), [("PongNoFrameskip-v4", 30), ("Catch", 0)])
 def test_atari_games_begin_with_random_actions_by_default(env_id: str, most: int) -> None:
     env: Any = SimpleNamespace(env_id=env_id)
-    assert random_start(env, EvaluationConfig()) == most
-    assert random_start(env, EvaluationConfig(random_start=7)) == 7
+    assert usual_random_start(env) == most
 
 
 def test_the_report_says_how_many_episodes_differ_and_how_they_began(
@@ -552,7 +551,7 @@ def test_published_weights_of_pong_fit_their_network() -> None:
         weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.ones(shape), torch.ones(shape[0])
     saved = {"model_state_dict": weights, "flags": {"env": "PongNoFrameskip-v4"}}
     with closing(envs.make("PongNoFrameskip-v4", 1)) as env:
-        agent = play_module.restored(saved, play_module.spaces_of(env), Path("model.tar"))
+        agent = play_module.restored(saved, play_module.agent_spaces(env), Path("model.tar"))
     assert all(parameter.eq(1).all() for parameter in agent.model.parameters())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -109,7 +108,6 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
     ("make", "sentence"),
     [
         (lambda: scheme_of(local_device="gpu"), "local_device must be auto, cpu, cuda, or"),
-        (lambda: scheme_of(local_device="cuda"), 'is "cuda", but PyTorch finds no GPU'),
         (
             lambda: Scheme.preset("ppo", VecEnv.create_factory(**CATCH)),
             r"train_envs_factory must be make_vec\(...\), or the first result of VecEnv",
@@ -167,6 +165,13 @@ def test_a_factory_of_another_kind_is_refused_with_what_to_give() -> None:
         Scheme(**{**vars(scheme_of()), "train_envs_factory": VecEnv.create_factory(**CATCH)})
 
 
+def test_an_unknown_argument_is_refused_with_the_closest_name() -> None:
+    with pytest.raises(TypeError, match=r"^Scheme takes no 'col_worker'; did you mean col_"):
+        Scheme(**{**vars(scheme_of()), "col_worker": 2})
+    with pytest.raises(TypeError, match=r"^Learner takes no 'target_step'; did you mean target_s"):
+        Learner(scheme_of(), target_step=100)  # type: ignore[call-arg]
+
+
 def test_a_check_leaves_torchs_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     scheme_of()
@@ -196,18 +201,11 @@ def test_a_description_names_every_part() -> None:
     assert "actions in the learner's process" in central and "actions, of the newest" in central
     assert "1 process with 2" in scheme_of(col_remote_workers=1).describe()
     assert "in the learner's process" in scheme_of().describe()
-    shown = repr(scheme_of(col_remote_workers=1))
-    assert shown.startswith("<Scheme of collection: 1 process with 2 environments each, synchron")
-    assert "\n" not in shown and "; learner: " in shown
 
 
-def test_a_notebook_shows_everything_that_the_description_says() -> None:
+def test_a_notebook_shows_the_description() -> None:
     scheme = impala_of(col_remote_workers=3, col_communication="asynchronous")
-    shown = ElementTree.fromstring(f"<div>{scheme._repr_html_()}</div>".replace("<br>", "<br/>"))
-    texts = " ".join(text.strip() for text in shown.itertext())
-    named_apart = {"forward", "back"}  # arrows in the picture
-    for line in scheme.describe().splitlines():
-        assert line.strip() in texts or line in named_apart
+    assert repr(scheme) == scheme.describe()
 
 
 # --- named architectures
@@ -268,7 +266,7 @@ def test_a_hyperparameter_of_a_preset_leaves_the_others_as_they_are() -> None:
     [
         ({"learning_rat": 1e-3}, "did you mean learning_rate"),
         ({"col_remote_worker": 2}, "did you mean col_remote_workers"),
-        ({"lr": 1e-3, "algo_factory": PPO.create_factory()}, "'lr' is not an argument of Scheme"),
+        ({"lr": 1e-3, "algo_factory": PPO.create_factory()}, "with an algo_factory takes no 'lr'"),
     ],
 )
 def test_other_names_beside_a_preset_are_refused(given: dict[str, Any], match: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sweeping import agent, finish, log
 
 from torchbeast.reporting.log_files import LogFollower, RunProgress
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 NAN = math.nan
 
@@ -25,6 +25,15 @@ def test_the_mean_that_a_run_logs_is_its_score(tmp_path: Path) -> None:
     """Which episodes of a batch are among the last four cannot be read from the batch's mean."""
     log(tmp_path, [(10, 3, 1.0), (20, 6, 5.0)], mean_return=4.5)
     assert LogFollower(tmp_path, 4).read().mean_return == 4.5
+
+
+def test_episodes_that_other_weights_played_do_not_count(tmp_path: Path) -> None:
+    """Nor does the mean that the run logs, until all of its episodes are newer."""
+    batches = [(10, 5, 9.0), (20, 8, 1.0), (30, 10, 3.0)]
+    log(tmp_path, batches, mean_return=7.0)
+    assert LogFollower(tmp_path, 100, after=10).read().mean_return == (1.0 + 2 * 3.0) / 3
+    assert LogFollower(tmp_path, 2, after=10).read().mean_return == 7.0
+    assert math.isnan(LogFollower(tmp_path, 100, after=30).read().mean_return)
 
 
 def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
@@ -59,8 +68,8 @@ def test_rows_that_a_resumed_agent_drops_do_not_count(tmp_path: Path, more: int)
 def test_an_agent_is_complete_once_its_run_has_ended_well(tmp_path: Path) -> None:
     one, longer = agent(tmp_path, seed="1"), agent(tmp_path, 101, seed="1")
     log(one.folder, [(100, 1, 0.0)])
-    assert Row(one).state == "waiting", "it may have been killed before its checkpoint"
+    assert AgentRow(one).state == "waiting", "it may have been killed before its checkpoint"
     finish(one.folder, successful=False)
-    assert Row(one).state == "waiting"
+    assert AgentRow(one).state == "waiting"
     finish(one.folder)
-    assert Row(one).state == "done" and Row(longer).state == "waiting"
+    assert AgentRow(one).state == "done" and AgentRow(longer).state == "waiting"

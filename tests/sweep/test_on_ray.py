@@ -25,7 +25,7 @@ from torchbeast.shared_replay.service import Served
 from torchbeast.sweep import __main__ as program
 from torchbeast.sweep import on_ray
 from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 Then = Callable[[Any], None]
 
@@ -118,16 +118,16 @@ def fleet(monkeypatch: pytest.MonkeyPatch, fakes: None) -> FakeFleet:
     return made
 
 
-def rows_of(folder: Path, count: int) -> list[Row]:
+def rows_of(folder: Path, count: int) -> list[AgentRow]:
     folder.mkdir(exist_ok=True)
-    return [Row(agent(folder, seed=str(seed))) for seed in range(count)]
+    return [AgentRow(agent(folder, seed=str(seed))) for seed in range(count)]
 
 
 Step = Callable[[], bool]  # an action of the test, which returns whether it was time for it
 
 
 def run(
-    fleet: FakeFleet, rows: list[Row], script: list[Step], shared_replay: bool = False
+    fleet: FakeFleet, rows: list[AgentRow], script: list[Step], shared_replay: bool = False
 ) -> Supervisor:
     """Runs agents; the next step of the script is taken when its time has come."""
     supervisor, steps, deadline = Supervisor(), list(script), time.monotonic() + SOON
@@ -140,23 +140,23 @@ def run(
             supervisor.stop("SIGINT")
 
     agents = [row.agent for row in rows]
-    config = SweepConfig(on="ray", address="auto", agent_cpus=2.0)
-    with on_ray.on_ray(config, agents, shared_replay) as (runner, _):
+    config = SweepConfig(on="ray", address="auto", agent_cpus=2.0, shared_replay=shared_replay)
+    with on_ray.on_ray(config, agents) as (runner, _):
         runner.run(rows, supervisor, show)
     assert not steps, "the runner ended before the script"
     return supervisor
 
 
-def states(rows: list[Row]) -> list[str]:
+def states(rows: list[AgentRow]) -> list[str]:
     return [row.state for row in rows]
 
 
-def child(row: Row) -> FakeChild:
+def child(row: AgentRow) -> FakeChild:
     (found,) = (made for made in FakeChild.made if made.name == row.agent.name)
     return found
 
 
-def ends(row: Row, report: dict[str, Any] | None) -> Step:
+def ends(row: AgentRow, report: dict[str, Any] | None) -> Step:
     """Ends an agent's process once it runs."""
 
     def body() -> bool:
@@ -228,7 +228,7 @@ def test_the_end_of_the_connection_to_ray_ends_the_sweep(tmp_path: Path, fleet: 
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, fleet: FakeFleet) -> None:
-    row = Row(agent(tmp_path / "elsewhere", seed="1"))
+    row = AgentRow(agent(tmp_path / "elsewhere", seed="1"))
     process = on_ray.ProcessOnRay(fleet, row, 1, [], {})  # type: ignore[arg-type]
     wait_for(lambda: process.has_ended)
     row.end()
@@ -265,7 +265,7 @@ def test_an_agent_that_no_node_has_room_for_is_refused(tmp_path: Path, fleet: Fa
     agents = [row.agent for row in rows_of(tmp_path / "lr", 1)]
     for more in ({"agent_cpus": 3.0}, {"agent_gpus": 1.0}):
         with pytest.raises(UsageError, match="1 agent with .* not fit"):
-            with on_ray.on_ray(SweepConfig(on="ray", **more), agents, False):  # type: ignore[arg-type]
+            with on_ray.on_ray(SweepConfig(on="ray", **more), agents):  # type: ignore[arg-type]
                 pass
 
 

@@ -19,7 +19,7 @@ from torchbeast.reporting.log_files import read_logs
 from torchbeast.sweep.__main__ import sweep
 from torchbeast.sweep.pbt import CSV, Population
 from torchbeast.sweep.search import moved
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 VALUES = {"learning_rate": ["0.0001:0.01"]}
 RATES = ["0.0001", "0.001", "0.002", "0.003"]
@@ -30,7 +30,7 @@ def population(folder: Path, rounds: int = 2, seed: int | None = None) -> Popula
     return Population([dataclasses.replace(each, seed=seed) for each in agents], VALUES, rounds)
 
 
-def play(row: Row, step: int, mean_return: float) -> None:
+def play(row: AgentRow, step: int, mean_return: float) -> None:
     """Leaves what a member's program leaves when it has reached a step."""
     log(row.agent.folder, [(step, 100, mean_return)], resumed_at=step - 1)
     (row.agent.folder / "model.tar").write_text(f"{row.agent.name} at {step}")
@@ -39,7 +39,7 @@ def play(row: Row, step: int, mean_return: float) -> None:
     finish(row.agent.folder, successful=True)
 
 
-def round_of(rows: list[Row], returns: Mapping[int, float], step: int) -> None:
+def round_of(rows: list[AgentRow], returns: Mapping[int, float], step: int) -> None:
     for number, mean_return in returns.items():
         play(rows[number], step, mean_return)
 
@@ -53,7 +53,7 @@ def record(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def run(population: Population, rounds: list[Mapping[int, float]]) -> list[Row]:
+def run(population: Population, rounds: list[Mapping[int, float]]) -> list[AgentRow]:
     rows, left = population.rows(), iter(enumerate(rounds, 1))
 
     def run_round() -> None:

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from sweeping import agent, finish, log
 
-from torchbeast.sweep.table import Board, Row, as_csv, median, ranked, report
+from torchbeast.sweep.table import AgentRow, Board, as_csv, median, ranked, report
 
 
-def row(folder: Path, mean: float, total_steps: int = 100, **settings: str) -> Row:
+def row(folder: Path, mean: float, total_steps: int = 100, **settings: str) -> AgentRow:
     made = agent(folder, total_steps, **settings)
     log(made.folder, [(100, 10, mean)])
     finish(made.folder)
-    return Row(made)
+    return AgentRow(made)
 
 
-def failed(folder: Path, step: int, mean: float, **settings: str) -> Row:
+def failed(folder: Path, step: int, mean: float, **settings: str) -> AgentRow:
     made = agent(folder, **settings)
     log(made.folder, [(step, 10, mean)])
-    found = Row(made)
+    found = AgentRow(made)
     found.report = {"why": "ValueError: why"}
     found.end()
     return found
@@ -99,7 +99,7 @@ def test_the_report_says_which_agents_are_not_done(
 def test_a_report_without_any_episode_has_no_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report([Row(agent(tmp_path, seed="1"))], tmp_path)
+    report([AgentRow(agent(tmp_path, seed="1"))], tmp_path)
     assert "1 waiting" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
 
@@ -122,7 +122,7 @@ ERROR = "ValueError: no"
 def test_the_reason_of_an_agent_is_its_error_or_the_signal_that_killed_it(
     tmp_path: Path, why: str, reason: str
 ) -> None:
-    found = Row(agent(tmp_path, seed="1"))
+    found = AgentRow(agent(tmp_path, seed="1"))
     found.report = {"why": why}
     found.end()
     assert found.reason == reason
@@ -131,14 +131,14 @@ def test_the_reason_of_an_agent_is_its_error_or_the_signal_that_killed_it(
 def test_an_agents_earlier_part_decides_its_first_state(tmp_path: Path) -> None:
     assert row(tmp_path, 1.0, env="a").state == "done"
     assert row(tmp_path, 1.0, total_steps=200, env="b").state == "waiting"
-    assert Row(agent(tmp_path, env="c")).state == "waiting"
+    assert AgentRow(agent(tmp_path, env="c")).state == "waiting"
 
 
 def test_without_a_terminal_a_line_tells_each_change_and_sometimes_the_figures(
     tmp_path: Path,
 ) -> None:
-    made, stream = Row(agent(tmp_path, total_steps=300, seed="1")), io.StringIO()
-    other = Row(agent(tmp_path, seed="2"))
+    made, stream = AgentRow(agent(tmp_path, total_steps=300, seed="1")), io.StringIO()
+    other = AgentRow(agent(tmp_path, seed="2"))
     with Board("two agents", [made, other], stream) as board:
         board.show(now=0.0)
         assert stream.getvalue() == ""

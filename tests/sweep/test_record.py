@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.agents import NEW, compared
+from torchbeast.sweep.agents import sweep_plan
 from torchbeast.sweep.config import SweepConfig
 
 SET = ("learning_rate=0.1,0.2",)
@@ -23,25 +22,25 @@ WORDS = ["--preset", "catch", "--batch_size", "4"]
 def folder(tmp_path: Path) -> Path:
     """A sweep's folder as its first command leaves it."""
     folder = tmp_path / "mine"
-    what = compared(SweepConfig(set=SET), WORDS, folder)
-    RunFolder(folder, what.record(), []).finish(successful=True)
+    plan = sweep_plan(SweepConfig(set=SET), WORDS, folder)
+    RunFolder(folder, plan.record(), []).finish(successful=True)
     return folder
 
 
 def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
-    values = {"learning_rate": ["0.1", "0.2"]}
-    expected = replace(NEW, set=values, words=WORDS)
-    assert compared(SweepConfig(name="mine"), [], folder) == expected
+    plan = sweep_plan(SweepConfig(name="mine"), [], folder)
+    assert plan.values == {"learning_rate": ["0.1", "0.2"]} and plan.words == WORDS
+    assert plan.program == "monobeast"
 
 
 def test_a_continued_sweep_draws_the_same_settings_whatever_the_order_of_the_flags(
     tmp_path: Path,
 ) -> None:
     values = ("learning_rate=0.001:0.1", "entropy_cost=0.001:0.1")
-    what = compared(SweepConfig(set=values, trials=3), WORDS, tmp_path / "mine")
-    RunFolder(tmp_path / "mine", what.record(), []).finish(successful=True)
-    again = compared(SweepConfig(name="mine"), [], tmp_path / "mine")
-    first, second = what.settings(), again.settings()
+    plan = sweep_plan(SweepConfig(set=values, trials=3), WORDS, tmp_path / "mine")
+    RunFolder(tmp_path / "mine", plan.record(), []).finish(successful=True)
+    again = sweep_plan(SweepConfig(name="mine"), [], tmp_path / "mine")
+    first, second = plan.settings(), again.settings()
     assert [list(each.items()) for each in first] == [list(each.items()) for each in second]
 
 
@@ -57,7 +56,7 @@ def test_a_continued_sweep_draws_the_same_settings_whatever_the_order_of_the_fla
 def test_flags_that_leave_agents_comparable_count_instead_of_the_earlier_ones(
     folder: Path, more: list[str]
 ) -> None:
-    words = compared(SweepConfig(set=SET), more, folder).words
+    words = sweep_plan(SweepConfig(set=SET), more, folder).words
     assert words == [*WORDS, *more]
     expected = flatten(parse(MonoBeastFlags, "monobeast", more))
     found = flatten(parse(MonoBeastFlags, "monobeast", words))
@@ -67,7 +66,9 @@ def test_flags_that_leave_agents_comparable_count_instead_of_the_earlier_ones(
 
 
 def test_the_same_command_again_changes_nothing(folder: Path) -> None:
-    assert compared(SweepConfig(set=SET), WORDS, folder).words == WORDS
+    assert sweep_plan(SweepConfig(set=SET), WORDS, folder).words == WORDS
+    typed_otherwise = SweepConfig(set=("learning-rate=0.1, 0.2",))
+    assert sweep_plan(typed_otherwise, WORDS, folder).words == WORDS
 
 
 @pytest.mark.parametrize(
@@ -88,39 +89,39 @@ def test_what_would_make_agents_differ_is_refused(
     folder: Path, config: SweepConfig, words: list[str], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        compared(config, words, folder)
+        sweep_plan(config, words, folder)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run", {"env": "Catch"}, []).finish(successful=True)
     with pytest.raises(UsageError, match="is not the folder of a sweep"):
-        compared(SweepConfig(set=SET), [], tmp_path / "run")
+        sweep_plan(SweepConfig(set=SET), [], tmp_path / "run")
 
 
 def test_a_sweep_needs_something_to_vary(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected the flags to vary"):
-        compared(SweepConfig(), WORDS, tmp_path / "new")
+        sweep_plan(SweepConfig(), WORDS, tmp_path / "new")
 
 
 def test_a_sweep_of_trials_continues_by_its_name(tmp_path: Path) -> None:
     folder, words = tmp_path / "mine", ["--preset", "catch"]
     config = SweepConfig(set=("learning_rate=0.1:1.0",), trials=8, search="random")
-    what = compared(config, words, folder)
-    RunFolder(folder, what.record(), []).finish(successful=True)
-    assert compared(SweepConfig(name="mine"), [], folder) == what
+    plan = sweep_plan(config, words, folder)
+    RunFolder(folder, plan.record(), []).finish(successful=True)
+    assert sweep_plan(SweepConfig(name="mine"), [], folder).record() == plan.record()
     with pytest.raises(UsageError, match="--trials 8, not with --trials 9"):
-        compared(SweepConfig(trials=9), [], folder)
+        sweep_plan(SweepConfig(trials=9), [], folder)
 
 
 def test_a_population_keeps_its_rounds_and_a_sweep_does_not_become_one(
     folder: Path, tmp_path: Path
 ) -> None:
     population = tmp_path / "population"
-    what = compared(SweepConfig(set=SET, scheduler="pbt", rounds=5), WORDS, population)
-    RunFolder(population, what.record(), []).finish(successful=True)
-    assert compared(SweepConfig(name="population"), [], population).rounds == 5
-    assert compared(SweepConfig(scheduler="pbt"), [], population).rounds == 5
+    plan = sweep_plan(SweepConfig(set=SET, scheduler="pbt", rounds=5), WORDS, population)
+    RunFolder(population, plan.record(), []).finish(successful=True)
+    assert sweep_plan(SweepConfig(name="population"), [], population).config.rounds == 5
+    assert sweep_plan(SweepConfig(scheduler="pbt"), [], population).config.rounds == 5
     with pytest.raises(UsageError, match="with --rounds 5, not with --rounds 4"):
-        compared(SweepConfig(scheduler="pbt", rounds=4), [], population)
+        sweep_plan(SweepConfig(scheduler="pbt", rounds=4), [], population)
     with pytest.raises(UsageError, match="with --rounds None, not with --rounds 4"):
-        compared(SweepConfig(scheduler="pbt", rounds=4), [], folder)
+        sweep_plan(SweepConfig(scheduler="pbt", rounds=4), [], folder)

@@ -16,13 +16,13 @@ from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sweep import runner as runners
 from torchbeast.sweep.runner import Asha, Runner, runner_here
-from torchbeast.sweep.table import Row, said
+from torchbeast.sweep.table import AgentRow, in_words
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
 
-def rows_of(folder: Path, count: int) -> list[Row]:
-    return [Row(agent(folder, seed=str(seed))) for seed in range(count)]
+def rows_of(folder: Path, count: int) -> list[AgentRow]:
+    return [AgentRow(agent(folder, seed=str(seed))) for seed in range(count)]
 
 
 def runner(at_once: int, more: Sequence[str] = (), asha: Asha | None = None) -> Runner:
@@ -30,7 +30,7 @@ def runner(at_once: int, more: Sequence[str] = (), asha: Asha | None = None) -> 
 
 
 def run(
-    rows: list[Row], at_once: int, script: list[Callable[[], None]], asha: Asha | None = None
+    rows: list[AgentRow], at_once: int, script: list[Callable[[], None]], asha: Asha | None = None
 ) -> Supervisor:
     """Runs agents; after each round the next step of the script is taken."""
     supervisor, steps = Supervisor(), iter(script)
@@ -43,7 +43,7 @@ def end(index: int, report: dict[str, Any] | None = None) -> None:
     FakeChild.made[index].finish(report)
 
 
-def states(rows: list[Row]) -> list[str]:
+def states(rows: list[AgentRow]) -> list[str]:
     return [row.state for row in rows]
 
 
@@ -110,7 +110,7 @@ def test_an_agent_that_was_stopped_before_it_went_on_has_not_failed(tmp_path: Pa
     (before,) = rows_of(tmp_path, 1)
     log(before.agent.folder, [(10, 0, 0.0)])
     SILENT.add(before.agent.name)
-    row, supervisor = Row(before.agent), Supervisor()
+    row, supervisor = AgentRow(before.agent), Supervisor()
     runner(1).run([row], supervisor, lambda: supervisor.stop("SIGINT"))
     assert row.state == "stopped"
 
@@ -132,7 +132,7 @@ def test_an_agent_that_does_worse_than_others_is_asked_once_to_end_and_says_wher
 
     run(rows, 2, [learn, lambda: None, ends], Asha(100))
     assert states(rows) == ["stopped", "stopped by the scheduler"]
-    assert said(rows[1]) == "stopped by the scheduler at step 41"
+    assert in_words(rows[1]) == "stopped by the scheduler at step 41"
 
 
 def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Pa
 
     def release() -> None:
         counts.append(len(FakeChild.made))
-        assert said(rows[0]) == "waiting for another process in its folder"
+        assert in_words(rows[0]) == "waiting for another process in its folder"
         earlier.finish(successful=False)
 
     def begun() -> None:
-        assert said(rows[0]) == "running"
+        assert in_words(rows[0]) == "running"
 
     run(rows, 1, [lambda: None, release, begun, lambda: end(0, DONE)])
     assert counts == [0] and len(FakeChild.made) == 1

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.sweep.agents import values_of
-from torchbeast.sweep.search import Search, settings_of_agents
+from torchbeast.sweep.search import Search, settings_of_agents, values_of
 
 
 def drawn(*words: str, trials: int | None = 64, search: Search = "sobol") -> list[dict[str, str]]:

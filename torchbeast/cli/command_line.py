@@ -12,7 +12,9 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -172,12 +174,21 @@ def _cli(flags_type: type[Flags], program: str, words: Sequence[str], **options:
     return tyro.cli(
         flags_type,
         prog=f"python -m torchbeast.{program}",
+        description=_wrapped(flags_type.__doc__ or ""),
         args=_deciding(words, flags_type, options.get("default")),
         use_underscores=True,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=REGISTRY,
         **options,
     )
+
+
+def _wrapped(text: str) -> str:
+    """Returns paragraphs with lines that fit the terminal; tyro keeps the ends of indented ones."""
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, initial_indent="  ", subsequent_indent="  "
+    )
+    return "\n".join(wrapper.fill(" ".join(part.split())) for part in text.split("\n\n"))
 
 
 def _deciding(words: Sequence[str], flags_type: type, default: Any) -> list[str]:

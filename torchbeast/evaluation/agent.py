@@ -32,9 +32,12 @@ from torchbeast.core.envs.sync_vec_env import action_rows
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, env_of, newest_of, restored, spaces_of
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, agent_spaces, env_of, newest_of, restored
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
+
+Memory = tuple[FrameStacker, Acted | None]
+"""The frames of the last steps, and what the network returned at the last one, if any."""
 
 _ENV_IS_NEEDED = (
     "The environment of the run must work on this machine. Fix it, or select another one with the "
@@ -75,8 +78,8 @@ def load_agent(
     is_class = is_actor_class(checkpoints.actor_spec(found.checkpoint))
     spaces = checkpoints.spaces(found.checkpoint) if is_class else None
     if spaces is None:
-        with closing(env_process(found, env, 1)) as made:
-            spaces = spaces_of(made)
+        with closing(env_process(found, env, 1)) as envs:
+            spaces = agent_spaces(envs)
     return agent_for(spaces, found, precision)
 
 
@@ -166,29 +169,36 @@ class TrainedAgent:
 
         A call that raises an error leaves the agent as it was before.
         """
+        memory = self._stacker, self.acted
+        action, (self._stacker, self.acted) = self._next(memory, observation, reward, done, sampled)
+        return action
+
+    def _next(
+        self, memory: Memory, observation: Any, reward: Any, done: Any, sampled: bool
+    ) -> tuple[Any, Memory]:
+        """Returns the next action, see `act`, and the memory after it."""
+        stacker, acted = copy.copy(memory[0]), memory[1]
         rows, num_envs, is_batch = self._rows(observation)
         require(
             np.shape(done) in ((), (num_envs,)),
             f"expected done for {num_envs} environments, got shape {np.shape(done)}",
         )
-        begins = np.full(num_envs, self.acted is None) | np.asarray(done, bool)
+        begins = np.full(num_envs, acted is None) | np.asarray(done, bool)
         rewards = np.full(num_envs, 0.0 if reward is None else reward, np.float32)
-        stacker = copy.copy(self._stacker)  # kept only if the call succeeds
-        if self.acted is None:
+        if acted is None:
             stacks = stacker.reset(rows)
             with own_settings():
                 acted = initial_acted(self.agent.model, num_envs)
         else:
-            acted = self.acted
             self._check(acted, num_envs, reward)
             stacks = stacker.push(rows, begins)
         inputs = inputs_of(stacks, rewards, begins, acted.action)
         mode: Mode = "sample" if sampled else "greedy"
         with one_thread():  # batches are small, so more threads would mostly wait
             acted = self.agent.model.act(inputs, acted.state, mode)
-        self._stacker, self.acted = stacker, acted
-        actions = self._in_bounds(acted.action)
-        return actions if is_batch else map_leaves(lambda leaf: leaf[0], actions)
+        action = self._in_bounds(acted.action)
+        action = action if is_batch else map_leaves(lambda leaf: leaf[0], action)
+        return action, (stacker, acted)
 
     def predict(
         self,
@@ -221,16 +231,9 @@ class TrainedAgent:
             action, state = agent.predict(observation, state)
             ```
         """
-        own = self._stacker, self.acted
-        try:
-            self.reset()
-            if state is not None:
-                self._stacker, self.acted = state
-            begins = False if episode_start is None else episode_start
-            action = self.act(observation, 0.0, begins, sampled=not deterministic)
-            return action, (self._stacker, self.acted)
-        finally:
-            self._stacker, self.acted = own
+        memory = (FrameStacker(self.agent.frame_stack), None) if state is None else state
+        begins = False if episode_start is None else episode_start
+        return self._next(memory, observation, 0.0, begins, not deterministic)
 
     def _rows(self, observation: Any) -> tuple[ArrayNest, int, bool]:
         """Returns leaves [E, ...] in the dtypes of the space, E, and whether it is a batch."""

@@ -36,7 +36,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
 from torchbeast.evaluation.agent import TrainedAgent, agent_for, env_process
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, newest_of, spaces_of
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, agent_spaces, newest_of
 from torchbeast.reporting.run_folder import write_atomically
 from torchbeast.run.episodes import of_whole_games
 
@@ -93,12 +93,12 @@ def export(
         )
     found = newest_of(Path(run))
     start = functools.partial(env_process, found, env)
-    with closing(of_whole_games(start, NUM_ENVS)) as made:
-        agent = agent_for(spaces_of(made), found, precision)
+    with closing(of_whole_games(start, NUM_ENVS)) as envs:
+        agent = agent_for(agent_spaces(envs), found, precision)
         policy = ExportedPolicy(agent.agent)
         with quiet():
             data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))
-        check_agreement(agent, policy, runner, made)
+        check_agreement(agent, policy, runner, envs)
     with refusing_paths("use another path"):
         write_atomically(target, data)
     return target
@@ -148,12 +148,12 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the action, what the network says besides, and the next state."""
-        given = pack_as(self._like, [inputs[name] for name in named("", self._like)])
-        state, done = given["state"], given["done"]
-        seen = self._stacked(given["observation"], state["frames"], done)
+        step = pack_as(self._like, [inputs[name] for name in named("", self._like)])
+        state, done = step["state"], step["done"]
+        seen = self._stacked(step["observation"], state["frames"], done)
         # The state has the difference to the action before the first one, so that it begins as 0.
         last_action = map_leaves2(torch.add, state["last_action"], self._zero)
-        rows = map_leaves(lambda leaf: leaf[None], (seen, given["reward"], done, last_action))
+        rows = map_leaves(lambda leaf: leaf[None], (seen, step["reward"], done, last_action))
         acted = self.model.choose(ModelInputs(*rows), map_leaves(_swapped, state["core"]), "greedy")
         action = map_leaves(_of_the_step, acted.action)
         after = {
@@ -244,11 +244,11 @@ def _onnx(policy: ExportedPolicy, program: ExportedProgram) -> tuple[bytes, RunP
         ) from None
     start = policy.start(2)
     outputs = list(program.module()(start))
-    made = torch.onnx.export(
+    exported = torch.onnx.export(
         program, (), input_names=list(start), output_names=outputs, dynamo=True, verbose=False
     )
-    assert made is not None
-    data = made.model_proto.SerializeToString()
+    assert exported is not None
+    data = exported.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(data)
 
     def run(inputs: NamedArrays) -> NamedArrays:

@@ -87,7 +87,7 @@ class EpisodePlayer:
         self.env = of_whole_games(start, 1 if film else config.num_episodes)
         self._is_other = self._trained_on not in ("", spec.name)
         try:
-            self._agent = restored(saved, spaces_of(self.env), path)
+            self._agent = restored(saved, agent_spaces(self.env), path)
         except BaseException as error:
             self.close()
             misfits = isinstance(error, UsageError) and not isinstance(error, SpecError)
@@ -137,13 +137,9 @@ class EpisodePlayer:
     def how(self) -> str:
         """How it chooses actions, for messages."""
         actions = "sampled actions" if self._config.sampled else "deterministic"
-        most = random_start(self.env, self._config)
+        most = self._config.random_start
+        most = usual_random_start(self.env) if most is None else most
         return f"{actions} after 0 to {most} random actions" if most else actions
-
-
-def random_start(env: VecEnv, config: EvaluationConfig) -> int:
-    """Returns the setting, or its default."""
-    return usual_random_start(env) if config.random_start is None else config.random_start
 
 
 def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
@@ -164,7 +160,7 @@ def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
     return spec
 
 
-def spaces_of(env: VecEnv) -> checkpoints.Spaces:
+def agent_spaces(env: VecEnv) -> checkpoints.Spaces:
     """Returns the spaces that the agent for an environment is made of."""
     return env.observation_space, env.action_space, env.frame_stack
 

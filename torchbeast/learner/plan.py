@@ -119,25 +119,25 @@ def _agent(envs: VecEnvFactory, factory: ActorFactory, spec: ActorSpec) -> Agent
 def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
     """Returns how the learner collects, or else each of the gradient workers."""
     envs, workers = scheme.train_envs_factory, scheme.col_remote_workers
+    actors: Any = scheme.collecting
     on_demand = scheme.synchronous_rollouts > 0
     if scheme.gradients is not None:  # whose versions skip numbers, and may drop batches
         on_demand = scheme.is_synchronous
     facts: dict[str, Any] = {
         "num_envs": scheme.num_envs,
         "processes": max(1, workers),
-        "fixed_lag": scheme.processes.fixed_lag,
+        "fixed_lag": scheme.fixed_lag,
     }
     if scheme.inference == "central":
         from torchbeast.learner.served import StartedServers  # compiled
 
-        return StartedServers(**facts, config=scheme.fleet, envs=envs)
+        return StartedServers(**facts, config=actors, envs=envs)
     if not workers:
         from torchbeast.collect.local import LocalCollection
 
         return LocalCollection(**facts, make_env=envs.make)
     from torchbeast.collect.source import FleetCollection, local_fleet
 
-    actors: Any = scheme.processes
     make_fleet: Any = local_fleet
     if scheme.col_backend == "ray":
         actors, make_fleet = scheme.ray, functools.partial(_ray_fleet, scheme, env, scheme.ray)

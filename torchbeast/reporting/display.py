@@ -165,6 +165,12 @@ def table_of(title: str, columns: Iterable[str]) -> Table:
     return table
 
 
+def print_table(table: Table) -> None:
+    """Prints a table as wide as the terminal, or up to _WIDE columns if there is none."""
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+
+
 _log = logging.getLogger("torchbeast.display")
 
 # Columns of the panel, the most important ones first, and their widths.
@@ -173,6 +179,7 @@ _COLUMNS = {
     **{"queue": 5, "workers": 7, "streams": 7, "replay": 22},
 }
 _GAP = 2  # between columns
+_WIDE = 200  # columns of a table that is not on a terminal
 _PLAIN_EVERY_S = 5.0
 _SAID_EVERY_S = 30.0  # between two diagnoses, because a balanced run would alternate
 _OF_LOSSES = ("lost", "ending")  # diagnoses that are reported immediately

@@ -269,9 +269,11 @@ class LogFollower:
     If a resumed run replaces the file, to drop rows after its checkpoint, it is read again.
     """
 
-    def __init__(self, folder: Path, episodes: int) -> None:
-        """folder: of the run, which need not exist yet. episodes: number in the mean."""
-        self._folder, self._file = folder, -1
+    def __init__(self, folder: Path, episodes: int, after: int = -1) -> None:
+        """folder: of the run, which need not exist yet. episodes: number in the mean. after: step
+        up to which episodes do not count, because they were played with other weights.
+        """
+        self._folder, self._file, self._after = folder, -1, after
         self._returns: deque[float] = deque(maxlen=episodes)
         self.progress = RunProgress()
 
@@ -285,15 +287,20 @@ class LogFollower:
                 self.progress = RunProgress()
             for row in self._reader.new_rows():
                 self._add(row)
-        if self._returns and math.isnan(self.progress.mean_return):  # a log of TorchBeast 2019
+        if self._returns and math.isnan(self.progress.mean_return):  # or a log of TorchBeast 2019
             self.progress = self.progress._replace(mean_return=statistics.fmean(self._returns))
         return self.progress
 
     def _add(self, row: dict[str, float]) -> None:
-        episodes = int(row.get("episodes", self.progress.episodes))
-        if (mean := row.get("mean_episode_return")) is not None:  # of episodes in a batch
-            self._returns.extend([mean] * max(1, episodes - self.progress.episodes))
-        self.progress = RunProgress(int(row["step"]), episodes, row.get("mean_return", math.nan))
+        before = self.progress
+        episodes = int(row.get("episodes", before.episodes))
+        mean = row.get("mean_episode_return")  # of episodes in a batch
+        if mean is not None and row["step"] > self._after:
+            count = episodes - before.episodes if before.step > self._after else 1
+            self._returns.extend([mean] * max(1, count))
+        is_exact = self._after < 0 or len(self._returns) == self._returns.maxlen
+        mean_return = row.get("mean_return", math.nan) if is_exact else math.nan
+        self.progress = RunProgress(int(row["step"]), episodes, mean_return)
 
 
 def end_last_line(path: Path) -> None:

@@ -64,6 +64,15 @@ def new_name(prefix: str) -> str:
     return f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
+def check_name_of_folder(**values: str) -> None:
+    """Raises ValueError unless a setting is a name that the folder of a run may have."""
+    for name, value in values.items():
+        require(
+            value not in ("", ".", "..", "latest") and "/" not in value,
+            f"{name} must be a plain name of a folder other than 'latest', got {value!r}",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The run's name, folder and seed."""
@@ -87,10 +96,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)
         at_least(1, pause_at=self.pause_at)
-        require(
-            self.xpid not in ("", ".", "..", "latest") and "/" not in self.xpid,
-            f"xpid must be a plain name of a folder other than 'latest', got {self.xpid!r}",
-        )
+        check_name_of_folder(xpid=self.xpid)
 
     @property
     def folder(self) -> Path:

@@ -6,7 +6,6 @@ docs/explanation/schemes.md describes them.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -33,9 +32,21 @@ class SchemePreset(NamedTuple):
 
     algo: type[Algorithm[Any]]
     hyperparameters: Mapping[str, Any]
-    storage: Callable[[], Storage]
+    storage: Storage
     axes: Mapping[str, Any] = {}
     actor: Callable[..., ActorFactory] = OnPolicyActorCritic.create_factory
+
+    def settings(self, envs: VecEnvFactory, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of a Scheme; hyperparameters: in place of the architecture's own."""
+        replaced = {*hyperparameters, *(OTHER_NAMES.get(key) for key in hyperparameters)}
+        kept = {key: self.hyperparameters[key] for key in self.hyperparameters.keys() - replaced}
+        return {
+            "train_envs_factory": envs,
+            "actor_factory": self.actor(envs.observation_space, envs.action_space),
+            "algo_factory": self.algo.create_factory(**kept, **hyperparameters),
+            "storage_factory": self.storage,
+            **self.axes,
+        }
 
 
 # PPO that learns once from each batch, whole, is A2C: all its ratios are 1.
@@ -48,15 +59,14 @@ _A2C = {
 }
 
 
-def _prioritised() -> ReplayBuffer:
-    return ReplayBuffer.create_factory(
-        replay_ratio=math.inf, n_step=3, priority_exponent=0.6, priority_beta=0.4
-    )
-
-
-_SHORT = functools.partial(OnPolicyGAEBuffer.create_factory, size=5, gae_lambda=1.0)
-_LONG = functools.partial(OnPolicyGAEBuffer.create_factory, size=PPOConfig.usual["unroll_length"])
-_VTRACE = functools.partial(OnPolicyVTraceBuffer.create_factory, size=20)
+_SHORT = OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0)
+_LONG = OnPolicyGAEBuffer.create_factory(size=PPOConfig.usual["unroll_length"])
+_VTRACE = OnPolicyVTraceBuffer.create_factory(size=20)
+_VTRACE_WITH_REPLAY = OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000)
+_REPLAY = ReplayBuffer.create_factory()
+_PRIORITISED = ReplayBuffer.create_factory(
+    replay_ratio=math.inf, n_step=3, priority_exponent=0.6, priority_beta=0.4
+)
 _OFF_POLICY = OffPolicyActorCritic.create_factory
 
 _COLLECTING = {"col_remote_workers": 2, "col_communication": "asynchronous"}
@@ -73,36 +83,15 @@ PRESETS = {
     "rapid": SchemePreset(PPO, {}, _LONG, {**_COLLECTING, **_JOINT}),
     "impala": SchemePreset(IMPALA, {}, _VTRACE, _COLLECTING),
     "seed": SchemePreset(IMPALA, {}, _VTRACE, {**_COLLECTING, "inference": "central"}),
-    "laser": SchemePreset(LASER, {}, functools.partial(_VTRACE, replay_size=100_000), _COLLECTING),
-    "dqn": SchemePreset(DQN, {}, ReplayBuffer.create_factory, actor=_OFF_POLICY),
-    "sac": SchemePreset(SAC, {}, ReplayBuffer.create_factory, actor=_OFF_POLICY),
-    "ape-x": SchemePreset(DQN, {}, _prioritised, _COLLECTING, _OFF_POLICY),
+    "laser": SchemePreset(LASER, {}, _VTRACE_WITH_REPLAY, _COLLECTING),
+    "dqn": SchemePreset(DQN, {}, _REPLAY, actor=_OFF_POLICY),
+    "sac": SchemePreset(SAC, {}, _REPLAY, actor=_OFF_POLICY),
+    "ape-x": SchemePreset(DQN, {}, _PRIORITISED, _COLLECTING, _OFF_POLICY),
 }
 
 
-def settings(
-    name: str, train_envs_factory: VecEnvFactory, hyperparameters: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the settings of a Scheme.
-
-    hyperparameters: in place of the architecture's own. Raises ValueError for an unknown name, and
-    TypeError for anything but a factory of environments, or an unknown hyperparameter.
-    """
+def preset_of(name: str) -> SchemePreset:
+    """Returns the architecture of a name in any case; raises ValueError for an unknown one."""
     if not isinstance(name, str) or (name := name.lower()) not in PRESETS:
         raise ValueError(f"unknown architecture {name!r}: use {', '.join(PRESETS)}")
-    if not isinstance(train_envs_factory, VecEnvFactory):
-        raise TypeError(
-            "train_envs_factory must be make_vec(...), or the first result of "
-            f"VecEnv.create_factory(...), got "
-            f"{train_envs_factory!r}"
-        )
-    preset, envs = PRESETS[name], train_envs_factory
-    given = {*hyperparameters, *(OTHER_NAMES.get(key) for key in hyperparameters)}
-    kept = {key: value for key, value in preset.hyperparameters.items() if key not in given}
-    return {
-        "train_envs_factory": envs,
-        "actor_factory": preset.actor(envs.observation_space, envs.action_space),
-        "algo_factory": preset.algo.create_factory(**kept, **hyperparameters),
-        "storage_factory": preset.storage(),
-        **preset.axes,
-    }
+    return PRESETS[name]

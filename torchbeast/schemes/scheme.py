@@ -16,7 +16,7 @@ Whatever does not go together is refused when a scheme is made, with both parts 
 from __future__ import annotations
 
 import dataclasses
-import html
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,10 +39,10 @@ from torchbeast.core.base.checks import (
     at_least,
     check_device,
     counted,
-    did_you_mean,
     one_of,
     refuse_unknown,
     require,
+    suggesting,
 )
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
@@ -118,6 +118,7 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
 """Combinations that do not work, each with its error message."""
 
 
+@suggesting
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """The components of an agent, and how the work of training it is divided among workers.
@@ -125,7 +126,8 @@ class Scheme:
     Args:
         algo_factory: The algorithm, such as PPO.create_factory().
         actor_factory: The network, such as OnPolicyActorCritic.create_factory(obs_space,
-            action_space).
+            action_space). The algorithm decides what a built-in network has as outputs, so it
+            accepts the factory of the other family too.
         storage_factory: The storage of experience, such as OnPolicyGAEBuffer.create_factory().
         train_envs_factory: The environments, from make_vec or VecEnv.create_factory.
         test_envs_factory: The environments of Learner.evaluate. None: train_envs_factory.
@@ -216,20 +218,18 @@ class Scheme:
             Scheme.preset("impala", envs, learning_rate=5e-4, col_remote_workers=4)
             ```
         """
-        from torchbeast.schemes.presets import settings
+        from torchbeast.schemes.presets import preset_of
 
-        axes = {axis.name for axis in dataclasses.fields(cls)}
-        unknown = {key: value for key, value in others.items() if key not in axes}
-        for key in unknown:
-            if hint := did_you_mean(key, axes):
-                raise TypeError(f"Scheme.preset takes no {key!r}{hint}")
-        if unknown and "algo_factory" in others:
-            raise TypeError(
-                f"{next(iter(unknown))!r} is not an argument of Scheme: if it is a hyperparameter, "
-                "pass it to the algo_factory"
-            )
+        preset = preset_of(name)
+        _check_factory("train_envs_factory", train_envs_factory)
+        axes = [axis.name for axis in dataclasses.fields(cls)]
+        if "algo_factory" in others:
+            refuse_unknown("Scheme.preset with an algo_factory", others, axes)
+        hyperparameters = inspect.signature(preset.algo.create_factory).parameters
+        refuse_unknown("Scheme.preset", others, [*axes, *hyperparameters])
+        changed = {key: value for key, value in others.items() if key not in axes}
         chosen = {key: value for key, value in others.items() if key in axes}
-        return cls(**{**settings(name, train_envs_factory, unknown), **chosen})
+        return cls(**{**preset.settings(train_envs_factory, changed), **chosen})
 
     @property
     def algo(self) -> AlgoFactory:
@@ -278,26 +278,23 @@ class Scheme:
         return self.storage_factory.flags(self.algo_factory.algo)
 
     @property
-    def processes(self) -> ProcessesConfig:
-        """The worker processes."""
-        return ProcessesConfig(
-            num_envs=self.num_envs,
-            num_workers=max(1, self.col_remote_workers),
-            fixed_lag=0 if self.is_synchronous else None,
-            num_buffers=self.num_envs if self.is_synchronous else None,
-        )
-
-    @property
-    def fleet(self) -> FleetConfig:
-        """The environment servers, where inference is central."""
-        return FleetConfig(num_envs=self.num_envs, num_servers=self.col_remote_workers)
+    def fixed_lag(self) -> int | None:
+        """The lag of every batch; None: it varies."""
+        return 0 if self.is_synchronous else None
 
     @property
     def collecting(self) -> ActorsConfig:
-        """How environments are stepped, as a program's Config."""
+        """How environments are stepped, as the Config of the program that does the same."""
         if self.inference == "central":
-            return self.fleet
-        return self.processes if self.col_remote_workers else ActorsConfig(num_envs=self.num_envs)
+            return FleetConfig(num_envs=self.num_envs, num_servers=self.col_remote_workers)
+        if not self.col_remote_workers:
+            return ActorsConfig(num_envs=self.num_envs)
+        return ProcessesConfig(
+            num_envs=self.num_envs,
+            num_workers=self.col_remote_workers,
+            fixed_lag=self.fixed_lag,
+            num_buffers=self.num_envs if self.is_synchronous else None,
+        )
 
     @property
     def gradients(self) -> GradientConfig | None:
@@ -334,40 +331,32 @@ class Scheme:
             actor_cpus=self.col_cpus,
         )
 
-    def __repr__(self) -> str:
-        parts = "; ".join(f"{name}: {', '.join(lines)}" for name, lines in _parts(self).items())
-        return f"<Scheme of {parts}>"
-
-    def _repr_html_(self) -> str:
-        """Returns the description for a notebook."""
-        return f"<pre>{html.escape(self.describe())}</pre>"
-
     def describe(self) -> str:
         """Returns the parts of the scheme, and what passes between them, as lines of text."""
         forward, back = _ways(self)
-        ways = {"forward": [f"{forward} for each update"], "back": [back]}
-        return "\n".join(
-            "\n  ".join([name, *lines]) for name, lines in {**_parts(self), **ways}.items()
-        )
+        sections = {
+            "collection": _collection(self),
+            "storage": _storage(self),
+            "learner": _learner(self),
+            "forward": [f"{forward} for each update"],
+            "back": [back],
+        }
+        return "\n".join("\n  ".join([name, *lines]) for name, lines in sections.items())
+
+    __repr__ = describe  # which a notebook shows
 
     def _check_values(self) -> None:
-        for name, (kind, how) in _FACTORIES.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) and (name, value) != ("test_envs_factory", None):
-                raise TypeError(f"{name} must be {how}, got {value!r}")
+        for name in _FACTORIES:
+            if (name, getattr(self, name)) != ("test_envs_factory", None):
+                _check_factory(name, getattr(self, name))
         for name, (choices, number) in _AXES.items():
             one_of(get_args(choices), **{name: getattr(self, name)})
             at_least(0, **{number: getattr(self, number)})
-        device = self.local_device or "auto"
-        check_device(local_device=device)
-        require(
-            not device.startswith("cuda") or torch.cuda.is_available(),
-            f'local_device is "{device}", but PyTorch finds no GPU: remove it, or set it to "cpu"',
-        )
+        check_device(local_device=self.local_device or "auto")
         for name, known in _MAPPINGS.items():
             refuse_unknown(name, getattr(self, name), known)
-        for resources in (self.col_worker_resources, self.grad_worker_resources):
-            above(0, **resources)
+        above(0, **self.col_worker_resources)
+        above(0, **self.grad_worker_resources)
 
     def _check_axes(self) -> None:
         """Raises IncompatibleParts where the ways to spread the work do not go together."""
@@ -445,6 +434,12 @@ class Scheme:
             raise IncompatibleParts(f"{name} with {factory.algo.__name__}: {error}") from error
 
 
+def _check_factory(name: str, value: object) -> None:
+    kind, how = _FACTORIES[name]
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {how}, got {value!r}")
+
+
 def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
     """Returns the Config with the flags that it has."""
     names = {field.name for field in dataclasses.fields(config)} & set(flags)  # type: ignore[arg-type]
@@ -452,15 +447,6 @@ def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
 
 
 # --- descriptions
-
-
-def _parts(scheme: Scheme) -> dict[str, list[str]]:
-    """Returns lines about each part, in the order in which data passes them."""
-    return {
-        "collection": _collection(scheme),
-        "storage": _storage(scheme),
-        "learner": _learner(scheme),
-    }
 
 
 def _ways(scheme: Scheme) -> tuple[str, str]:

@@ -21,12 +21,12 @@ from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of,
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.servers.addresses import runtime_folder
 from torchbeast.shared_replay.service import Served, serving
-from torchbeast.sweep.agents import Compared, agents_of, compared
+from torchbeast.sweep.agents import SweepPlan, agents_of, sweep_plan
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray
 from torchbeast.sweep.pbt import Population
 from torchbeast.sweep.runner import Asha, Runner, runner_here
-from torchbeast.sweep.table import Board, Row, print_errors, report
+from torchbeast.sweep.table import AgentRow, Board, print_errors, report
 
 PROGRAM = "sweep"
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def sweep(
     argv: Sequence[str] | None,
     program: str = PROGRAM,
-    report: Callable[[Sequence[Row], Path], None] = report,
+    report: Callable[[Sequence[AgentRow], Path], None] = report,
 ) -> tuple[Path, int]:
     """Checks every agent and trains them all; returns the sweep's folder, and the exit code.
 
@@ -52,32 +52,29 @@ def sweep(
     if config.address and config.on == "local":  # for agents of raybeast
         words.append(f"--address={config.address}")
     with refusing_paths("use another --savedir or --name"):
-        what = compared(config, words, folder)
-    if config.on == "ray" and what.program == "raybeast":
+        plan = sweep_plan(config, words, folder)
+    config = plan.config
+    if config.on == "ray" and plan.program == "raybeast":
         raise UsageError(
             "raybeast agents use Ray themselves, each with its own actors: remove --on ray, or use "
             "--program monobeast"
         )
-    agents = agents_of(what, folder)
-    population = None if what.rounds is None else Population(agents, what.set, what.rounds)
-    if population is not None and config.scheduler == "asha":
-        raise UsageError("a population does not end agents early: remove --scheduler asha")
-    with session(folder, what.record()) as opened:
-        rows = [Row(agent) for agent in agents] if population is None else population.rows()
-        _train(rows, config, what, opened, population)
+    agents = agents_of(plan, folder)
+    population = Population(agents, plan.values, config.rounds) if config.rounds else None
+    with session(folder, plan.record()) as opened:
+        rows = [AgentRow(agent) for agent in agents] if population is None else population.rows()
+        _train(rows, plan, opened, population)
         print_errors(rows)
         report(rows, folder)
         if population is not None:
-            population.note(rows)
             population.report()
         _say_how_to_continue(rows, config, program)
     return folder, EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
 
 
 def _train(
-    rows: list[Row],
-    config: SweepConfig,
-    what: Compared,
+    rows: list[AgentRow],
+    plan: SweepPlan,
     opened: Session,
     population: Population | None,
 ) -> None:
@@ -86,9 +83,9 @@ def _train(
         print(f"All {len(rows)} agents are complete; increase --total_steps to continue.")
         return
     supervisor = opened.supervisor
-    opened.folder.begin(what.record(), sum(row.progress.step for row in rows))
+    opened.folder.begin(plan.record(), sum(row.progress.step for row in rows))
     with ExitStack() as ending:
-        runner, replay = _runner(ending, rows, config, what.shared_replay)
+        runner, replay = _runner(ending, rows, plan.config)
         folder = rows[0].agent.folder.parent
         title = f"{folder.name}: agents of {rows[0].agent.program} ({len(rows)}), {runner.how}"
         print(f"{title}. Saved to {folder}", flush=True)
@@ -107,15 +104,15 @@ def _train(
 
 
 def _runner(
-    ending: ExitStack, rows: Sequence[Row], config: SweepConfig, shared_replay: bool
+    ending: ExitStack, rows: Sequence[AgentRow], config: SweepConfig
 ) -> tuple[Runner, Served | None]:
     """Returns the runner of the agents, and the replay that they share, or None."""
     waiting = [row.agent for row in rows if row.state != "done"]
     steps = min(agent.total_steps for agent in waiting)
     asha = Asha(steps) if config.scheduler == "asha" else None
     if config.on == "ray":
-        return ending.enter_context(on_ray(config, waiting, shared_replay, asha))
-    if not shared_replay:
+        return ending.enter_context(on_ray(config, waiting, asha))
+    if not config.shared_replay:
         return runner_here(len(waiting), config.parallel, asha=asha), None
     parent = runtime_folder() or Path(tempfile.gettempdir())  # private, with a short name
     replay = ending.enter_context(serving(parent / f"torchbeast-{secrets.token_hex(6)}"))
@@ -123,7 +120,7 @@ def _runner(
     return runner_here(len(waiting), config.parallel or len(waiting), more, asha), replay
 
 
-def _say_how_to_continue(rows: Sequence[Row], config: SweepConfig, program: str) -> None:
+def _say_how_to_continue(rows: Sequence[AgentRow], config: SweepConfig, program: str) -> None:
     folder = rows[0].agent.folder.parent
     if any(row.state != "done" for row in rows):
         named = [] if config.name else ["--name", folder.name]

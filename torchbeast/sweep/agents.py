@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
-from torchbeast.sweep.config import ProgramName, SweepConfig
-from torchbeast.sweep.search import SEED, Search, Values, settings_of_agents
+from torchbeast.sweep.config import ProgramName, SchedulerName, SweepConfig
+from torchbeast.sweep.search import SEED, Values, settings_of_agents, values_of
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -32,13 +32,11 @@ FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "raybeast": RayBeastFlags,
 }
 _LONGEST_NAME = 120
-_OPEN, _CLOSE = "[{(", ")}]"
+_RECORDED = ("set", "program", "trials", "search", "shared_replay", "rounds")
 _OF_SWEEP = {  # flags of the program that only the sweep may give
     "xpid": "agents of a sweep are named after their settings: use --name for the sweep",
-    "savedir": "all agents of a sweep are in its folder: use --savedir once, outside --set",
     "mode": "a sweep only trains: remove --mode, and test agents with their own program",
     "replay_service": "a sweep starts the replay of its agents: use --shared_replay instead",
-    "suppress_logs": "a sweep prints one table of its agents: remove --suppress_logs",
 }
 
 
@@ -61,81 +59,37 @@ class AgentRun:
         return {key: value for key, value in self.settings.items() if key != SEED}
 
 
-def values_of(words: Sequence[str]) -> Values:
-    """Returns the values of --set by their flags; raises UsageError if they are invalid."""
-    found: Values = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        key = key.replace("-", "_")
-        if not equals or not key.isidentifier():
-            raise UsageError(
-                f"--set takes flags with their values, such as learning_rate=0.0003,0.0006, "
-                f"got {word!r}"
-            )
-        if key in found:
-            raise UsageError(f"--set has {key} twice: set it once, with all its values")
-        found[key] = _split(text)
-        _check_values(key, found[key])
-    return found
-
-
-def _split(text: str) -> list[str]:
-    """Returns the values between commas; commas within brackets are part of a value."""
-    values, depth = [""], 0
-    for letter in text:
-        depth += (letter in _OPEN) - (letter in _CLOSE)
-        if letter == "," and depth == 0:
-            values.append("")
-        else:
-            values[-1] += letter
-    return [value.strip() for value in values]
-
-
-def _check_values(key: str, values: Sequence[str]) -> None:
-    if not all(values):
-        raise UsageError(f"--set {key} has an empty value: use {key}=VALUE,VALUE")
-    for value in values:
-        if values.count(value) > 1:
-            raise UsageError(f"--set {key} has the value {value} twice")
-
-
-def agents_of(what: Compared, folder: Path) -> list[AgentRun]:
+def agents_of(plan: SweepPlan, folder: Path) -> list[AgentRun]:
     """Returns an agent for each combination of the values, or for each trial; folder: of the sweep.
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
-    known = flag_names(FLAGS[what.program])
-    keys = [flag_of(f"--{key}", known) for key in what.set]
+    known = flag_names(FLAGS[plan.program])
+    keys = [flag_of(f"--{key}", known) for key in plan.values]
+    if len({*keys}) < len(keys):
+        raise UsageError(
+            f"--set has {', '.join(plan.values)}, of which two are one flag: use one name"
+        )
     for key, sentence in _OF_SWEEP.items():
-        if key in [*keys, *(flag_of(word, known) for word in what.words)]:
+        if key in [*keys, *(flag_of(word, known) for word in plan.words)]:
             raise UsageError(sentence)
     # A shared replay holds rollouts with the same shape, of the same task.
-    shared = {"replay_size", "unroll_length"} | names_with("task", FLAGS[what.program])
-    for key in keys if what.shared_replay else ():
+    shared = {"replay_size", "unroll_length"} | names_with("task", FLAGS[plan.program])
+    for key in keys if plan.config.shared_replay else ():
         if key in shared:
             raise UsageError(
                 f"agents that share a replay have the same {key}, so --set cannot vary it: use "
                 f"--{key} once, or remove --shared_replay"
             )
-    return [_agent(what, settings, folder) for settings in what.settings()]
+    return [_agent(plan, settings, folder) for settings in plan.settings()]
 
 
-def typed(settings: Mapping[str, str]) -> list[str]:
+def as_words(settings: Mapping[str, str]) -> list[str]:
     """Returns settings as words of a command line."""
     flags = {"true": "--{}", "false": "--no_{}"}  # flags without a value
     return [
         flags.get(value.lower(), "--{}={}").format(key, value) for key, value in settings.items()
     ]
-
-
-def _check_keys(values: Iterable[str], words: Sequence[str], known: Sequence[str]) -> None:
-    """Raises UsageError if a flag has several values at once, perhaps by several of its names."""
-    given = {flag_of(word, known): "a flag" for word in words if word.startswith("--")}
-    for key in values:
-        flag = flag_of(f"--{key}", known)
-        if flag in given:
-            raise UsageError(f"{key} is in --set and {given[flag]} too: remove one of them")
-        given[flag] = f"there as {key}"
 
 
 def flag_of(word: str, known: Sequence[str]) -> str:
@@ -149,18 +103,18 @@ def flag_of(word: str, known: Sequence[str]) -> str:
     return flag.partition("=")[0].removeprefix("--").removeprefix("no_")
 
 
-def _agent(what: Compared, settings: Mapping[str, str], folder: Path) -> AgentRun:
+def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentRun:
     """Returns the agent, if the program accepts its command line."""
     name = name_of(settings)
-    words = [*what.words, *typed(settings)]
-    later = ["--replay_service=later"] if what.shared_replay else []  # the address comes later
-    flags = parse(FLAGS[what.program], what.program, [*words, *later], flag_names(SweepConfig))
-    _check_keys(settings, what.words, flag_names(type(flags)))
+    words = [*plan.words, *as_words(settings)]
+    # The address of a shared replay comes later.
+    later = ["--replay_service=later"] if plan.config.shared_replay else []
+    flags = parse(FLAGS[plan.program], plan.program, [*words, *later], flag_names(SweepConfig))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return AgentRun(
         name=name,
         settings=settings,
-        program=what.program,
+        program=plan.program,
         words=[*words, *where],
         folder=folder / name,
         total_steps=flags.training.total_steps,
@@ -179,74 +133,85 @@ def name_of(settings: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What a sweep compares."""
+class SweepPlan:
+    """Which agents a sweep trains.
 
-    program: ProgramName
-    set: Values  # by their flags
-    words: list[str]  # the flags that all agents have
-    shared_replay: bool
-    trials: int | None  # settings to draw; None: all combinations
-    search: Search
-    rounds: int | None  # of a population; None: the agents train independently
+    Attributes:
+        config: The settings of the sweep, all of them chosen.
+        words: The flags that all agents have.
+    """
+
+    config: SweepConfig
+    words: list[str]
+
+    @property
+    def values(self) -> Values:
+        """The values to compare, by their flags."""
+        return values_of(self.config.set)
+
+    @property
+    def program(self) -> ProgramName:
+        """The program that trains the agents."""
+        return self.config.program or "monobeast"
 
     def record(self) -> dict[str, Any]:
-        """Returns the entries of meta.json, whose objects do not keep the order of their keys."""
-        values = [f"{key}={','.join(found)}" for key, found in self.set.items()]
-        return {**dataclasses.asdict(self), "set": values}
+        """Returns the entries of meta.json: what a sweep that continues may not change."""
+        of_sweep = {name: getattr(self.config, name) for name in _RECORDED}
+        values = [f"{key}={','.join(texts)}" for key, texts in self.values.items()]
+        return {**of_sweep, "set": values, "program": self.program, "words": self.words}
 
     def settings(self) -> list[dict[str, str]]:
         """Returns the settings of each agent, by their flags."""
-        return settings_of_agents(self.set, self.trials, self.search)
+        return settings_of_agents(self.values, self.config.trials, self.config.search)
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags of the sweep, and every flag of the first agent, by name."""
-        own = {f"--{name}": value for name, value in self.record().items() if name != "words"}
-        words = [*self.words, *typed(self.settings()[0])]
+        record = self.record()
+        of_sweep = {f"--{name}": record[name] for name in _RECORDED}
+        words = [*self.words, *as_words(self.settings()[0])]
         of_first = flatten(parse(FLAGS[self.program], self.program, words))
-        return own | {"--set": " ".join(own["--set"])} | of_first
+        return of_sweep | {"--set": " ".join(record["set"])} | of_first
 
 
-NEW = Compared(
-    program="monobeast",
-    set={},
-    words=[],
-    shared_replay=False,
-    trials=None,
-    search="sobol",
-    rounds=None,
-)
-"""A sweep before its first command."""
-
-
-def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compared:
-    """Returns what a sweep compares, from the command line or from the record of an earlier part.
+def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> SweepPlan:
+    """Returns the plan of a command line, completed by what an earlier part of the sweep recorded.
 
     words: the command line without the flags of the sweep.
 
     Raises UsageError if command line and record differ.
     """
-    recorded, values = _recorded(folder), values_of(config.set)
-    if recorded is None and not values:
+    recorded = _recorded(folder)
+    before = recorded or SweepPlan(config=SweepConfig(), words=[])
+    if not (before.config.set or config.set):
         raise UsageError(
             "expected the flags to vary with their values, such as --set "
             "learning_rate=0.0003,0.0006; a single run needs no sweep"
         )
-    before = recorded or NEW
     is_repeated = before.words[len(before.words) - len(words) :] == list(words)
-    rounds = (config.rounds or before.rounds or 10) if config.scheduler == "pbt" else before.rounds
-    now = Compared(
-        program=config.program or before.program,
-        set=values or before.set,
+    now = SweepPlan(
+        config=_completed(config, before.config),
         words=before.words if is_repeated else [*before.words, *words],  # the last one counts
-        shared_replay=config.shared_replay or before.shared_replay,
-        trials=config.trials or before.trials,
-        search=config.search if config.trials else before.search,
-        rounds=rounds,
     )
-    if recorded is not None and now != recorded:
+    if recorded is not None and now.record() != recorded.record():
         _check_same(recorded.flags(), now.flags(), folder)
     return now
+
+
+def _completed(config: SweepConfig, before: SweepConfig) -> SweepConfig:
+    """Returns the settings of a command line, or else of the earlier part of the sweep."""
+    is_population = before.rounds is not None or config.scheduler == "pbt"
+    if is_population and config.scheduler == "asha":
+        raise UsageError("a population does not end agents early: remove --scheduler asha")
+    return dataclasses.replace(
+        config,
+        set=config.set or before.set,
+        program=config.program or before.program,
+        trials=config.trials or before.trials,
+        search=config.search if config.trials else before.search,
+        shared_replay=config.shared_replay or before.shared_replay,
+        scheduler="pbt" if is_population else config.scheduler,
+        rounds=config.rounds or before.rounds or (10 if is_population else None),
+    )
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -264,16 +229,19 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
             )
 
 
-def _recorded(folder: Path) -> Compared | None:
-    """Returns what the earlier part of a sweep recorded, or None for a new sweep.
+def _recorded(folder: Path) -> SweepPlan | None:
+    """Returns the plan that an earlier part of the sweep recorded, or None for a new sweep.
 
     Raises UsageError if the folder is not the folder of a sweep.
     """
     if not folder.exists() or not any(folder.iterdir()):
         return None
     try:
-        recorded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
-        return Compared(**{**recorded, "set": values_of(recorded["set"])})
+        args = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
+        of_sweep = {name: args[name] for name in _RECORDED}
+        scheduler: SchedulerName = "none" if args["rounds"] is None else "pbt"
+        of_sweep |= {"set": tuple(args["set"]), "scheduler": scheduler}
+        return SweepPlan(config=SweepConfig(**of_sweep), words=args["words"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
             f"{folder} is not the folder of a sweep: use another --name, or another --savedir"

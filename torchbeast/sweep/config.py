@@ -9,7 +9,7 @@ from typing import Literal
 
 from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.errors import expanded, refusing_paths
-from torchbeast.reporting.run_folder import new_name
+from torchbeast.reporting.run_folder import check_name_of_folder, new_name
 from torchbeast.sweep.search import Search
 
 SchedulerName = Literal["none", "asha", "pbt"]
@@ -82,11 +82,8 @@ class SweepConfig:
             "a sweep must run inside the cluster: start it on one of its nodes with --address "
             f"auto, or submit it as a job, instead of joining {self.address}",
         )
-        name = self.name
-        require(
-            name is None or (name not in ("", ".", "..", "latest") and "/" not in name),
-            f"name must be a plain name of a folder other than 'latest', got {name!r}",
-        )
+        if self.name is not None:
+            check_name_of_folder(name=self.name)
 
     def folder(self) -> Path:
         """Returns the sweep's folder, {savedir}/{name}; without a name, a new one at each call."""

@@ -34,7 +34,7 @@ from torchbeast.shared_replay.service import Served
 from torchbeast.sweep.agents import FLAGS, AgentRun
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, process_here
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 _AGENT = "torchbeast.sweep.on_ray:TorchBeastAgent"
 _EVERY_S = 1.0
@@ -90,7 +90,7 @@ class TorchBeastAgent:
 class ProcessOnRay:
     """The process of an agent on a node of a cluster. Used by the main thread."""
 
-    def __init__(self, fleet: RayFleet, row: Row, *how: Any) -> None:
+    def __init__(self, fleet: RayFleet, row: AgentRow, *how: Any) -> None:
         """Requests an actor, which runs the agent when there is room for it.
 
         how: further arguments of TorchBeastAgent.run.
@@ -128,7 +128,7 @@ class ProcessOnRay:
 
 @contextmanager
 def on_ray(
-    config: SweepConfig, agents: Sequence[AgentRun], shared_replay: bool, asha: Asha | None = None
+    config: SweepConfig, agents: Sequence[AgentRun], asha: Asha | None = None
 ) -> Iterator[tuple[Runner, Served | None]]:
     """Joins the cluster, or starts Ray here and ends it again.
 
@@ -145,14 +145,14 @@ def on_ray(
         )
         check_room(fleet.room(), [WorkerGroup("agent", 1, cpus, gpus)])
         served, more, environment = None, [], {}
-        if shared_replay:  # on this node, without which the sweep ends anyway
+        if config.shared_replay:  # on this node, without which the sweep ends anyway
             served = ending.enter_context(
                 serving_on_ray(replay_name(name), num_cpus=0.0, node=fleet.own_node)
             )
             more = [f"--replay_service={served.address}"]
             environment = {_ADDRESS: fleet.cluster}
 
-        def start(row: Row) -> ProcessOnRay:
+        def start(row: AgentRow) -> ProcessOnRay:
             return ProcessOnRay(fleet, row, max(1, int(cpus)), more, environment)
 
         how = f"with {cpus:g} CPUs and {gpus:g} GPUs each, by {fleet}"

@@ -24,26 +24,31 @@ import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from torchbeast import plot
 from torchbeast.cli.command_line import flag_names
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.log_files import csv_line, read_logs
+from torchbeast.reporting.log_files import csv_line
 from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
 from torchbeast.seeds import seed_of
-from torchbeast.sweep.agents import FLAGS, AgentRun, flag_of, typed
+from torchbeast.sweep.agents import FLAGS, AgentRun, as_words, flag_of
 from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
-from torchbeast.sweep.table import Row, has_ended_well
+from torchbeast.sweep.table import AgentRow, has_ended_well
 
 CSV, PNG = "pbt.csv", "pbt.png"
 _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change; also of the agent, the task.
 _FIXED = {SEED, "total_steps", "optimiser", "replay_size"}
+# Columns of pbt.csv, before the settings, and their types.
+_COLUMNS: Mapping[str, Any] = {
+    **{"round": int, "member": int, "parent": int, "seed": int, "step": int},
+    "mean_return": float,
+}
 
 
 @dataclass(eq=False)
@@ -107,7 +112,7 @@ class Population:
         """The number of the round, from 1 on."""
         return self._turns[-1].round
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AgentRow]:
         """Returns the members, with their settings in this round."""
         rows = []
         for agent, turn in zip(self._agents, self._now, strict=True):
@@ -115,41 +120,45 @@ class Population:
             pause = [f"--pause_at={end}"] if turn.round < self._rounds else []
             # A changed rate is relative to the parent's, which has decayed: keep its schedule.
             always = [f"--seed={turn.seed}", "--no_restart_schedules"]
-            words = [*agent.words, *always, *typed(turn.settings), *pause]
-            row = Row(dataclasses.replace(agent, settings=turn.settings, words=words))
+            words = [*agent.words, *always, *as_words(turn.settings), *pause]
+            agent = dataclasses.replace(agent, settings=turn.settings, words=words)
+            row = AgentRow(agent, self._copied_at(turn.member))
             is_past = bool(pause) and row.progress.step >= end and has_ended_well(agent.folder)
             if row.state == "waiting" and is_past:
                 row.state = "stopped"  # before the sweep was interrupted
             rows.append(row)
         return rows
 
-    def run(self, rows: list[Row], run_round: Callable[[], None], supervisor: Supervisor) -> None:
+    def run(
+        self, rows: list[AgentRow], run_round: Callable[[], None], supervisor: Supervisor
+    ) -> None:
         """Runs the rounds that are left. Keeps in `rows` the members of the current round."""
         self._write()
         while True:
             run_round()
-            if supervisor.ended:
-                return
             self.note(rows)
-            if self.round == self._rounds or all(row.state == "failed" for row in rows):
+            has_failed = all(row.state == "failed" for row in rows)
+            if supervisor.ended or has_failed or self.round == self._rounds:
                 return
             self._turns += self._next_round()
             self._write()
             rows[:] = self.rows()
 
-    def note(self, rows: Sequence[Row]) -> None:
+    def note(self, rows: Sequence[AgentRow]) -> None:
         """Writes how far the members came in this round."""
         for turn, row in zip(self._now, rows, strict=True):
-            turn.step, turn.mean_return = row.progress.step, math.nan
-            if row.state != "failed":
-                turn.mean_return = _mean_return(row, self._copied_at(turn.member))
+            turn.step = row.progress.step
+            turn.mean_return = math.nan if row.state == "failed" else row.progress.mean_return
         self._write()
 
     def _copied_at(self, member: int) -> int:
-        """Returns the step at which a member last continued from another one; 0: it never did."""
-        steps = {(turn.round, turn.member): turn.step for turn in self._turns}
+        """Returns the step at which a member last continued from another one; -1: it never did.
+
+        Earlier rows of its log belong to weights that it no longer has.
+        """
+        steps = {(turn.round + 1, turn.member): turn.step for turn in self._turns}
         copies = [t for t in self._turns if t.member == member and t.parent != member]
-        return steps[copies[-1].round - 1, copies[-1].parent] if copies else 0
+        return steps[copies[-1].round, copies[-1].parent] if copies else -1
 
     @property
     def _now(self) -> list[Turn]:
@@ -195,13 +204,10 @@ class Population:
         )
 
     def _write(self) -> None:
-        keys = list(self._values)
-        lines = [csv_line(["round", "member", "parent", "seed", *keys, "step", "mean_return"])]
+        lines = [csv_line([*_COLUMNS, *self._values])]
         for turn in self._turns:
-            values = [turn.settings[key] for key in keys]
-            result = [turn.step, turn.mean_return] if turn.step else ["", ""]
-            whose = [turn.round, turn.member, turn.parent, turn.seed]
-            lines.append(csv_line([*whose, *values, *result]))
+            settings = [turn.settings[key] for key in self._values]
+            lines.append(csv_line([*(getattr(turn, name) for name in _COLUMNS), *settings]))
         write_atomically(self._folder / CSV, "".join(lines).encode())
 
     def report(self) -> None:
@@ -216,24 +222,6 @@ class Population:
             print(f"Cannot plot the population: {error}.")
             return
         print(f"Population history: {self._folder / CSV} and {output}")
-
-
-def _mean_return(row: Row, copied_at: int) -> float:
-    """Returns the mean over an agent's last episodes. If it continued from another agent, earlier
-    rows of its log belong to weights that it no longer has.
-    """
-    if not copied_at:
-        return row.progress.mean_return
-    returns, ended = 0.0, 0.0
-    rows = [each for each in read_logs(row.agent.folder) if each["step"] > copied_at]
-    for before, each in reversed(list(pairwise([{}, *rows]))):
-        if "mean_episode_return" in each:
-            count = each["episodes"] - before.get("episodes", each["episodes"] - 1)
-            count = min(count, row.agent.episodes - ended)
-            returns, ended = returns + count * each["mean_episode_return"], ended + count
-    if ended == row.agent.episodes:
-        return row.progress.mean_return  # exact: all of its episodes are newer
-    return returns / ended if ended else math.nan
 
 
 def _score(turn: Turn) -> float:
@@ -252,39 +240,32 @@ def _read(path: Path) -> list[Turn]:
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Turn(
-                round=int(row.pop("round")),
-                seed=int(row.pop("seed")),
-                member=int(row.pop("member")),
-                parent=int(row.pop("parent")),
-                step=int(row.pop("step") or 0),
-                mean_return=float(row.pop("mean_return") or "nan"),
-                settings=row,
-            )
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    return [
+        Turn(**{name: kind(row.pop(name)) for name, kind in _COLUMNS.items()}, settings=row)
+        for row in rows
+    ]
 
 
 def _ancestors(turns: Sequence[Turn]) -> list[Turn]:
     """Returns the best member of the last round, and its ancestors."""
-    found = {(turn.round, turn.member): turn for turn in turns}
+    by_round = {(turn.round, turn.member): turn for turn in turns}
     last = [turn for turn in turns if turn.round == turns[-1].round]
     line = [max(last, key=_score)]
-    while parent := found.get((line[-1].round - 1, line[-1].parent)):
+    while parent := by_round.get((line[-1].round - 1, line[-1].parent)):
         line.append(parent)
     return line
 
 
 def _draw(turns: Sequence[Turn], values: Values, output: Path) -> None:
     """Draws returns and settings of all members by steps, and highlights the best one's past."""
-    found = {(turn.round, turn.member): turn for turn in turns}
+    by_round = {(turn.round, turn.member): turn for turn in turns}
     best = _ancestors(turns)
     with plot.figure_for([output], (8, 2.4 * (1 + len(values)))) as figure:
         panels = figure.subplots(1 + len(values), sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, ["mean return", *values], strict=True):
             for turn in turns:
-                parent = found.get((turn.round - 1, turn.parent), turn)
+                parent = by_round.get((turn.round - 1, turn.parent), turn)
                 style = "-" if parent.member == turn.member else ":"
                 line = _line([parent, turn], name, values)
                 axes.plot(*line, style, color="#999999", linewidth=0.8)

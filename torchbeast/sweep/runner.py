@@ -26,7 +26,7 @@ from torchbeast.fleets.waiting import running_time
 from torchbeast.reporting.run_folder import is_in_use
 from torchbeast.sweep.agent_main import GRACE_S
 from torchbeast.sweep.agents import AgentRun
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import AgentRow
 
 _FACTOR, _RUNGS = 3, 3  # the top third continues at 1/27, 1/9 and 1/3 of the steps
 
@@ -103,7 +103,7 @@ def runner_here(
     at_once = min(agents, parallel or cores)
     share = max(1, cores // at_once)
 
-    def start(row: Row) -> Process:
+    def start(row: AgentRow) -> Process:
         row.begin()
         return process_here(row.agent, more, environment_of_share(share), row.on_report)
 
@@ -115,15 +115,17 @@ class Runner:
     """Runs agents. Used by the main thread."""
 
     def __init__(
-        self, how: str, at_once: int, start: Callable[[Row], Process], asha: Asha | None = None
+        self, how: str, at_once: int, start: Callable[[AgentRow], Process], asha: Asha | None = None
     ) -> None:
         """how: describes how agents run. at_once: largest number of agents at a time. start: starts
         the process of an agent, possibly later.
         """
         self.how, self._at_once, self._start_process, self._asha = how, at_once, start, asha
-        self._running: list[tuple[Row, Process]] = []
+        self._running: list[tuple[AgentRow, Process]] = []
 
-    def run(self, rows: Sequence[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
+    def run(
+        self, rows: Sequence[AgentRow], supervisor: Supervisor, show: Callable[[], None]
+    ) -> None:
         """Runs all waiting agents until they have ended or the sweep ends; often calls `show`."""
         while not supervisor.ended:
             try:
@@ -137,7 +139,7 @@ class Runner:
             show()
         self._stop(show)
 
-    def _start(self, rows: Sequence[Row]) -> None:
+    def _start(self, rows: Sequence[AgentRow]) -> None:
         """Starts waiting agents while there is room.
 
         An agent of an earlier, killed part of the sweep may still be writing its checkpoint.

@@ -26,6 +26,38 @@ SEED = "seed"
 _MOVE = 0.1  # share of a range
 
 
+def values_of(words: Sequence[str]) -> Values:
+    """Returns the values of --set by their flags; raises UsageError if they are invalid."""
+    values_by_flag: Values = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals or not key.isidentifier():
+            raise UsageError(
+                f"--set takes flags with their values, such as learning_rate=0.0003,0.0006, "
+                f"got {word!r}"
+            )
+        if key in values_by_flag:
+            raise UsageError(f"--set has {key} twice: set it once, with all its values")
+        values = _split(text)
+        if not all(values) or len({*values}) < len(values):
+            raise UsageError(f"--set {word} has an empty value, or a value twice: remove it")
+        values_by_flag[key] = values
+    return values_by_flag
+
+
+def _split(text: str) -> list[str]:
+    """Returns the values between commas; commas within brackets are part of a value."""
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in ")}]")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]
+
+
 def settings_of_agents(values: Values, trials: int | None, search: Search) -> list[dict[str, str]]:
     """Returns the settings of all agents, by their flags.
 
@@ -38,24 +70,24 @@ def settings_of_agents(values: Values, trials: int | None, search: Search) -> li
     Raises:
         UsageError: If there is a range without trials.
     """
-    drawn = {key: found for key, found in values.items() if key != SEED}
+    drawn = {key: choices for key, choices in values.items() if key != SEED}
     if trials is None or not drawn:
-        for key, found in values.items():
-            if _range(found) is not None:
+        for key, choices in values.items():
+            if _range(choices) is not None:
                 raise UsageError(
-                    f"--set {key}={found[0]} is a range: add --trials, the number of settings to "
+                    f"--set {key}={choices[0]} is a range: add --trials, the number of settings to "
                     "sample from it, or use single values"
                 )
         return [
-            dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+            dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
         ]
     seeds = [{SEED: seed} for seed in values.get(SEED, ())] or [{}]
     settings = [
         {key: value_at(drawn[key], share) for key, share in zip(drawn, point, strict=True)}
         for point in _points(trials, len(drawn), search)
     ]
-    distinct = {tuple(each.items()): each for each in settings}.values()  # of short lists
-    return [{**each, **seed} for each in distinct for seed in seeds]
+    distinct = {tuple(trial.items()): trial for trial in settings}.values()  # of short lists
+    return [{**trial, **seed} for trial in distinct for seed in seeds]
 
 
 def _points(trials: int, dimensions: int, search: Search) -> list[list[float]]:
@@ -81,8 +113,8 @@ def value_at(values: Sequence[str], share: float) -> str:
     low, high = ends
     is_whole = _is_whole(values)
     high += is_whole  # the last whole number too
-    found = low * (high / low) ** share if low > 0 else low + share * (high - low)
-    return str(math.floor(found)) if is_whole else f"{found:.4g}"
+    value = low * (high / low) ** share if low > 0 else low + share * (high - low)
+    return str(math.floor(value)) if is_whole else f"{value:.4g}"
 
 
 def moved(values: Sequence[str], value: str, direction: int) -> str:

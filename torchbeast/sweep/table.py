@@ -19,14 +19,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from torchbeast import plot
 from torchbeast.errors import UsageError
 from torchbeast.fleets.child_process import KILLED, ChildReport
-from torchbeast.reporting.display import Panel, Rate, figure, line_of, table_of
+from torchbeast.reporting.display import Panel, Rate, figure, line_of, print_table, table_of
 from torchbeast.reporting.log_files import LogFollower, csv_line
 from torchbeast.reporting.run_folder import read_meta, write_atomically
 from torchbeast.sweep.agents import AgentRun
@@ -41,20 +41,22 @@ State = Literal[
     "waiting", "running", "stopping", "done", "stopped", "stopped by the scheduler", "failed"
 ]
 
-WIDE = 200  # columns of a table that is not on a terminal
 _LINES_EVERY_S = 30.0
 _LONGEST_WHY = 60
 _AROUND = 7  # lines of the terminal around the rows
 _STYLES = {"running": "bold", "done": "green", "failed": "red"}
 
 
-class Row:
+class AgentRow:
     """An agent and its state. Used by the main thread; any may call `begin` and `on_report`."""
 
-    def __init__(self, agent: AgentRun) -> None:
-        """Reads the state that an earlier part of the sweep left in the agent's folder."""
+    def __init__(self, agent: AgentRun, after: int = -1) -> None:
+        """Reads the state that an earlier part of the sweep left in the agent's folder.
+
+        after: step up to which episodes do not count for the mean return.
+        """
         self.agent = agent
-        self._follower = LogFollower(agent.folder, agent.episodes)
+        self._follower = LogFollower(agent.folder, agent.episodes, after)
         self._rate = Rate()
         self.progress = self._follower.read()
         self._first_step = self.progress.step  # of earlier processes
@@ -76,10 +78,9 @@ class Row:
 
     def follow(self, now: float | None = None) -> None:
         """Reads the newest metrics of a running agent."""
-        before, self.progress = self.progress, self._follower.read()
-        if self.progress.step != before.step or not math.isnan(self.steps_per_second):
-            now = time.monotonic() if now is None else now
-            self.steps_per_second = self._rate.add(self.progress.step, now)
+        self.progress = self._follower.read()
+        now = time.monotonic() if now is None else now
+        self.steps_per_second = self._rate.add(self.progress.step, now)
 
     def end(self) -> None:
         """Notes that the agent has ended."""
@@ -129,10 +130,10 @@ def number(value: float) -> str:
 class Board(Panel):
     """Displays the rows. Used by the main thread, as a context manager."""
 
-    def __init__(self, title: str, rows: Sequence[Row], stream: TextIO | None = None) -> None:
+    def __init__(self, title: str, rows: Sequence[AgentRow], stream: TextIO | None = None) -> None:
         super().__init__(stream)
         self._title, self._rows = title, rows
-        self._said = {row.agent.name: said(row) for row in rows}
+        self._shown = {row.agent.name: in_words(row) for row in rows}
         self._last = -math.inf
 
     def show(self, now: float | None = None) -> None:
@@ -143,10 +144,10 @@ class Board(Panel):
         is_time = now - self._last >= _LINES_EVERY_S
         self._last = now if is_time else self._last
         for row in self._rows:
-            if self._said[row.agent.name] != said(row) or (is_time and row.state == "running"):
-                self._said[row.agent.name] = said(row)
+            if self._shown[row.agent.name] != in_words(row) or (is_time and row.state == "running"):
+                self._shown[row.agent.name] = in_words(row)
                 cells = {name: value for name, value in row.cells.items() if value != "-"}
-                self._print(f"{row.agent.name}: {said(row)}  {line_of(cells)}")
+                self._print(f"{row.agent.name}: {in_words(row)}  {line_of(cells)}")
 
     def _table(self, room: int) -> Group:
         """Lays out the rows; if they do not fit, only rows of agents that are running or failed."""
@@ -158,11 +159,11 @@ class Board(Panel):
         table.add_column("state", max_width=_LONGEST_WHY)
         for row in rows:
             cells = [*row.agent.settings.values(), *row.cells.values()]
-            table.add_row(*map(Text, cells), Text(said(row), style=_STYLES.get(row.state, "")))
+            table.add_row(*map(Text, cells), Text(in_words(row), style=_STYLES.get(row.state, "")))
         return Group(table, Text(counts(self._rows)))
 
 
-def said(row: Row) -> str:
+def in_words(row: AgentRow) -> str:
     """Returns the state of an agent in words."""
     if row.is_held:
         return "waiting for another process in its folder"
@@ -171,10 +172,10 @@ def said(row: Row) -> str:
     return f"failed: {row.reason}" if row.state == "failed" else row.state
 
 
-def counts(rows: Sequence[Row]) -> str:
+def counts(rows: Sequence[AgentRow]) -> str:
     """Returns how many agents are in each state, such as "2 running, 4 waiting"."""
-    found = collections.Counter(row.state for row in rows)
-    return ", ".join(f"{count} {state}" for state, count in found.items())
+    numbers = collections.Counter(row.state for row in rows)
+    return ", ".join(f"{count} {state}" for state, count in numbers.items())
 
 
 CSV, PNG = "sweep.csv", "sweep.png"
@@ -193,14 +194,14 @@ class Standing(NamedTuple):
         return f"{value} at step {self.step:,}" if self.step else value
 
 
-def standing(row: Row) -> Standing:
+def standing(row: AgentRow) -> Standing:
     """Returns the rank of an agent."""
     is_done, progress = row.state == "done", row.progress
     value = -math.inf if math.isnan(progress.mean_return) else progress.mean_return
     return Standing(is_done, 0 if is_done else progress.step, value)
 
 
-Ranked = Sequence[Row]
+Ranked = Sequence[AgentRow]
 """Agents that differ only in their seed."""
 
 
@@ -211,9 +212,9 @@ def median(group: Ranked) -> Standing:
     return statistics.median_low(map(standing, group))
 
 
-def ranked(rows: Iterable[Row]) -> list[Ranked]:
+def ranked(rows: Iterable[AgentRow]) -> list[Ranked]:
     """Returns the settings from best to worst, by their medians."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[AgentRow]] = {}
     for row in rows:
         groups.setdefault(tuple(row.agent.compared.values()), []).append(row)
     return sorted(groups.values(), key=median, reverse=True)
@@ -223,26 +224,25 @@ def table(ranking: Sequence[Ranked]) -> Table:
     """Lays out the ranking."""
     compared = ranking[0][0].agent.compared
     names = ["", *compared, "median return", "of each agent"]
-    made = table_of("Ranking by mean return", names)
-    made.add_column("agents")
+    laid_out = table_of("Ranking by mean return", names)
+    laid_out.add_column("agents")
     for place, group in enumerate(ranking, 1):
-        seeds = ", ".join(map(_told, sorted(group, key=standing)))
+        seeds = ", ".join(map(_return_of, sorted(group, key=standing)))
         settings = group[0].agent.compared.values()
         cells = [str(place), *settings, str(median(group)), seeds, counts(group)]
-        made.add_row(*map(Text, cells))
-    return made
+        laid_out.add_row(*map(Text, cells))
+    return laid_out
 
 
-def _told(row: Row) -> str:
+def _return_of(row: AgentRow) -> str:
     """Returns an agent's mean return in words, with its state unless it is done."""
     return f"{standing(row)}{'' if row.state == 'done' else f' ({row.state})'}"
 
 
-def report(rows: Sequence[Row], folder: Path) -> None:
+def report(rows: Sequence[AgentRow], folder: Path) -> None:
     """Prints the ranking; writes sweep.csv and the plot."""
     ranking = ranked(rows)
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDE)).print(table(ranking))
+    print_table(table(ranking))
     if any(row.state != "done" for row in rows):
         print("Unfinished agents are ranked last, by steps.")
     write_atomically(folder / CSV, as_csv(ranking).encode())
@@ -250,7 +250,7 @@ def report(rows: Sequence[Row], folder: Path) -> None:
     _plot(rows, folder / PNG)
 
 
-def print_errors(rows: Sequence[Row]) -> None:
+def print_errors(rows: Sequence[AgentRow]) -> None:
     """Prints why agents failed."""
     for row in rows:
         if row.state == "failed":
@@ -267,13 +267,13 @@ def as_csv(ranking: Sequence[Ranked]) -> str:
     return "".join(lines)
 
 
-def _progress_cells(row: Row) -> list[str | int | float]:
+def _progress_cells(row: AgentRow) -> list[str | int | float]:
     progress = row.progress
     mean = "" if math.isnan(progress.mean_return) else progress.mean_return
     return [row.state, progress.step, row.agent.total_steps, progress.episodes, mean, row.reason]
 
 
-def _plot(rows: Sequence[Row], output: Path) -> None:
+def _plot(rows: Sequence[AgentRow], output: Path) -> None:
     """Plots the agents that have finished episodes, if any, and if matplotlib is installed."""
     folders = [row.agent.folder for row in rows if not math.isnan(row.progress.mean_return)]
     if not folders:

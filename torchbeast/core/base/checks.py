@@ -135,6 +135,7 @@ def check_device(**values: str) -> None:
 
 
 F = TypeVar("F")
+C = TypeVar("C", bound=type)
 
 
 def in_any_case(name: str, known: Iterable[str]) -> str:
@@ -171,6 +172,19 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) 
         if name not in accepted:
             hint = did_you_mean(name, accepted) or "."
             raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
+
+
+def suggesting(cls: C) -> C:
+    """Lets the constructor of a class suggest the closest name for an unknown argument."""
+    construct, parameters = cls.__init__, inspect.signature(cls).parameters  # type: ignore[misc]
+
+    @functools.wraps(construct)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        refuse_unknown(cls.__name__, kwargs, parameters)
+        construct(self, *args, **kwargs)
+
+    setattr(cls, "__init__", checked)  # noqa: B010
+    return cls
 
 
 def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable[[F], F]:
