@@ -74,7 +74,7 @@ def processes(workshop: Workshop) -> list[psutil.Process]:
 
 
 def actors(workshop: Workshop) -> list[psutil.Process]:
-    return [p for p in processes(workshop) if "TorchBeastActor" in " ".join(p.cmdline())]
+    return [p for p in processes(workshop) if "TorchBeastRolloutWorker" in " ".join(p.cmdline())]
 
 
 def assert_nothing_is_left(workshop: Workshop) -> None:
