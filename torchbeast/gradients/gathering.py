@@ -16,8 +16,9 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Failed, Worker, WorkerLost, error_in
+from torchbeast.fleets.fleet import Worker, WorkerLost, error_in
 from torchbeast.fleets.waiting import running_time
 
 Task = tuple[Any, ...]
@@ -73,7 +74,7 @@ class Gathering:
                 return None
             index, answer = taken
             found[index] = answer
-            if not (isinstance(answer, Failed) and answer.is_consequence):  # the cause follows
+            if not isinstance(answer, RankGone):  # the cause follows
                 self._check(index, answer)
             if len(found) == max(1, math.ceil(round(fraction * len(everyone), 6))):
                 for other in set(everyone) - set(found):
@@ -109,7 +110,7 @@ class Gathering:
         """Returns the next answer; None once closed."""
         while (taken := self._answers.get()) is not None:
             number, index, answer = taken
-            if number == self._number or isinstance(answer, Failed):
+            if number == self._number or isinstance(answer, Exception):
                 return index, answer
         self.close()  # for the next wait
         return None
