@@ -209,11 +209,6 @@ class LocalWorker:
         self.process.give_up("was ended")
         self._end(WorkerLost("it was ended"))
 
-    def end(self) -> None:
-        """Answers all calls, and ends the process, or kills it after a grace period."""
-        self._end(WorkerLost("it was ended"))
-        end_all([self.process])
-
     def close(self) -> None:
         """Delivers the last answers of the worker, after its process has ended."""
         self._ended(WorkerLost("it was ended"))

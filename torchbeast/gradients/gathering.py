@@ -68,20 +68,20 @@ class Gathering:
         self._number += 1
         for index in everyone:
             self._start(index, task)
-        found: dict[int, Any] = {}
-        while len(found) < len(everyone):
+        answers: dict[int, Any] = {}
+        while len(answers) < len(everyone):
             if (taken := self._take()) is None:
                 return None
             index, answer = taken
-            found[index] = answer
+            answers[index] = answer
             if not isinstance(answer, RankGone):  # the cause follows
                 self._check(index, answer)
-            if len(found) == max(1, math.ceil(round(fraction * len(everyone), 6))):
-                for other in set(everyone) - set(found):
+            if len(answers) == max(1, math.ceil(round(fraction * len(everyone), 6))):
+                for other in set(everyone) - set(answers):
                     hurry(other)
-        for index, answer in found.items():
+        for index, answer in answers.items():
             self._check(index, answer)
-        return [found[index] for index in everyone]
+        return [answers[index] for index in everyone]
 
     def each(self, task: Callable[[int], Task]) -> Iterator[tuple[int, Any]]:
         """Yields answers as they arrive, with the numbers of their workers, until closed. When the
