@@ -12,7 +12,7 @@ import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -207,6 +207,11 @@ def failure(error: BaseException) -> dict[str, Any]:
     is_ours = usage or isinstance(error, RunError)
     message = str(error) if is_ours else "".join(traceback.format_exception(error))
     return {"error": message, "usage": usage}
+
+
+def error_of(report: Mapping[str, Any]) -> Exception:
+    """Returns the error that another process has reported, see `failure`."""
+    return UsageError(report["error"]) if report["usage"] else RunError(report["error"])
 
 
 def what_it_raised(error: BaseException) -> str:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from torchbeast.fleets.fleet import Failed, LocalFleet, WorkerLost, returning_failures
+from torchbeast.errors import RunError
+from torchbeast.fleets.fleet import LocalFleet, WorkerLost, returning_failures
 
 TIMEOUT_S = 120.0
 NAME = "test_local_fleet:Echo"
@@ -89,13 +90,13 @@ def test_a_large_value_arrives_as_it_was_and_a_stored_one_as_itself(
 
 def test_an_exception_is_an_answer_and_the_worker_goes_on(worker: Any) -> None:
     failed = answer(worker, "fail")
-    assert isinstance(failed, Failed) and "nothing there" in failed.error
+    assert isinstance(failed, RunError) and "nothing there" in str(failed)
     assert answer(worker, "say", 1)[1] == 1
 
 
 def test_user_code_that_exits_is_an_exception_with_its_traceback() -> None:
     answer = returning_failures(sys.exit)(0)
-    assert isinstance(answer, Failed) and "SystemExit: 0" in answer.error
+    assert isinstance(answer, RunError) and "SystemExit: 0" in str(answer)
 
 
 def test_ctrl_c_while_a_task_is_sent_does_not_cut_it_short(

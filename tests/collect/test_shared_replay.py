@@ -233,13 +233,13 @@ def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) ->
         other, size = how("b", capacity=T * 100), region_bytes(how("b"))
         replay._free_memory = lambda: size + 50 * T * each
         with pytest.raises(ValueError, match="are free, .* of them for the replay"):
-            replay.join(other, size, lambda: None)
+            replay.join(other, size, dict)
         envs = Envs(0, T, K)
         while agent.stats().fill < 0.5:
             insert(agent, envs, 0, count=1)
-        replay.join(other, size, lambda: None)
+        replay.join(other, size, dict)
         with pytest.raises(ValueError, match="the batches of one agent need"):
-            replay.join(other, size + T * each * 4, lambda: None)
+            replay.join(other, size + T * each * 4, dict)
 
 
 def test_where_nobody_serves_it_is_told(path: Path) -> None:
@@ -377,9 +377,9 @@ def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(
     try:
         with service_at(path) as service:
             with agent_of(path, how()):
-                assert regions[0]() is not None and service.replay._present
+                assert regions[0]() is not None and service.replay._windows
             wait_for(lambda: regions[0]() is None)
-            assert not service.replay._present
+            assert not service.replay._windows
     finally:
         gc.enable()
 

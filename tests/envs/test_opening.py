@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.envs import make_environment
+from torchbeast.envs import EnvSpec, make_environment
 from torchbeast.errors import RunError, UsageError
 from torchbeast.servers import server_main as env_process
 
 
 def test_make_environment_returns_the_environment() -> None:
-    env = make_environment("Catch", 3)
+    env = make_environment(EnvSpec("Catch"), 3)
     assert env.num_envs == 3
     env.close()
 
@@ -28,12 +28,12 @@ def test_make_environment_returns_the_environment() -> None:
 )
 def test_a_wrong_name_is_a_usage_error(env_id: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        make_environment(env_id, 1)
+        make_environment(EnvSpec(env_id), 1)
 
 
 def test_an_error_of_the_environment_is_shown_without_our_own_frames() -> None:
     with pytest.raises(RunError) as raised:
-        make_environment("source_envs:CannotBeMade", 1)
+        make_environment(EnvSpec("source_envs:CannotBeMade"), 1)
     said = str(raised.value)
     assert said.startswith("source_envs:CannotBeMade cannot be made: ")
     assert said.endswith("OSError: no ROM in the slot")
@@ -86,7 +86,7 @@ def test_an_exception_of_any_type_in_a_users_environment_keeps_name_and_line(
     monkeypatch.syspath_prepend(file.parent)
     env_id = f"{file.stem}:{name}"
     with pytest.raises(RunError, match=f"^{env_id} cannot be made: Traceback") as raised:
-        make_environment(env_id, 1)
+        make_environment(EnvSpec(env_id), 1)
     assert f'File "{file}"' in str(raised.value) and "# the bug" in str(raised.value)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Failed, WorkerLost
+from torchbeast.fleets.fleet import WorkerLost
 from torchbeast.gradients.gathering import Gathering
 
 
@@ -98,7 +99,7 @@ def test_answers_to_the_tasks_of_an_interrupted_caller_are_dropped(mode: str) ->
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_failure_in_a_task_of_an_interrupted_caller_is_reported(mode: str) -> None:
-    workers = Answering(2, [(1, Failed("the robot fell over", usage=False))])
+    workers = Answering(2, [(1, RunError("the robot fell over"))])
     take = workers.gathering._take
     workers.gathering._take = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
@@ -132,8 +133,8 @@ def test_closing_ends_the_wait_and_every_later_one(mode: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (Failed("no such head", usage=False), RunError),
-        (Failed("no such flag", usage=True), UsageError),
+        (RunError("no such head"), RunError),
+        (UsageError("no such flag"), UsageError),
         (WorkerLost("process 3 died"), RunError),
     ],
 )
@@ -146,7 +147,7 @@ def test_a_failure_names_its_worker_and_nobody_is_waited_for(
 
 
 def test_the_cause_is_reported_and_not_what_followed_from_it() -> None:
-    follows = Failed("another learner has ended", usage=False, is_consequence=True)
+    follows = RankGone("another learner has ended")
     workers = Answering(3, [(0, follows), (2, "c"), (1, WorkerLost("was killed"))])
     with pytest.raises(RunError, match="worker 1: was killed"):
         workers.all()

@@ -74,7 +74,7 @@ def processes(workshop: Workshop) -> list[psutil.Process]:
 
 
 def actors(workshop: Workshop) -> list[psutil.Process]:
-    return [p for p in processes(workshop) if "TorchBeastActor" in " ".join(p.cmdline())]
+    return [p for p in processes(workshop) if "TorchBeastRolloutWorker" in " ".join(p.cmdline())]
 
 
 def assert_nothing_is_left(workshop: Workshop) -> None:
@@ -164,7 +164,12 @@ def test_ctrl_c_saves_and_leaves_the_users_cluster_as_it_was(
     [
         (["--num_workers", "3"], "Catch", 2, ["3 Ray actors", "1 node with 2 CPUs"]),
         (["--learner_gpus", "1"], "Catch", 2, ["--learner_gpus 1 are more", "0 GPUs"]),
-        (["--unroll_length", "90000"], "Catch", 2, ["rollouts of", "Ray's object store", "holds"]),
+        (
+            ["--unroll_length", "90000"],
+            "Catch",
+            2,
+            ["rollouts of", "Ray's object store", "80.0 MB"],
+        ),
         ([], "environments:Raises", 1, ["worker ", "KeyError: 'the joystick is gone'"]),
     ],
     ids=["cpus", "gpus", "store", "raises"],

@@ -55,7 +55,7 @@ def agents(workshop: Workshop) -> list[psutil.Process]:
 
 
 def assert_nothing_is_left(workshop: Workshop) -> None:
-    actors = [*processes("ray::TorchBeastReplay"), *processes("ray::TorchBeastAgent")]
+    actors = [*processes("ray::TorchBeastReplay"), *processes("ray::TorchBeastSweepAgent")]
     left = [*agents(workshop), *actors]
     _, alive = psutil.wait_procs(left, timeout=30)
     assert alive == []

@@ -166,7 +166,7 @@ def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path
     with Learner(scheme, 10**6, tmp_path / "run") as learner:
         learner.step()
         below = psutil.Process().children(recursive=True)
-        next(each for each in below if "TorchBeastActor" in each.name()).kill()
+        next(each for each in below if "TorchBeastRolloutWorker" in each.name()).kill()
         wait_for(lambda: learner.step()["replaced_workers"] == 1, REPLACED_S)
         wait_for(lambda: learner.step()["live_workers"] == 2, REPLACED_S)
 

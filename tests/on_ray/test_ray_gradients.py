@@ -33,8 +33,9 @@ from gradient_running import (
 )
 
 from torchbeast.errors import RunError
+from torchbeast.gradients.workers import WORKER
 from torchbeast.on_ray.config import RayConfig
-from torchbeast.on_ray.fleet import RayFleet, gradient_actors
+from torchbeast.on_ray.fleet import Actors, RayFleet
 
 ray = pytest.importorskip("ray")
 
@@ -60,7 +61,7 @@ def callers_ray() -> Iterator[None]:
 
 
 def on_ray() -> RayFleet:
-    return RayFleet(RayConfig(), "tests", actors=gradient_actors(cpus=1, gpus=0))
+    return RayFleet(RayConfig(), "tests", actors=Actors(WORKER, {"num_cpus": 1}))
 
 
 def test_decentralised_updates_on_ray_are_bit_equal_to_centralised_ones_here() -> None:

@@ -297,8 +297,8 @@ def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothin
 def test_the_batch_of_an_agent_that_has_left_takes_no_memory() -> None:
     async def body(replay: TorchBeastReplay) -> None:
         (first, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
-        batch = weakref.ref(replay._filled[first]["reward"])
-        kept = weakref.ref(replay._filled[other]["reward"])
+        batch = weakref.ref(replay._replay._windows[first]["reward"])
+        kept = weakref.ref(replay._replay._windows[other]["reward"])
         await replay.leave(first)
         assert batch() is None and kept() is not None
 
@@ -309,7 +309,7 @@ def test_every_agent_inserts_and_walks_as_itself(monkeypatch: pytest.MonkeyPatch
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(SharedReplay, "insert", lambda _, to, *__: asked.append(("in", to.agent)))
     monkeypatch.setattr(
-        SharedReplay, "fill", lambda _, to, *__: asked.append(("out", to.agent)) or (None, None)
+        SharedReplay, "fill", lambda _, to, *__: asked.append(("out", to.agent)) or (None, {}, None)
     )
 
     async def body(replay: TorchBeastReplay) -> None:

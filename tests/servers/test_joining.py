@@ -91,7 +91,7 @@ def test_pauses_grow_at_random_until_a_learner_takes_the_stream(
     _, streams = start(*[AWAY] * 9, "taken", AWAY, "ended")
     monkeypatch.setattr(joining, "_FIRST_PAUSE_S", 0.1)
     paused: list[float] = []
-    monkeypatch.setattr(streams, "_wait", paused.append)
+    monkeypatch.setattr(streams._stopped, "wait", paused.append)
     assert streams.run()
     wanted = [min(0.1 * 2**n, 10.0) for n in range(9)] + [0.1, 0.2]
     assert all(w / 2 <= p <= w for p, w in zip(paused, wanted, strict=True))

@@ -87,7 +87,7 @@ class FakeFleet:
     def worker(self, name: str) -> FakeWorker:
         if self.is_lost:
             raise RunError("GCS is gone")
-        self.workers.append(FakeWorker(on_ray.TorchBeastAgent(name)))
+        self.workers.append(FakeWorker(on_ray.SweepAgent(name)))
         self.make_room()
         return self.workers[-1]
 
@@ -214,7 +214,7 @@ def test_an_agent_that_is_asked_to_end_before_its_process_is_there_is_told(
     tmp_path: Path, fleet: FakeFleet
 ) -> None:
     (row,) = rows_of(tmp_path / "lr", 1)
-    actor = on_ray.TorchBeastAgent(row.agent.name)
+    actor = on_ray.SweepAgent(row.agent.name)
     actor.ask_to_end()
     threading.Thread(target=actor.run, args=(row.agent, 1, [], {}), daemon=True).start()
     wait_for(lambda: FakeChild.made and FakeChild.made[0].asked)

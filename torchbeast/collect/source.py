@@ -55,8 +55,6 @@ from torchbeast.collect.rollout_buffers import (
 from torchbeast.collect.weights import SharedWeights, address_of, ring_size
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError
-from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.fleet import Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost, error_in
 from torchbeast.fleets.restarts import RestartPolicy, Restarts
 from torchbeast.fleets.supervisor import Supervisor
@@ -259,8 +257,6 @@ class FleetSource:
             error = error_in(result, lambda lost: self._fleet.explain(lost, actor.place))
             if error is None:
                 then(actor, result)
-            elif isinstance(result, RunError) and not isinstance(result, ProcessDied):
-                self._supervisor.fail(actor.name, error)  # of the fleet itself
             else:
                 self._lost(actor, error)
 

@@ -192,7 +192,7 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
     return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
 
 
-def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) -> VecEnv:
+def make_environment(env: EnvSpec, num_envs: int, render: bool = False) -> VecEnv:
     """Makes num_envs environments in a child process, with errors that a user can read.
 
     Raises UsageError for a wrong name or argument, and RunError when the environment's own code
@@ -203,8 +203,7 @@ def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) ->
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        name = env if isinstance(env, str) else env.name
-        raise RunError(f"{name} cannot be made: {what_it_raised(error)}") from error
+        raise RunError(f"{env.name} cannot be made: {what_it_raised(error)}") from error
 
 
 # --- Functions that make environments of one family, for VecEnv.create_factory:

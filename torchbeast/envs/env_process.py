@@ -5,8 +5,8 @@
             <-- answer -----------------
 
 Environments fork processes, set signal handlers and change settings of libraries. In a child
-process, a LocalWorker, none of this reaches the program. An error of an environment ends its
-process.
+process, the worker of a LocalFleet, none of this reaches the program. An error of an environment
+ends its process.
 
 An environment with goals also says what a step would have brought, had the goal been another. Its
 observation is a dict with `achieved_goal` and `desired_goal`, and it has the method
@@ -33,7 +33,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvError, EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.fleets.child_process import ProcessDied
-from torchbeast.fleets.fleet import LocalWorker, WorkerLost, error_in
+from torchbeast.fleets.fleet import LocalFleet, WorkerLost, error_in
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import waiting_for
 
@@ -66,10 +66,11 @@ class EnvProcess:
         self._check_goes_on = check_goes_on
         self._error: Exception | None = None  # why no call can be answered
         self._calling = threading.Lock()
-        self._worker = LocalWorker("environment", _WORKER, {}, ())
+        self._fleet = LocalFleet(_WORKER, {})
+        self._worker = self._fleet.worker("environment")
         try:
-            arguments = spec.as_json(), num_envs, render
-            described = self._ask(f"{self._name} to be made", "start", *arguments)
+            what = f"{self._name} to be made"
+            described = self._ask(what, "start", spec, num_envs, render)
         except BaseException:
             self._worker.kill()
             raise
@@ -103,7 +104,7 @@ class EnvProcess:
         """Closes the environments and waits for the end of their process, which is killed if it
         takes more than a few seconds.
         """
-        self._worker.end()
+        self._fleet.end()
 
     def _call(self, what: str, method: str, *arguments: Any) -> Any:
         """Returns the answer of a method; what: a noun phrase for it."""

@@ -28,9 +28,8 @@ class EnvWorker(FleetWorker):
         super().__init__(name)
         self._closing = ExitStack()
 
-    def start(self, env: dict[str, Any], num_envs: int, render: bool) -> dict[str, Any]:
+    def start(self, spec: EnvSpec, num_envs: int, render: bool) -> dict[str, Any]:
         """Makes the environments and describes them."""
-        spec = EnvSpec.from_parent(env)
         self._env = self._closing.enter_context(closing(make_environment(spec, num_envs, render)))
         self._env_name = spec.name
         described = {name: getattr(self._env, name) for name in _DESCRIPTION}

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError, error_of
 from torchbeast.fleets.system import close_in_forks
 from torchbeast.fleets.waiting import running_time, wait_until
 
@@ -198,11 +198,8 @@ class ChildProcess:
             _log.info("%s: (%d lines omitted: too much output)", self.name, count)
 
     def _error(self) -> Exception:
-        report = self._error_report
-        if report.get("usage"):
-            return UsageError(report["error"])
-        if report:
-            return RunError(report["error"])
+        if self._error_report:
+            return error_of(self._error_report)
         said = "".join(f"\n  {line}" for line in self._stderr)
         how = self._given_up or _how_it_ended(self._process.returncode)
         return ProcessDied(f"process {self.pid} {how}" + (f"; last output:{said}" if said else ""))

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from torchbeast.errors import RunError, UsageError, failure
+from torchbeast.errors import error_of, failure
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
 from torchbeast.fleets.system import uninterrupted
 
@@ -54,18 +54,6 @@ class WorkerLocation(NamedTuple):
     node: str  # id
 
 
-class Failed(NamedTuple):
-    """An exception in a worker."""
-
-    error: str
-    usage: bool  # whether the user can avoid it with other flags
-    is_consequence: bool = False  # whether another worker's end caused it
-
-    def exception(self) -> Exception:
-        """Returns the exception to raise in the calling process."""
-        return UsageError(self.error) if self.usage else RunError(self.error)
-
-
 def error_in(
     answer: Any, explain: Callable[[WorkerLost], WorkerLost] = lambda error: error
 ) -> Exception | None:
@@ -75,20 +63,18 @@ def error_in(
     """
     if isinstance(answer, WorkerLost):
         return explain(answer)
-    if isinstance(answer, Failed):
-        return answer.exception()
     return answer if isinstance(answer, Exception) else None
 
 
-def returning_failures(method: Callable[P, T]) -> Callable[P, T | Failed]:
-    """Makes a worker's method return a Failed instead of raising an exception."""
+def returning_failures(method: Callable[P, T]) -> Callable[P, T | Exception]:
+    """Makes a worker's method return a UsageError or RunError instead of raising an exception."""
 
     @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T | Failed:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | Exception:
         try:
             return method(*args, **kwargs)
         except (Exception, SystemExit) as error:  # user code may call sys.exit
-            return Failed(**failure(error))
+            return error_of(failure(error))
 
     return call
 
@@ -103,8 +89,8 @@ class Worker(Protocol):
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method without waiting for it. Pass stored values as [reference].
 
-        then: called once, in any thread, with the result, or with ProcessDied if the worker is
-            gone, or RunError if the fleet failed. It must not block.
+        then: called once, in any thread, with the result, or with an error, see `error_in`:
+            ProcessDied if the worker is gone, else UsageError or RunError. It must not block.
         """
 
     def kill(self) -> None:
@@ -182,7 +168,6 @@ class LocalWorker:
         descriptors: Sequence[int],
     ) -> None:
         """Starts the process; worker_class: its "module:attribute"."""
-        self.name = name
         self._numbers = itertools.count()
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._error: Exception | None = None  # why it has ended
@@ -223,11 +208,6 @@ class LocalWorker:
         self.process.ask_to_end()
         self.process.give_up("was ended")
         self._end(WorkerLost("it was ended"))
-
-    def end(self) -> None:
-        """Answers all calls, and ends the process, or kills it after a grace period."""
-        self._end(WorkerLost("it was ended"))
-        end_all([self.process])
 
     def close(self) -> None:
         """Delivers the last answers of the worker, after its process has ended."""

@@ -16,8 +16,9 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.fleet import Failed, Worker, WorkerLost, error_in
+from torchbeast.fleets.fleet import Worker, WorkerLost, error_in
 from torchbeast.fleets.waiting import running_time
 
 Task = tuple[Any, ...]
@@ -67,20 +68,20 @@ class Gathering:
         self._number += 1
         for index in everyone:
             self._start(index, task)
-        found: dict[int, Any] = {}
-        while len(found) < len(everyone):
+        answers: dict[int, Any] = {}
+        while len(answers) < len(everyone):
             if (taken := self._take()) is None:
                 return None
             index, answer = taken
-            found[index] = answer
-            if not (isinstance(answer, Failed) and answer.is_consequence):  # the cause follows
+            answers[index] = answer
+            if not isinstance(answer, RankGone):  # the cause follows
                 self._check(index, answer)
-            if len(found) == max(1, math.ceil(round(fraction * len(everyone), 6))):
-                for other in set(everyone) - set(found):
+            if len(answers) == max(1, math.ceil(round(fraction * len(everyone), 6))):
+                for other in set(everyone) - set(answers):
                     hurry(other)
-        for index, answer in found.items():
+        for index, answer in answers.items():
             self._check(index, answer)
-        return [found[index] for index in everyone]
+        return [answers[index] for index in everyone]
 
     def each(self, task: Callable[[int], Task]) -> Iterator[tuple[int, Any]]:
         """Yields answers as they arrive, with the numbers of their workers, until closed. When the
@@ -109,7 +110,7 @@ class Gathering:
         """Returns the next answer; None once closed."""
         while (taken := self._answers.get()) is not None:
             number, index, answer = taken
-            if number == self._number or isinstance(answer, Failed):
+            if number == self._number or isinstance(answer, Exception):
                 return index, answer
         self.close()  # for the next wait
         return None

@@ -42,8 +42,8 @@ from torchbeast.core.base.computing import own_settings
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
-from torchbeast.errors import RunError, failure
-from torchbeast.fleets.fleet import Failed, FleetWorker
+from torchbeast.errors import RunError, error_of, failure
+from torchbeast.fleets.fleet import FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
 
 
@@ -86,19 +86,19 @@ counters; or the reason why a loss or gradient is not finite."""
 
 
 def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a method return a Failed in place of raising an exception."""
+    """Makes a method return an error in place of raising an exception."""
 
     @functools.wraps(method)
     def call(self: GradientWorker, *arguments: Any) -> Any:
         try:
             return method(self, *arguments)
         except RankGone as error:
-            return Failed(str(error), usage=False, is_consequence=True)
+            return error
         except Exception as error:
             if self.ranks is not None:  # tells the others why this one ends
                 said = str(error).strip().splitlines()
                 self.ranks.leave(said[-1] if said else repr(error))
-            return Failed(**failure(error))
+            return error_of(failure(error))
 
     return call
 

@@ -53,10 +53,6 @@ _ANSWER_S = 60.0  # for all workers together
 _DOING = {"start": "starting", "collect": "collecting", "step": "collecting or training"}
 
 
-def _ignore(answer: Any) -> None:
-    """Ignores an answer."""
-
-
 class GradientWorkers(JointLearner):
     """The gradient workers of a run.
 
@@ -116,7 +112,7 @@ class GradientWorkers(JointLearner):
         """Ends all waits, here and in the workers. May be called again."""
         self._gathering.close()
         for worker in self._workers:
-            worker.call(_ignore, "end")
+            worker.call(lambda answer: None, "end")
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Raises UsageError: the environments belong to the gradient workers."""
@@ -170,7 +166,7 @@ class GradientWorkers(JointLearner):
 
     def _stop_early(self, index: int) -> None:
         least = self._config.fraction_samples
-        self._workers[index].call(_ignore, "stop_early", self._round, least)
+        self._workers[index].call(lambda answer: None, "stop_early", self._round, least)
 
     def _newer_weights(self, index: int) -> Any:
         """Returns the centre's weights for a worker that does not have them yet, else None."""

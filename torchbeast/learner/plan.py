@@ -160,9 +160,9 @@ def _gradient_fleet(
 
     if scheme.grad_backend == "processes":
         return LocalFleet(WORKER, environment_of_share(config.cores))
-    from torchbeast.on_ray.fleet import gradient_actors
+    from torchbeast.on_ray.fleet import Actors
 
-    actors = gradient_actors(scheme.grad_cpus, config.gpus)
+    actors = Actors(WORKER, {"num_cpus": scheme.grad_cpus, "num_gpus": config.gpus})
     return _ray_fleet(scheme, env, RayConfig(), actors)
 
 

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,8 +128,7 @@ class User(NamedTuple):
     environment: Mapping[str, str] = MappingProxyType({})
 
 
-_GRADIENTS = "torchbeast.on_ray.actors:TorchBeastGradientWorker"
-_ROLLOUTS = "torchbeast.on_ray.actors:TorchBeastActor"
+_ROLLOUTS = "torchbeast.collect.worker:RolloutWorker"
 RAYBEAST = User("raybeast", RESUME)
 LEARNER = User(
     "Learner",
@@ -140,7 +140,7 @@ LEARNER = User(
 class Actors(NamedTuple):
     """The actors of a fleet.
 
-    kind: "module:attribute" of their class, with LANES.
+    kind: "module:attribute" of their class, with LANES. Ray's dashboard shows it as TorchBeast...
     resources: what Ray reserves for each, such as num_cpus.
     last_calls: methods to call to end an actor, before killing it.
     """
@@ -148,11 +148,6 @@ class Actors(NamedTuple):
     kind: str
     resources: Mapping[str, float]
     last_calls: Sequence[str] = ("end", "close")
-
-
-def gradient_actors(cpus: float, gpus: float) -> Actors:
-    """Returns the settings of gradient workers; cpus, gpus: that Ray reserves for each."""
-    return Actors(_GRADIENTS, {"num_cpus": cpus, "num_gpus": gpus})
 
 
 class RayFleet:
@@ -414,13 +409,40 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
     return _failure(error)
 
 
+class _OnRay:
+    """What a worker does differently as a Ray actor."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)  # type: ignore[call-arg]  # of the class of the worker
+        # Weights are in the object store, which is read-only, and are never written to.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+    def place(self) -> WorkerLocation:
+        """Returns where the worker runs."""
+        import ray
+
+        host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        return WorkerLocation(host, os.getpid(), node)
+
+    def fetched(self, weights: Any) -> Any:
+        """Returns the weights of a reference.
+
+        The reference is in a list, because Ray would resolve a bare one before the call, and delay
+        later calls.
+        """
+        import ray
+
+        return ray.get(weights[0])
+
+
 def _actor_class(ray: Any, actors: Actors) -> Any:
     """Returns the class of actors, with a thread per lane and one for all other methods."""
-    kind: Any = find_callable(actors.kind)
-    for name, lane in kind.LANES.items():
-        ray.method(concurrency_group=lane)(getattr(kind, name))
-    groups = {lane: 1 for lane in kind.LANES.values()}
-    return ray.remote(concurrency_groups=groups, max_restarts=0)(kind)
+    worker: Any = find_callable(actors.kind)
+    actor: Any = type(f"TorchBeast{worker.__name__}", (_OnRay, worker), {})
+    for name, lane in worker.LANES.items():
+        ray.method(concurrency_group=lane)(getattr(actor, name))
+    groups = {lane: 1 for lane in worker.LANES.values()}
+    return ray.remote(concurrency_groups=groups, max_restarts=0)(actor)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -76,7 +77,6 @@ class TorchBeastReplay:
 
     def __init__(self) -> None:
         self._replay = SharedReplay(free_memory)
-        self._filled: dict[Ticket, Arrays] = {}  # [T+1, S, ...], overwritten by every `fill`
 
     async def pid(self) -> int:
         """Returns the actor's process ID."""
@@ -88,13 +88,9 @@ class TorchBeastReplay:
 
     async def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayStats]:
         """Adds an agent; see SharedReplay.join."""
-
-        def forget() -> None:
-            self._filled.pop(ticket, None)
-
         size = num_bytes(joining.batch(joining.spare_columns))
-        ticket = self._replay.join(joining, size, forget)
-        self._filled[ticket] = _batch(joining, joining.spare_columns)
+        windows = functools.partial(_batch, joining, joining.spare_columns)
+        ticket = self._replay.join(joining, size, windows)
         return ticket, self._replay.stats()
 
     async def leave(self, ticket: Ticket) -> None:
@@ -108,11 +104,9 @@ class TorchBeastReplay:
     async def fill(
         self, ticket: Ticket, first_walk: int | None
     ) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        """Returns the result of SharedReplay.fill, with the windows [T+1, S, ...] in the middle."""
-        self._replay.check_present(ticket)
-        batch = self._filled[ticket]
-        filled, stats = self._replay.fill(ticket, batch, first_walk)
-        return filled, {} if filled is None else batch, stats
+        """Returns the result of SharedReplay.fill, without windows if it did not fill them."""
+        filled, windows, stats = self._replay.fill(ticket, first_walk)
+        return filled, {} if filled is None else windows, stats
 
 
 class RayReplayClient(SharingAgent):

@@ -15,7 +15,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import socket
 import ssl
 import stat
@@ -94,13 +93,13 @@ def hosts(named: str) -> list[str]:
 
     Raises UsageError for an invalid address, and if a host is named twice.
     """
-    found = ["{}:{}".format(*host_and_port(each.strip())) for each in named.split(",")]
-    for address in found:
-        if found.count(address) > 1:
+    addresses = ["{}:{}".format(*host_and_port(host.strip())) for host in named.split(",")]
+    for address in addresses:
+        if addresses.count(address) > 1:
             raise UsageError(
                 f"{named} names {address} twice: list each host once, with its first port"
             )
-    return found
+    return addresses
 
 
 def resolved(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
@@ -108,13 +107,13 @@ def resolved(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     unknown, for example because a container is not up yet.
     """
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        sockets = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise RunError(
             f"the host {host} is unknown on this machine ({error}): correct the name, or use a "
             "numeric address"
         ) from None
-    return [(family, address) for family, *_, address in found]
+    return [(family, address) for family, *_, address in sockets]
 
 
 def check_free(address: str) -> None:
@@ -201,11 +200,10 @@ def _hello() -> bytes:
 @contextmanager
 def run_folder() -> Iterator[Path]:
     """Yields a new private folder (mode 0700) for the sockets of a run, and removes it."""
-    folder = Path(tempfile.mkdtemp(prefix="torchbeast-", dir=runtime_folder()))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="torchbeast-", dir=runtime_folder(), ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
 
 
 def user_basename() -> str:

@@ -13,7 +13,6 @@ import functools
 import itertools
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ class EnvServers:
     ) -> None:
         """Starts the processes.
 
-        folder: a folder of this run for its sockets, which is removed when the servers end.
+        folder: a folder of this run for its sockets, see `run_folder`.
         security: for servers that listen to other machines, or dial in to learners.
         counts: whether they report what they do, see `activity`.
         learners: HOST:PORT of learners. Servers do not listen, but dial in to them when `dial` is
@@ -113,7 +112,6 @@ class EnvServers:
             message about it.
         """
         self.addresses = list(addresses)
-        self.folder = folder
         self._supervisor = supervisor
         self._restarts = Restarts(_log, supervisor)
         self._say, self._may_dial = say, False
@@ -130,7 +128,7 @@ class EnvServers:
         for i, (plan, address) in enumerate(zip(plans, addresses, strict=True)):
             dialled = list(itertools.islice(streams, plan.num_streams))
             own = {"address": address, "learners": dialled, **dataclasses.asdict(plan)}
-            self._servers.append(_Server(i, common | own, self._reported, self._ended))
+            self._servers.append(_Server(i, common | own, self))
         try:
             for server in self._servers:
                 self._restarts.start(server)
@@ -187,8 +185,6 @@ class EnvServers:
         for server in self._servers:
             server.limit.cancel()
             server.remove_socket()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _children(self) -> list[ChildProcess]:
         """Returns the processes that were started."""
@@ -196,7 +192,7 @@ class EnvServers:
 
     # --- called by the threads that watch the servers
 
-    def _reported(self, server: _Server, report: ChildReport) -> None:
+    def reported(self, server: _Server, report: ChildReport) -> None:
         """Handles a report: that a server works, what it does, or a message about a learner."""
         if "ready" in report:
             server.limit.cancel()
@@ -211,7 +207,7 @@ class EnvServers:
         else:
             self._say(report["learner"], report["said"])
 
-    def _ended(self, server: _Server, error: Exception) -> None:
+    def ended(self, server: _Server, error: Exception) -> None:
         """Replaces a server, or fails the run, unless the run has ended."""
         server.limit.cancel()
         if not isinstance(error, ProcessDied):
@@ -225,20 +221,14 @@ class _Server:
 
     process: ChildProcess | None = None
 
-    def __init__(
-        self,
-        index: int,
-        arguments: dict[str, Any],
-        on_report: Callable[[_Server, ChildReport], None],
-        on_end: Callable[[_Server, Exception], None],
-    ) -> None:
+    def __init__(self, index: int, arguments: dict[str, Any], group: EnvServers) -> None:
         self.index, self.address = index, str(arguments["address"])
         self.name = f"environment server {index} at {self.address}"
         self.activity: ChildReport = {}
         self.ready = threading.Event()
         self.restart_policy = RestartPolicy()
         self.limit = self._new_limit()
-        self._arguments, self._on_report, self._on_end = arguments, on_report, on_end
+        self._arguments, self._group = arguments, group
 
     def start(self) -> None:
         """Starts a process: the first one, or a replacement."""
@@ -252,8 +242,8 @@ class _Server:
             f"environment server {self.index}",
             "torchbeast.servers.server_main",
             self._arguments,
-            on_report=functools.partial(self._on_report, self),
-            on_end=functools.partial(self._on_end, self),
+            on_report=functools.partial(self._group.reported, self),
+            on_end=functools.partial(self._group.ended, self),
         )
 
     def _new_limit(self) -> Timer:

@@ -95,12 +95,9 @@ class JoiningStreams:
             except RuntimeError as error:
                 if restart_policy.too_many(error):
                     raise RunError(f"failure 5 within ten minutes: {error}") from None
-            self._wait(pause * random.uniform(0.5, 1.0))
+            self._stopped.wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         return False
-
-    def _wait(self, seconds: float) -> None:
-        self._stopped.wait(seconds)
 
     def _play(self, learner: str, on_taken: Callable[[], None]) -> None:
         """Plays one stream until it ends, see `libtorchbeast.Host.play`."""

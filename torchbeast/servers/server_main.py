@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -100,48 +99,84 @@ class ServedEnv:
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env"]`; returns the exit code."""
-    return run(functools.partial(_serve, arguments))
+    return run(lambda report: _Serving(arguments, report).run())
 
 
-def _serve(arguments: dict[str, Any], report: SendReport) -> None:
-    allow_descriptors(_DESCRIPTORS)
-    serving: list[Any] = []
-    stopped = threading.Event()
+class _Serving:
+    """The server of this process, or its streams that join learners."""
 
-    def dial(_: bytes) -> None:
-        if arguments["learners"]:
-            serving[0].dial()
+    def __init__(self, arguments: dict[str, Any], report: SendReport) -> None:
+        self._arguments, self._report = arguments, report
+        self._activity = ServerActivity()
+        self._stopped = threading.Event()
+        self._server: Any = None  # until the first environment is made
 
-    follow_stdin(dial, lambda: _stop(serving, stopped, arguments))
-    activity = ServerActivity()
-    try:
-        serving.append(_make_server(arguments, activity, report))
-        _report_and_watch(serving[0], arguments, activity, stopped, report)
-        if serving[0].run():
-            report({"run_has_ended": True})
-    except ConnectionError as error:  # of the server's address
-        raise RunError(str(error)) from error  # without a traceback
-    finally:
-        stopped.set()
-        _remove_folder(arguments)
+    def run(self) -> None:
+        """Makes the server and serves, until stdin is closed or the learner's run has ended."""
+        allow_descriptors(_DESCRIPTORS)
+        follow_stdin(self._dial, self._stop)
+        try:
+            self._server = _make_server(self._arguments, self._activity, self._report)
+            self._start_reporting()
+            if self._server.run():
+                self._report({"run_has_ended": True})
+        except ConnectionError as error:  # of the server's address
+            raise RunError(str(error)) from error  # without a traceback
+        finally:
+            self._stopped.set()
+            self._remove_folder()
 
+    def _dial(self, _: bytes) -> None:
+        if self._arguments["learners"]:
+            self._server.dial()
 
-def _stop(serving: list[Any], stopped: threading.Event, arguments: dict[str, Any]) -> None:
-    """Stops the server; exits if an environment does not return in time."""
-    for server in serving:
-        _thread(server.stop)
-    if not serving or not wait_until(running_time() + _GRACE_S, stopped.wait):
-        if serving and (path := socket_path(arguments["address"])) is not None:
-            path.unlink(missing_ok=True)
-        _remove_folder(arguments)
-        exit_now(0)
+    def _stop(self) -> None:
+        """Stops the server; exits if an environment does not return in time."""
+        is_serving = self._server is not None
+        if is_serving:
+            _thread(self._server.stop)
+        if not is_serving or not wait_until(running_time() + _GRACE_S, self._stopped.wait):
+            if is_serving and (path := socket_path(self._arguments["address"])) is not None:
+                path.unlink(missing_ok=True)
+            self._remove_folder()
+            exit_now(0)
 
+    def _remove_folder(self) -> None:
+        """Removes the run's folder of sockets if this was the last server in it."""
+        if self._arguments["folder"] is not None:
+            with contextlib.suppress(OSError):  # still in use by other servers, or already gone
+                os.rmdir(self._arguments["folder"])
 
-def _remove_folder(arguments: dict[str, Any]) -> None:
-    """Removes the run's folder of sockets if this was the last server in it."""
-    if arguments["folder"] is not None:
-        with contextlib.suppress(OSError):  # still in use by other servers, or already gone
-            os.rmdir(arguments["folder"])
+    def _start_reporting(self) -> None:
+        """Starts the threads that report, and that check whether the server still listens."""
+        if self._arguments["counts"]:
+            _thread(lambda: self._activity.report_until(self._stopped, self._report))
+        if self._arguments["learners"]:
+            self._report({"ready": True})
+        else:
+            _thread(self._watch)
+
+    def _watch(self) -> None:
+        """Reports that the server accepts connections. If it no longer does, ends the process, so
+        that it is replaced.
+        """
+        address = self._arguments["address"]
+        while not self._server.wait_until_serving(_SERVING_S):
+            if self._stopped.is_set():
+                return
+        self._report({"ready": True})
+        port = PortCheck(address)
+        while socket_path(address) is not None or not port.is_deaf():
+            if self._stopped.wait(PROBE_EVERY_S):
+                return
+        print(
+            "this server can no longer accept connections, and exits. It may have reached its "
+            f"limit of {allowed_descriptors():,} open files and connections: block unknown clients "
+            "from its port, or raise the limit (ulimit -n)",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
 
 def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: SendReport) -> Any:
@@ -182,22 +217,6 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     )
 
 
-def _report_and_watch(
-    server: Any,
-    arguments: dict[str, Any],
-    activity: ServerActivity,
-    stopped: threading.Event,
-    report: SendReport,
-) -> None:
-    """Starts the threads that report, and that check whether the server still listens."""
-    if arguments["counts"]:
-        _thread(lambda: activity.report_until(stopped, report))
-    if arguments["learners"]:
-        report({"ready": True})
-    else:
-        _thread(lambda: _watch(server, arguments["address"], stopped, report))
-
-
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the description that a learner gets before it connects.
 
@@ -218,28 +237,6 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
         "options": options | ({"env_kwargs": spec.kwargs} if spec.kwargs else {}),
         "info_keywords": list(spec.options.info_keywords),
     }
-
-
-def _watch(server: Any, address: str, stopped: threading.Event, report: SendReport) -> None:
-    """Reports that the server accepts connections. If it no longer does, ends the process, so that
-    it is replaced.
-    """
-    while not server.wait_until_serving(_SERVING_S):
-        if stopped.is_set():
-            return
-    report({"ready": True})
-    port = PortCheck(address)
-    while socket_path(address) is not None or not port.is_deaf():
-        if stopped.wait(PROBE_EVERY_S):
-            return
-    print(
-        "this server can no longer accept connections, and exits. It may have reached its limit of "
-        f"{allowed_descriptors():,} open files and connections: block unknown clients from its "
-        "port, or raise the limit (ulimit -n)",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
 
 
 def _thread(body: Callable[[], None]) -> None:

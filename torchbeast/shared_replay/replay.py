@@ -64,15 +64,14 @@ class SharedReplay:
         self._first: JoinRequest | None = None
         self._numbers: dict[str, int] = {}  # of agents, by name
         self._joined = itertools.count()
-        self._present: dict[Ticket, Callable[[], None]] = {}
+        self._windows: dict[Ticket, Arrays] = {}  # of the agents that have joined
 
-    def join(
-        self, joining: JoinRequest, batches: int, on_end: Callable[[], None] = lambda: None
-    ) -> Ticket:
+    def join(self, joining: JoinRequest, batches: int, windows: Callable[[], Arrays]) -> Ticket:
         """Adds an agent, which replaces an earlier agent with the same name.
 
-        batches: bytes of memory that the transport uses for this agent. on_end: called when the
-        agent is replaced or leaves, after which the ticket is invalid.
+        batches: bytes of memory that the transport uses for this agent. windows: returns the part
+        of it to which `fill` writes, [T+1, S, ...]; it is dropped when the agent is replaced or
+        leaves, after which the ticket is invalid.
 
         Raises ValueError, with a remedy, if the agent's rollouts do not fit into this replay, or if
         there is not enough memory.
@@ -84,22 +83,17 @@ class SharedReplay:
                 self._first = joining
             self._first.check_same(joining)
             number = self._numbers.setdefault(joining.name, len(self._numbers))
-            for before in [ticket for ticket in self._present if ticket.agent == number]:
+            for before in [ticket for ticket in self._windows if ticket.agent == number]:
                 self._forget(before)
             ticket = Ticket(number, next(self._joined))
-            self._present[ticket] = on_end
+            self._windows[ticket] = windows()
             return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Drops an agent's walks and open rollouts, unless it was replaced. Its episodes stay."""
         with self._lock:
-            if ticket in self._present:
+            if ticket in self._windows:
                 self._forget(ticket)
-
-    def check_present(self, ticket: Ticket) -> None:
-        """Raises RunError if another run has joined under the agent's name."""
-        if ticket not in self._present:
-            raise RunError(_AGAIN)
 
     def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayStats:
         """Stores all columns of a batch.
@@ -110,27 +104,33 @@ class SharedReplay:
         Raises ValueError if this replay cannot store them.
         """
         with self._lock:
-            self.check_present(ticket)
+            self._check_present(ticket)
             self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), ticket.agent)
             return self.stats()
 
     def fill(
-        self, ticket: Ticket, arrays: Arrays, first_walk: int | None
-    ) -> tuple[ReplayedColumns | None, ReplayStats]:
-        """Writes a window into every column; see Replay.fill."""
+        self, ticket: Ticket, first_walk: int | None
+    ) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
+        """Fills the agent's windows, see Replay.fill, and returns them in the middle."""
         with self._lock:
-            self.check_present(ticket)
-            columns = slice(0, arrays["reward"].shape[1])
-            filled = read_windows(self._used, ticket.agent, arrays, columns, first_walk)
-            return filled, self.stats()
+            self._check_present(ticket)
+            windows = self._windows[ticket]
+            columns = slice(0, windows["reward"].shape[1])
+            filled = read_windows(self._used, ticket.agent, windows, columns, first_walk)
+            return filled, windows, self.stats()
 
     def stats(self) -> ReplayStats:
         """Returns metrics for logs and for the agents."""
         with self._lock:
             return self._used.stats()
 
+    def _check_present(self, ticket: Ticket) -> None:
+        """Raises RunError if another run has joined under the agent's name."""
+        if ticket not in self._windows:
+            raise RunError(_AGAIN)
+
     def _forget(self, ticket: Ticket) -> None:
-        self._present.pop(ticket)()
+        del self._windows[ticket]
         self._used.new_source(ticket.agent)
         self._used.forget_walks(ticket.agent)
 
@@ -202,4 +202,4 @@ class SharingAgent(ABC):
 
     @abstractmethod
     def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        """Returns windows [T+1, S, ...] and the result of SharedReplay.fill."""
+        """Returns the result of SharedReplay.fill."""

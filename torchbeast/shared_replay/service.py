@@ -58,12 +58,12 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import SendReport, run, take_stdin
 from torchbeast.fleets.child_process import ChildProcess, end_all
 from torchbeast.fleets.system import free_memory
+from torchbeast.fleets.waiting import waiting_for
 from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 
 _MODULE = "torchbeast.shared_replay.service"
-_START_S = 60.0
 _ANSWER_S = 120  # longest wait for an answer, because the service may be busy with others
 _WAITING = 100  # connections that wait to be accepted
 
@@ -140,7 +140,7 @@ class Service:
     def _serve_agent(self, connection: Connection[Any, Any], joining: JoinRequest) -> None:
         try:
             region = Region(joining)
-            ticket = self.replay.join(joining, region_bytes(joining))
+            ticket = self.replay.join(joining, region_bytes(joining), lambda: region.filled)
         except (ValueError, MemoryError, OSError) as error:
             _log.warning("agent %s was refused: %s", joining.name, error)
             connection.send(ValueError(str(error)))
@@ -159,7 +159,8 @@ class Service:
     def _answer(self, ticket: Ticket, region: Region, method: str, argument: Any) -> Any:
         try:
             if method == "fill":
-                return self.replay.fill(ticket, region.filled, argument)
+                filled, _, stats = self.replay.fill(ticket, argument)  # the agent has the region
+                return filled, stats
             arrays = {**region.inserted, "final_observation": tuple(argument)}
             return self.replay.insert(ticket, arrays)
         except (ValueError, RunError) as error:
@@ -285,22 +286,15 @@ def serving(folder: Path) -> Iterator[Served]:
     arguments = {"path": served.address}
     child = ChildProcess("shared replay", _MODULE, arguments, lambda _: first.put(None), note_end)
     try:
-        _raise_first(first)
+        with waiting_for("the start of the shared replay"):
+            error = first.get()
+        if error is not None:
+            raise error
         served.pid = child.pid
         yield served
     finally:
         end_all([child])
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
-    """Waits until the process reports that it serves; raises its error otherwise."""
-    try:
-        error = first.get(timeout=_START_S)
-    except queue.Empty:
-        error = RunError(f"the shared replay has not started within {_START_S:g} s")
-    if error is not None:
-        raise error
 
 
 def main(arguments: dict[str, Any]) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the agents of a sweep on the nodes of a Ray cluster.
 
-    Runner --- ProcessOnRay ---> TorchBeastAgent: a Ray actor on some node, one for each agent
+    Runner --- ProcessOnRay ---> SweepAgent: a Ray actor on some node, one for each agent
                                       v ChildProcess
                                  agent_main.py: the agent's program
                                       ^ v  columns, if agents share a replay
@@ -36,7 +36,7 @@ from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, process_here
 from torchbeast.sweep.table import AgentRow
 
-_AGENT = "torchbeast.sweep.on_ray:TorchBeastAgent"
+_AGENT = "torchbeast.sweep.on_ray:SweepAgent"
 _EVERY_S = 1.0
 _ADDRESS = "RAY_ADDRESS"
 _SWEEP = User(
@@ -47,7 +47,7 @@ _SWEEP = User(
 )
 
 
-class TorchBeastAgent:
+class SweepAgent:
     """An agent on a node of a cluster, as a Ray actor. Its process ends with the actor."""
 
     LANES = MappingProxyType({"ask_to_end": "asking"})
@@ -93,7 +93,7 @@ class ProcessOnRay:
     def __init__(self, fleet: RayFleet, row: AgentRow, *how: Any) -> None:
         """Requests an actor, which runs the agent when there is room for it.
 
-        how: further arguments of TorchBeastAgent.run.
+        how: further arguments of SweepAgent.run.
         """
         self._row, self._end = row, threading.Event()
         self._worker = fleet.worker(row.agent.name)
