@@ -130,12 +130,6 @@ def test_a_name_and_its_other_name_are_not_given_both() -> None:
         PPO.create_factory(lr=1e-3, learning_rate=1e-3)
 
 
-def test_only_settings_of_the_algorithm_are_replaced() -> None:
-    assert PPO.create_factory().replaced(gae_lambda=0.9).config.gae_lambda == 0.9
-    with pytest.raises(KeyError, match="gama"):
-        PPO.create_factory().replaced(gama=0.9)
-
-
 def test_reprs_are_a_short_line_with_what_was_given() -> None:
     envs, action_space, obs_space = VecEnv.create_factory(env_fn=make_cartpole, vec_env_size=8)
     actor = OnPolicyActorCritic.create_factory(obs_space, action_space, "mlp", recurrent=True)

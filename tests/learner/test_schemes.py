@@ -118,16 +118,6 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
             lambda: off_policy_of(storage=replay_of(size=1000, learn_start=5000)),
             "holds 1000 steps: use at most 1000$",
         ),
-        (
-            lambda: Scheme.preset(
-                "ppo",
-                ENVS,
-                actor_factory=OnPolicyActorCritic.create_factory(
-                    OBS_SPACE, ACTION_SPACE, restart_model="nope.tar"
-                ),
-            ),
-            "restart_model nope.tar does not exist: use a checkpoint",
-        ),
     ],
 )
 def test_a_value_that_cannot_be_met_is_refused_with_what_can(

@@ -313,6 +313,7 @@ class ActorCritic(Actor):
         logits = self.action_mask.masked(output.policy_logits, inputs.observation)
         return output._replace(policy_logits=logits)
 
+    @abstractmethod
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
         """Returns policies and values of all rows, and the state after the last one.
 
@@ -320,9 +321,6 @@ class ActorCritic(Actor):
             inputs: Rows [T, B, ...].
             core_state: Leaves [layers, B, hidden] before the first row; () when feed-forward.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define forward(inputs, core_state)"
-        )
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
         """Samples the policy, or takes its most likely action.

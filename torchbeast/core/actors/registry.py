@@ -33,7 +33,7 @@ from torchbeast.core.actors.encoders import (
     readings,
 )
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.base.checks import did_you_mean, in_any_case, require
+from torchbeast.core.base.checks import did_you_mean, in_any_case
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
@@ -278,7 +278,7 @@ def make_agent(
             raise RunError(f"the model {name} failed: {what_it_raised(error)}") from error
         given = f" with {values_in(spec.kwargs)}" if spec.kwargs else ""
         raise UsageError(
-            f"the model {name}{given} does not work with this environment: {error}"
+            f"the model {name}{given} cannot be made for this environment: {error}"
         ) from error
     made_for = (num_bytes(seen), seen, frame_stack, observation_space, action_space)
     return Agent(model, resolved, *made_for)
@@ -360,32 +360,10 @@ class ActorFactory:
         return dataclasses.replace(self, family=algo.family, network=algo.network)
 
     def restart(self, actor: Actor) -> None:
-        """Loads the weights of restart_model; a no-op without one. Raises ValueError if they are of
-        another network.
-        """
-        if self.restart_model is None:
-            return
-        saved = _weights_in(self.restart_model)
-        try:
+        """Loads the weights of restart_model; a no-op without one."""
+        if self.restart_model is not None:
+            saved = torch.load(self.restart_model, map_location="cpu", weights_only=True)
             actor.load_state_dict(saved.get("model_state_dict", saved))
-        except RuntimeError as error:
-            raise ValueError(
-                f"restart_model {self.restart_model} has weights of another network: {error}"
-            ) from None
-
-
-def _weights_in(path: Path) -> dict[str, Any]:
-    """Returns a checkpoint or a state_dict; raises ValueError if the file has neither."""
-    needed = "use a checkpoint such as model.tar, or a state_dict saved by torch.save"
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ValueError(f"restart_model {path} does not exist: {needed}") from None
-    except Exception as error:  # torch raises many types for a file that it did not write
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"restart_model {path} has no weights ({reason}): {needed}") from error
-    require(isinstance(saved, dict), f"restart_model {path} has no weights: {needed}")
-    return dict(saved)
 
 
 class OnPolicyActorCritic:
