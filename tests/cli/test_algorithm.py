@@ -243,7 +243,7 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
         config = flags.learner_config("Catch")
         return assemble(config, agent_of_a_box, PublishedWeights)
 
-    message = "some actions are continuous: use replay_kl_threshold inf .*, or another algorithm"
+    message = "some are continuous, .*: use replay_kl_threshold inf .*, or another algorithm"
     with pytest.raises(UsageError, match=message):
         assembled()
     everywhere = assembled("--replay_size", "1000", "--replay_kl_threshold", "inf")
