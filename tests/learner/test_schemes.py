@@ -128,12 +128,6 @@ def test_a_value_that_cannot_be_met_is_refused_with_what_can(
         make()
 
 
-def test_an_argument_that_env_fn_does_not_take_is_refused_with_those_that_it_takes() -> None:
-    said = r"^env_fn takes no 'enw'; did you mean env\? It takes env, num_threads, render$"
-    with pytest.raises(TypeError, match=said):
-        VecEnv.create_factory(env_fn=make_env, env_kwargs={"enw": "Catch"})
-
-
 def test_resources_that_ray_cannot_reserve_are_refused() -> None:
     on_ray = {"grad_backend": "ray", "grad_remote_workers": 1}
     with pytest.raises(TypeError, match="num_gpu.* did you mean num_gpus"):

@@ -329,23 +329,10 @@ def test_environments_that_come_and_go_leave_nothing_but_their_rows(
 # --- what is refused
 
 
-def test_rollouts_of_another_length_are_refused() -> None:
-    envs, rollouts = one_life(4, [8])
-    with pytest.raises(ValueError, match="stores rollouts of 5 steps, not 4"):
-        RolloutReplay(fields(5, 1, 1), 100).insert(envs.batch(rollouts[:1]), slice(1), 0)
-
-
 @pytest.mark.parametrize("capacity", [0, 7, 2**31])
 def test_a_capacity_without_room_for_two_rollouts_is_refused(capacity: int) -> None:
     with pytest.raises(ValueError, match=f"8 to 2147483647 transitions; got {capacity}"):
         RolloutReplay(fields(4, 1, 1), capacity)
-
-
-def test_observations_that_cannot_be_stacks_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"frame_stack is 3, but an observation of shape \[4, 2, 3"
-    ):
-        RolloutReplay(fields(4, 1, 4), 100, 3)
 
 
 def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
@@ -353,16 +340,6 @@ def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
     for sample in (replay.draw, lambda: replay.walk(0, 0)):
         with pytest.raises(LookupError, match="no complete episode"):
             sample()
-
-
-def test_a_window_that_was_overwritten_is_not_read() -> None:
-    envs, rollouts = one_life(2, [6] * 4)
-    replay = RolloutReplay(fields(2, 1, 1), 10)
-    insert_all(replay, envs, rollouts[:4])
-    window = replay.draw()
-    insert_all(replay, envs, rollouts[4:8])
-    with pytest.raises(ValueError, match="read windows before the next insert"):
-        read(replay, window, 1)
 
 
 # --- memory and facts
@@ -376,18 +353,6 @@ def test_frames_are_stored_once_and_counted_before_they_are_reserved() -> None:
     assert single == stack_bytes // 4 + others
     replay = RolloutReplay(fields(4, 1, 4), 402, 4)
     assert sum(leaf.nbytes for leaf in replay._ring.leaves) == 400 * single
-
-
-def test_memory_that_cannot_be_had_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(*_: object) -> np.ndarray:
-        raise MemoryError
-
-    each = bytes_per_transition(fields(4, 1, 1), 1)
-    monkeypatch.setattr(np, "empty", no_memory)
-    with pytest.raises(
-        MemoryError, match=f"400 transitions takes {400 * each} bytes .* {each} each"
-    ):
-        RolloutReplay(fields(4, 1, 1), 400)
 
 
 def test_facts_tell_fill_and_samples_per_insert() -> None:

@@ -8,7 +8,7 @@ is depth first, keys sorted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
     return map_leaves(lambda _: next(remaining), nest)
 
 
-def sorted_keys(nest: dict[str, Any]) -> list[str]:
+def sorted_keys(nest: Mapping[str, Any]) -> list[str]:
     """Returns the keys of a map in traversal order.
 
     Raises TypeError when a key is not a string.

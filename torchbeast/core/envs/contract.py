@@ -80,11 +80,8 @@ def check_environment(env: Any, whose: str) -> None:
         raise UsageError(
             f"{whose} {found}: add a parameter num_envs to its factory, like gymnasium.make_vec"
         )
-    _check_has(env, ("reset", "step"), whose, "an environment with Gymnasium's interface")
-    if getattr(env, "action_space", None) is None:
-        raise UsageError(
-            f"{whose} has no action_space; give it one, for example gymnasium.spaces.Discrete(4)"
-        )
+    needed = ("reset", "step", "action_space")
+    _check_has(env, needed, whose, "an environment with Gymnasium's interface")
 
 
 def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
@@ -101,16 +98,12 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
     if is_vector(env):
         return
     _check_has(env, _OF_VEC_ENV, whose, "a VecEnv")
-    for name, kinds, converter in (
-        ("observation_space", ArraySpec, "observation_spec"),
-        ("action_space", ActionLeaf, "from_gymnasium"),
-    ):
-        for leaf in flatten(getattr(env, name)):
-            if not isinstance(leaf, kinds):
-                raise UsageError(
-                    f"{whose}: expected torchbeast's spaces as {name} of a VecEnv, got {leaf!r}: "
-                    f"convert it by torchbeast.core.envs.spaces.{converter}"
-                )
+    for space in flatten((env.observation_space, env.action_space)):
+        if not isinstance(space, ArraySpec | ActionLeaf):
+            raise UsageError(
+                f"{whose}: a VecEnv needs torchbeast's spaces, got {space!r}: convert it by "
+                "observation_spec or from_gymnasium of torchbeast.core.envs.spaces"
+            )
 
 
 def innermost(env: Any) -> Any:
@@ -188,7 +181,7 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def _check_has(env: Any, names: tuple[str, ...], whose: str, expected: str) -> None:
-    if missing := [name for name in names if not hasattr(env, name)]:
+    if missing := [name for name in names if getattr(env, name, None) is None]:
         raise UsageError(
             f"{whose}: expected {expected}, got {_named(env)} without {', '.join(missing)}"
         )
@@ -266,8 +259,6 @@ def check_keywords(keywords: Sequence[str]) -> None:
                 "info_keywords become columns of the log: expected printable names without commas "
                 f"or surrounding spaces, got {name!r}"
             )
-    if len(set(keywords)) < len(keywords):
-        raise ValueError(f"info_keywords must be unique, got {' '.join(keywords)}")
 
 
 def final_info_of(env: Any) -> FinalInfo:

@@ -22,7 +22,7 @@ from torchbeast.core.envs.contract import (
     picture_of,
     refusing,
 )
-from torchbeast.core.envs.selection import check_keys, leaf_keys, select
+from torchbeast.core.envs.selection import check_keys, select
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArrayNest,
@@ -36,7 +36,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_space_of,
 )
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, as_usage_error
 
 
 def environment_seeds(seed: int, num_envs: int) -> list[int]:
@@ -209,15 +209,8 @@ class SyncVecEnv:
 
     def _space_of(self, first: Any) -> ObservationSpace:
         check_keys(first, self.observation_keys, self._name(0))
-        try:
+        with as_usage_error():
             return self._space_of_keys(first, self.observation_keys)
-        except ValueError as error:
-            if not (others := [key for key in leaf_keys(first) if self._fits(first, [key])]):
-                raise UsageError(str(error)) from error
-            flag = f"observation_keys {' '.join(others)}"
-            raise UsageError(
-                f"{error}, or remove it: {flag}, or in Python a wrapper of the environment"
-            ) from error
 
     def _space_of_keys(self, first: Any, keys: Sequence[str]) -> ObservationSpace:
         seen, path = select(first, keys), f"{self._name(0)}: observation"
@@ -225,13 +218,6 @@ class SyncVecEnv:
         for _ in matching_leaves(space, seen, path):
             pass  # raises where they differ
         return space
-
-    def _fits(self, first: Any, keys: Sequence[str]) -> bool:
-        try:
-            self._space_of_keys(first, keys)
-        except ValueError:
-            return False
-        return True
 
     def _first(self, index: int, seed: int | None) -> Any:
         """Resets an environment; returns its observation."""
@@ -243,7 +229,13 @@ class SyncVecEnv:
         """Returns whether a pair is an observation of legacy Gym, not one with its info."""
         if isinstance(pair[1], dict) and not isinstance(self._declared, tuple):
             return False
-        return self._declared is None or self._fits(pair, ())
+        if self._declared is None:
+            return True
+        try:
+            self._space_of_keys(pair, ())
+        except ValueError:
+            return False
+        return True
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 

@@ -116,7 +116,8 @@ class Slices:
 
 
 def joined_feedback(parts: Sequence[Feedback], columns: int) -> Feedback:
-    """Returns the feedback of a batch: the newest of each column.
+    """Returns the feedback of a batch: the newest of each column. Every column needs some, so the
+    minibatches of a batch that needs feedback are all of its columns, in order.
 
     Args:
         parts: The feedback of its columns, in order, once or several times.
@@ -136,11 +137,6 @@ def joined_feedback(parts: Sequence[Feedback], columns: int) -> Feedback:
 def _newest(parts: Sequence[Tensor], dim: int, columns: int) -> Tensor:
     whole = torch.cat([*parts], dim)
     size = whole.shape[dim]
-    if size < columns:
-        raise ValueError(
-            f"{size} of {columns} columns were trained on: minibatches() of an algorithm that "
-            "trains on such a replay must yield all columns in order, as split does"
-        )
     return whole.narrow(dim, size - columns, columns).roll(size % columns, dim)
 
 

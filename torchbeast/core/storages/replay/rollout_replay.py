@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
 from torchbeast.core.storages.replay.store import Arrays, RolloutStore
@@ -121,13 +120,8 @@ class RolloutReplay(RolloutStore):
         """Writes a window into a column of a batch, and returns the final observations of the
         truncations in its rows 1..T, in order.
 
-        batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT. Raises ValueError
-        when the window has been overwritten.
+        batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT.
         """
-        require(
-            window.episode >= window.trajectory.start,
-            "the window's episode was overwritten: read windows before the next insert",
-        )
         positions = np.arange(window.position, window.position + self.unroll_length + 1)
         self._read_others(window.trajectory, positions, batch, column)
         starts = np.where(batch["done"][:, column], positions, window.episode)
