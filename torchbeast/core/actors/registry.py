@@ -43,7 +43,6 @@ from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
     ObservationSpace,
-    num_bytes,
     without_values,
 )
 from torchbeast.errors import RunError, UsageError, expanded, what_it_raised
@@ -280,8 +279,7 @@ def make_agent(
         raise UsageError(
             f"the model {name}{given} cannot be made for this environment: {error}"
         ) from error
-    made_for = (num_bytes(seen), seen, frame_stack, observation_space, action_space)
-    return Agent(model, resolved, *made_for)
+    return Agent(model, resolved, seen, frame_stack, observation_space, action_space)
 
 
 def default_model(observation_space: ObservationSpace, for_images: str) -> str:

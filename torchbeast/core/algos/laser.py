@@ -48,15 +48,7 @@ def implied_policy_kl(
 
     Returns:
         beta; inf where pi takes an action that mu never takes.
-
-    Raises:
-        ValueError: If the shapes differ.
     """
-    if target_log_probs.shape != behavior_log_probs.shape:
-        raise ValueError(
-            f"target_log_probs has shape {list(target_log_probs.shape)}, behavior_log_probs "
-            f"{list(behavior_log_probs.shape)}: both need all actions of the same states"
-        )
     log_pi, limit = target_log_probs.float(), behavior_log_probs.float() + math.log(rho_bar)
     pi = log_pi.exp()
     unlearnable = (pi * (log_pi - limit).relu().masked_fill(pi == 0, 0.0)).sum(-1)

@@ -201,34 +201,24 @@ class FiniteCheck:
 
     def __init__(self, space: ObservationSpace) -> None:
         """space: of one environment's observations."""
-        self._space = space
         self._floats = [
             (index, path)
             for index, (spec, _, path) in enumerate(places(space, space, "observation"))
             if spec.dtype.startswith("float") and math.prod(spec.shape)
         ]
 
-    def __call__(
-        self,
-        rows: Sequence[np.ndarray],
-        where: Callable[[int], str],
-        given: Sequence[Any] | None = None,
-    ) -> None:
+    def __call__(self, rows: Sequence[np.ndarray], where: Callable[[int], str]) -> None:
         """Raises ValueError unless leaves [E, ...] are finite.
 
-        where: names environment e and its step for the message. given: the observations that the
-        environments returned, [E], if they are known; the message has their value.
+        where: names environment e and its step for the message.
         """
         for index, path in self._floats:
             finite = np.isfinite(rows[index])
             if not finite.item(finite.argmin()):  # half the time of finite.all()
                 e, *entry = (int(i) for i in np.argwhere(~finite)[0])
-                leaf = rows[index][e]
-                if given is not None:
-                    leaf = [*places(self._space, given[e], path)][index][1]
                 raise ValueError(
                     f"{where(e)}: expected finite {rows[index].dtype} in the {path}, got "
-                    f"{np.asarray(leaf)[tuple(entry)]}{f' at {entry}' if entry else ''}"
+                    f"{rows[index][(e, *entry)]}{f' at {entry}' if entry else ''}"
                 )
 
 

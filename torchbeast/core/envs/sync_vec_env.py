@@ -121,7 +121,6 @@ class SyncVecEnv:
         if isinstance(space := self.observation_space, ArraySpec):
             self._row = np.dtype(space.dtype), space.shape
         self._check_finite = FiniteCheck(self.observation_space)
-        self._given: list[Any] = [None] * self.num_envs  # the newest observations as returned
         self._steps = 0  # since the environments were made
         self._began = [0] * self.num_envs  # the step at which the episode began
         self.final_info = {}
@@ -150,7 +149,7 @@ class SyncVecEnv:
         self.final_info = {}
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
             self._write_first(rows, index, env_seed)
-        self._check_finite(rows, self._at_step, self._given)
+        self._check_finite(rows, self._at_step)
         return pack_as(self.observation_space, rows)
 
     def step(self, action: ArrayNest) -> VecStep:
@@ -171,7 +170,7 @@ class SyncVecEnv:
                     finals.append(self._final(rows, index))
                 infos[index] = dict(info)  # before the reset, which may write to it
                 self._write_first(rows, index, None)
-        self._check_finite(rows, self._at_step, self._given)
+        self._check_finite(rows, self._at_step)
         self.final_info = infos
         ended = terminated | truncated
         last = [np.concatenate(leaf) for leaf in zip(*finals, strict=True)]
@@ -244,9 +243,9 @@ class SyncVecEnv:
 
     def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
         if type(observation) is np.ndarray and self._row == (observation.dtype, observation.shape):
-            self._given[index] = rows[0][index] = observation  # without the cost of a nest
+            rows[0][index] = observation  # without the cost of a nest
             return
-        self._given[index] = selected = select(observation, self.observation_keys)
+        selected = select(observation, self.observation_keys)
         path = f"{self._at_step(index)}: observation"
         leaves = matching_leaves(self.observation_space, selected, path)
         for row, leaf in zip(rows, leaves, strict=True):
@@ -260,7 +259,7 @@ class SyncVecEnv:
     def _final(self, rows: list[np.ndarray], index: int) -> list[np.ndarray]:
         """Returns the leaves of the last observation of an episode that is cut."""
         final = [row[index : index + 1].copy() for row in rows]
-        self._check_finite(final, lambda _: self._at_step(index), [self._given[index]])
+        self._check_finite(final, lambda _: self._at_step(index))
         return final
 
     # --- actions and outcomes
