@@ -89,11 +89,11 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
     if len({*counts}) == 1 < len(counts) and (*counts,) != (2, 2):  # which may be a joint mask
         shapes.append((len(counts), counts[0]))
     if not isinstance(spec, ArraySpec) or spec.shape not in shapes:
-        found = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
+        shape = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
         others = " ".join(key for key in space if key != MASK)
         raise UsageError(
             f"an {MASK} in observations needs one entry per action, of the shape "
-            f"{' or '.join(map(str, shapes))}, got {found}: change the environment, and do not "
+            f"{' or '.join(map(str, shapes))}, got {shape}: change the environment, and do not "
             f"stack frames, or leave the mask out with observation_keys {others}"
         )
     return ActionMask(tuple(counts), len(spec.shape))

@@ -225,7 +225,7 @@ class Joint(ActionDistribution):
 
     @property
     def deviations(self) -> list[bool]:
-        return [each for part in self._parts for each in part.deviations]
+        return [is_deviation for part in self._parts for is_deviation in part.deviations]
 
     @abstractmethod
     def _pack(self, leaves: list[Any]) -> Nest[Tensor]:

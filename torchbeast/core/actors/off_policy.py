@@ -398,15 +398,15 @@ def _named(actions: ActionSpace) -> str:
 
 
 def _misfit(
-    network: OffPolicyActor, over: Iterable[type[ActionDistribution]], found: str
+    network: OffPolicyActor, over: Iterable[type[ActionDistribution]], space: str
 ) -> SpecError:
     """Returns the error of a network that does not support its actions.
 
-    over: the distributions that the network supports. found: names the action space.
+    over: the distributions that the network supports. space: names the action space.
     """
     needed = " or ".join(_SPACES[distribution] for distribution in over)
     return SpecError(
-        f"{type(network).__name__} needs a {needed} action space, got {found}: use dqn or pqn for "
+        f"{type(network).__name__} needs a {needed} action space, got {space}: use dqn or pqn for "
         "a Discrete, td3 for a Box, sac for both, impala or ppo for any other"
     )
 

@@ -189,18 +189,18 @@ def _zero_inputs(
     )
 
 
-def _check(name: str, what: str, found: Any, wanted: Any) -> None:
+def _check(name: str, what: str, output: Any, wanted: Any) -> None:
     """Raises SpecError unless both are nests of tensors of the same shapes and dtypes."""
 
-    def check(found: Tensor, wanted: Tensor) -> None:
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+    def check(output: Tensor, wanted: Tensor) -> None:
+        if output.shape != wanted.shape or output.dtype != wanted.dtype:
             raise ValueError(
-                f"{found.dtype} {list(found.shape)} for 3 environments, expected "
+                f"{output.dtype} {list(output.shape)} for 3 environments, expected "
                 f"{wanted.dtype} {list(wanted.shape)}"
             )
 
     try:
-        map_leaves2(check, found, wanted)
+        map_leaves2(check, output, wanted)
     except ValueError as error:
         raise SpecError(f"model {name}: {what} does not fit: {error}") from error
 

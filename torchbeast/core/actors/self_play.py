@@ -217,7 +217,7 @@ class SelfPlay:
         chosen = map_leaves(np.copy, self._actions)
         leaves = flatten(chosen)
         for opponent in dict.fromkeys(self._opponents):
-            plays = [each is opponent for each in self._opponents]
+            plays = [other is opponent for other in self._opponents]
             columns = np.repeat(plays, self._env.num_agents)
             for leaf, theirs in zip(leaves, flatten(opponent.act(inputs)), strict=True):
                 leaf[columns] = theirs[columns]

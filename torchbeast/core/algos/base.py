@@ -352,10 +352,10 @@ def check_losses(algo: Algorithm[Any], losses: Losses) -> None:
     has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
     for term, loss in losses.terms.items():
         if loss.dim() or not (loss.requires_grad or has_frozen):
-            found = f"shape {list(loss.shape)}" if loss.dim() else "a constant"
+            what = f"shape {list(loss.shape)}" if loss.dim() else "a constant"
             raise ValueError(
                 f"{type(algo).__name__}.losses: the term {term} must be a scalar that depends on a "
-                f"parameter, got {found}: take the sum or the mean over the steps, without "
+                f"parameter, got {what}: take the sum or the mean over the steps, without "
                 "detach() and no_grad()"
             )
     for metric, value in losses.metrics.items():

@@ -143,8 +143,8 @@ class OnPolicy(Algorithm[Rollout]):
             observation where an episode was truncated; and discounts [T, B], 0 where an episode
             ended.
         """
-        found = rewards_and_discounts(self.config, rollout, final_values, self._returns)
-        return found["rewards"], found["discounts"]
+        inputs = rewards_and_discounts(self.config, rollout, final_values, self._returns)
+        return inputs["rewards"], inputs["discounts"]
 
 
 def rewards_and_discounts(

@@ -34,7 +34,7 @@ def spelt(name: str) -> str:
 def name_of(algo: type) -> str:
     """Returns the name by which --algo finds an algorithm."""
     path = f"{algo.__module__}:{algo.__qualname__}"
-    return next((name for name, found in ALGOS.items() if found == path), path)
+    return next((name for name, known in ALGOS.items() if known == path), path)
 
 
 def learns_from_transitions(name: str) -> bool:

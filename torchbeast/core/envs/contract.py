@@ -74,11 +74,9 @@ def check_environment(env: Any, whose: str) -> None:
     """Raises UsageError unless this is one environment with the interface of (old) Gym."""
     _check_pool(env, whose)
     if is_vector(env) or (hasattr(env, "num_envs") and hasattr(env, "frame_stack")):
-        found = (
-            "is a vector environment itself" if pool_in(env) is None else "has a pool of EnvPool"
-        )
+        kind = "is a vector environment itself" if pool_in(env) is None else "has a pool of EnvPool"
         raise UsageError(
-            f"{whose} {found}: add a parameter num_envs to its factory, like gymnasium.make_vec"
+            f"{whose} {kind}: add a parameter num_envs to its factory, like gymnasium.make_vec"
         )
     needed = ("reset", "step", "action_space")
     _check_has(env, needed, whose, "an environment with Gymnasium's interface")
@@ -89,10 +87,10 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
     Stable-Baselines3, with this number of environments.
     """
     _check_pool(env, whose)
-    if (found := attribute_of(env, "num_envs")) != num_envs:
+    if (count := attribute_of(env, "num_envs")) != num_envs:
         raise UsageError(
             f"{whose}: called with num_envs={num_envs}, the factory must return a VecEnv with "
-            f"as many environments, got {_named(env)} with num_envs={found}; "
+            f"as many environments, got {_named(env)} with num_envs={count}; "
             "a function without the parameter num_envs returns one environment"
         )
     if is_vector(env):
@@ -134,18 +132,18 @@ def layers(env: Any) -> list[Any]:
     """Returns an environment and the ones that it wraps, whatever the names of the attributes that
     hold them, outermost first. A VecEnv is a layer of its own: it knows what it wraps.
     """
-    found = [env]
-    for layer in found:  # which grows
+    envs = [env]
+    for layer in envs:  # which grows
         if not hasattr(layer, "frame_stack"):
             parts = getattr(layer, "__dict__", {}).values()
-            found += [
+            envs += [
                 part
                 for part in parts
                 if hasattr(type(part), "step")
                 and hasattr(type(part), "reset")
-                and all(part is not other for other in found)
+                and all(part is not other for other in envs)
             ]
-    return found
+    return envs
 
 
 def pool_in(env: Any) -> Any:

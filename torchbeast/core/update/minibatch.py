@@ -111,7 +111,7 @@ class Slices:
         for helper in helped:
             helper.result()
         metrics, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
-        sums = {n: torch.stack([each[n] for each in metrics]).sum() for n in metrics[0]}
+        sums = {n: torch.stack([of_slice[n] for of_slice in metrics]).sum() for n in metrics[0]}
         return sums, joined_feedback(feedback, batch.batch_size)
 
 
@@ -169,13 +169,13 @@ def least_columns(model: nn.Module) -> int:
 
 def addends(metrics: Mapping[str, Tensor | Mean], share: float) -> dict[str, Tensor]:
     """Returns what slices add up: share * metric, or total and number of steps of a Mean."""
-    found: dict[str, Tensor] = {}
+    summands: dict[str, Tensor] = {}
     for name, metric in metrics.items():
         if isinstance(metric, Mean):
-            found |= {name: metric.total, STEPS_OF + name: metric.steps}
+            summands |= {name: metric.total, STEPS_OF + name: metric.steps}
         else:
-            found[name] = share * metric
-    return found
+            summands[name] = share * metric
+    return summands
 
 
 def divided(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -203,7 +203,7 @@ def means(learnt: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for metrics in learnt:
         for name, value in metrics.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: sum(of_metric) / len(of_metric) for name, of_metric in values.items()}
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

@@ -61,15 +61,15 @@ class JointGradients:
         is_double = any(p.dtype == torch.float64 for p in parameters)
         self._dtype = torch.float64 if is_double else torch.float32
 
-    def packed(self, found: MinibatchReport) -> Contribution:
-        """Returns the present gradients with what else was found."""
+    def packed(self, report: MinibatchReport) -> Contribution:
+        """Returns the present gradients with the rest of the report."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        pieces = [self._gradient(parameter, found.steps) for parameter in trained]
+        pieces = [self._gradient(parameter, report.steps) for parameter in trained]
         message = {
-            "metrics": fetched(found.metrics),
-            "steps": found.steps,
-            "env_steps": found.env_steps,
-            "minibatch": found.minibatch,
+            "metrics": fetched(report.metrics),
+            "steps": report.steps,
+            "env_steps": report.env_steps,
+            "minibatch": report.minibatch,
             "trained": [int(p.requires_grad) for p in self._parameters],
             "has_gradient": [int(p.grad is not None) for p in trained],
         }
@@ -112,16 +112,16 @@ def _joined_metrics(messages: Sequence[Mapping[str, Any]], terms_add_up: bool) -
     """
     names = list(dict.fromkeys(name for message in messages for name in message["metrics"]))
     terms = names[: names.index(TOTAL) + 1]
-    found = {}
+    joined = {}
     for name in names:
         having = [message for message in messages if name in message["metrics"]]
         values = [(message["metrics"][name], message["steps"]) for message in having]
         is_part = name.startswith(STEPS_OF) or STEPS_OF + name in names
         if is_part or (terms_add_up and name in terms):
-            found[name] = sum(value for value, _ in values)
+            joined[name] = sum(value for value, _ in values)
         else:
-            found[name] = _mean(values)
-    return found
+            joined[name] = _mean(values)
+    return joined
 
 
 def _mean(values: Sequence[tuple[float, int]]) -> float:

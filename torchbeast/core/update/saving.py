@@ -92,7 +92,7 @@ def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
     """Describes the groups of an optimiser, such as "12 parameters of Adam"."""
-    kinds = ["".join(f" of {_KINDS[name]}" for name in _KINDS if name in each) for each in groups]
+    kinds = ["".join(f" of {_KINDS[name]}" for name in _KINDS if name in group) for group in groups]
     both = zip(groups, kinds, strict=True)
     return ", ".join(f"{len(group['params'])} parameters{kind}" for group, kind in both)
 

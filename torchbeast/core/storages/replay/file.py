@@ -65,9 +65,9 @@ class ReplayReader:
         size = int.from_bytes(self._read(8), "little")
         require(size <= _LARGEST_HEADER, f"the header cannot have {size} bytes")
         self.header = json.loads(self._read(size))
-        found = self.header["format"]
+        version = self.header["format"]
         require(
-            found == FORMAT, f"its format is {found}, but this TorchBeast reads format {FORMAT}"
+            version == FORMAT, f"its format is {version}, but this TorchBeast reads format {FORMAT}"
         )
 
     def into(self, array: np.ndarray) -> None:

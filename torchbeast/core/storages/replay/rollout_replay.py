@@ -154,10 +154,10 @@ class RolloutReplay(RolloutStore):
         self, window: Window, truncated: np.ndarray, stacks: list[np.ndarray]
     ) -> list[Final]:
         """Returns the final observations of truncations in rows 1..T; truncated: [T+1]."""
-        found: list[Final] = []
+        finals: list[Final] = []
         for row in (1 + np.flatnonzero(truncated[1:])).tolist():
             newest = self._ring.final(window.trajectory.row(window.position + row))
             pairs = zip(stacks, newest, strict=True)
             whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
-            found.append((row, [leaf[0] for leaf in whole]))
-        return found
+            finals.append((row, [leaf[0] for leaf in whole]))
+        return finals
