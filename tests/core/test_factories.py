@@ -107,14 +107,6 @@ def test_completion_knows_the_factory_of_environments() -> None:
 def test_values_are_checked_at_once() -> None:
     with pytest.raises(ValueError, match="clip_param must be greater than 0"):
         PPO.create_factory(clip_param=0)
-    with pytest.raises(ValueError, match="size must be at least 1"):
-        OnPolicyBuffer.create_factory(size=0)
-    with pytest.raises(ValueError, match="gae_lambda must be between 0 and 1"):
-        OnPolicyGAEBuffer.create_factory(gae_lambda=2)
-    with pytest.raises(ValueError, match="priority_exponent must be between 0 and 1"):
-        ReplayBuffer.create_factory(priority_exponent=2)
-    with pytest.raises(ValueError, match="goal of single steps, but n_step is 3.* ReplayBuffer"):
-        HindsightExperienceReplayBuffer.create_factory(n_step=3)
     with pytest.raises(ValueError, match="vec_env_size must be at least 1"):
         VecEnv.create_factory(env_fn=make_cartpole, vec_env_size=0)
 

@@ -15,7 +15,11 @@ from torchbeast import Learner, make_env
 from torchbeast.core.actors import OnPolicyActorCritic
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.envs import VecEnv
-from torchbeast.core.storages import OnPolicyGAEBuffer, OnPolicyVTraceBuffer
+from torchbeast.core.storages import (
+    HindsightExperienceReplayBuffer,
+    OnPolicyGAEBuffer,
+    OnPolicyVTraceBuffer,
+)
 from torchbeast.schemes import Scheme
 from torchbeast.schemes.presets import PRESETS
 
@@ -117,6 +121,24 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
         (
             lambda: off_policy_of(storage=replay_of(size=1000, learn_start=5000)),
             "holds 1000 steps: use at most 1000$",
+        ),
+        (
+            lambda: scheme_of(storage=OnPolicyGAEBuffer.create_factory(size=0)),
+            "unroll_length must be at least 1, got 0",
+        ),
+        (
+            lambda: scheme_of(storage=OnPolicyGAEBuffer.create_factory(gae_lambda=2)),
+            "gae_lambda must be between 0 and 1, got 2",
+        ),
+        (
+            lambda: off_policy_of(storage=replay_of(priority_exponent=2)),
+            "priority_exponent must be between 0 and 1, got 2",
+        ),
+        (
+            lambda: off_policy_of(
+                storage=HindsightExperienceReplayBuffer.create_factory(size=1000, n_step=3)
+            ),
+            "hindsight_share relabels single steps, but n_step is 3",
         ),
     ],
 )

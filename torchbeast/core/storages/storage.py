@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Scheme asks of a storage: which batches it gives an algorithm, and with which settings.
 
-A storage is a description and holds nothing; sources and replays own the memory.
+A storage is a description and holds nothing; sources and replays own the memory. The Scheme makes
+the programs' Configs of its values, which check them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbeast.core.algos.config import DQNConfig, usual_of
-from torchbeast.core.base.checks import above, at_least, between, require, signed
+from torchbeast.core.base.checks import signed
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts
@@ -44,7 +45,6 @@ class Storage(ABC):
 
         Raises:
             TypeError: For an unknown name.
-            ValueError: For a value out of range.
 
         Example:
             ```python
@@ -109,9 +109,6 @@ class OnPolicyBuffer(Storage):
     size: int = 1000
     batch_size: int | None = None
 
-    def __post_init__(self) -> None:
-        at_least(1, size=self.size, batch_size=self.batch_size)
-
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         return {"unroll_length": self.size, "batch_size": self.batch_size}
 
@@ -128,10 +125,6 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
     """
 
     gae_lambda: float = 0.95
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        between(0, 1, gae_lambda=self.gae_lambda)
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
@@ -211,14 +204,6 @@ class ReplayBuffer(Storage):
     priority_beta: float = 0.4
     checkpoint_replay: bool = False
 
-    def __post_init__(self) -> None:
-        at_least(1, size=self.size, batch_size=self.batch_size, n_step=self.n_step)
-        at_least(1, unroll_length=self.unroll_length)
-        at_least(0, learn_start=self.learn_start)
-        above(0, replay_ratio=self.replay_ratio)
-        exponents = {"priority_exponent": self.priority_exponent}
-        between(0, 1, **exponents, priority_beta=self.priority_beta)
-
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["replay_size"] = given.pop("size")
@@ -240,12 +225,3 @@ class HindsightExperienceReplayBuffer(ReplayBuffer):
     """
 
     hindsight_share: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        between(0, 1, hindsight_share=self.hindsight_share)
-        require(
-            self.n_step == 1,
-            f"{type(self).__name__} changes the goal of single steps, but n_step is {self.n_step}: "
-            "remove it, or use ReplayBuffer",
-        )
