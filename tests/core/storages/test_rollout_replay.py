@@ -315,12 +315,6 @@ def test_rollouts_of_another_source_continue_none() -> None:
 # --- what is refused
 
 
-@pytest.mark.parametrize("capacity", [0, 7, 2**31])
-def test_a_capacity_without_room_for_two_rollouts_is_refused(capacity: int) -> None:
-    with pytest.raises(ValueError, match=f"8 to 2147483647 transitions; got {capacity}"):
-        RolloutReplay(fields(4, 1, 1), capacity)
-
-
 def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
     replay = RolloutReplay(fields(4, 1, 1), 100)
     for sample in (replay.draw, lambda: replay.walk(0, 0)):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -364,8 +364,14 @@ class ActorFactory:
             actor.load_state_dict(saved.get("model_state_dict", saved))
 
 
-class OnPolicyActorCritic:
-    """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
+class _Networks:
+    """The networks of one kind of algorithm.
+
+    Attributes:
+        family: The family of built-in networks, until the algorithm is known.
+    """
+
+    family: ClassVar[str] = ""
 
     @classmethod
     def create_factory(
@@ -383,12 +389,13 @@ class OnPolicyActorCritic:
             obs_space: The observation space that VecEnv.create_factory returned.
             action_space: The action space that VecEnv.create_factory returned.
             feature_extractor_network: The result of get_feature_extractor, the name of a network
-                such as "mlp", or your own subclass of ActorCritic, which is called with (obs_space,
-                action_space, recurrent). Default: a network that suits the observations.
+                such as "mlp", or your own subclass of ActorCritic or OffPolicyActor, which is
+                called with (obs_space, action_space, recurrent). Default: a network that suits the
+                observations.
             feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
                 64}; JSON.
             recurrent: Whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a
-                GRU.
+                GRU. Not for off-policy algorithms, which train on single steps.
             restart_model: A file with the initial weights: a checkpoint, or a state_dict.
 
         Returns:
@@ -405,54 +412,23 @@ class OnPolicyActorCritic:
             spec=ActorSpec.of(network, feature_extractor_kwargs, use_lstm=recurrent),
             observation_space=obs_space,
             action_space=action_space,
+            family=cls.family,
             restart_model=None if restart_model is None else expanded(restart_model),
         )
 
 
-class OffPolicyActorCritic:
+class OnPolicyActorCritic(_Networks):
+    """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
+
+
+class OffPolicyActorCritic(_Networks):
     """Networks of single observations, for DQN, PQN, SAC and TD3: every OffPolicyActor.
 
     The algorithm decides what is built over the feature extractor: the values of actions, or a
     policy with critics.
     """
 
-    @classmethod
-    def create_factory(
-        cls,
-        obs_space: ObservationSpace,
-        action_space: ActionSpace,
-        feature_extractor_network: ModelFactory | str = "auto",
-        feature_extractor_kwargs: Mapping[str, Any] = MappingProxyType({}),
-        restart_model: str | Path | None = None,
-    ) -> ActorFactory:
-        """Returns a factory that makes the network on any machine.
-
-        Args:
-            obs_space: The observation space that VecEnv.create_factory returned.
-            action_space: The action space that VecEnv.create_factory returned.
-            feature_extractor_network: The result of get_feature_extractor, the name of a network
-                such as "mlp", or your own subclass of OffPolicyActor, which is called with
-                (obs_space, action_space, False). Default: a network that suits the observations.
-            feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
-                64}; JSON.
-            restart_model: A file with the initial weights: a checkpoint, or a state_dict.
-
-        Returns:
-            The `actor_factory` of a Scheme.
-
-        Example:
-            ```python
-            OffPolicyActorCritic.create_factory(obs_space, action_space)
-            ```
-        """
-        of_policy = OnPolicyActorCritic.create_factory(
-            obs_space,
-            action_space,
-            feature_extractor_network,
-            feature_extractor_kwargs,
-            restart_model=restart_model,
-        )
-        return dataclasses.replace(of_policy, owner=cls.__name__, family="sac")
+    family = "sac"
 
 
 def _named(network: ModelFactory | str, space: ObservationSpace) -> ModelFactory | str:

@@ -247,6 +247,8 @@ def check_keywords(keywords: Sequence[str]) -> None:
                 "info_keywords become columns of the log: expected printable names without commas "
                 f"or surrounding spaces, got {name!r}"
             )
+    if len(set(keywords)) < len(keywords):
+        raise ValueError(f"info_keywords must be unique, got {' '.join(keywords)}")
 
 
 def final_info_of(env: Any) -> FinalInfo:

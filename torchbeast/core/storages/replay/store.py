@@ -53,21 +53,13 @@ class RolloutStore(ABC):
     def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
         """Reserves memory, which is committed page by page as it is written.
 
-        fields, frame_stack: see `row_specs`. capacity: in transitions.
-
-        Raises ValueError when the capacity has no room for two rollouts.
+        fields, frame_stack: see `row_specs`. capacity: in transitions, at least two rollouts.
         """
         self.unroll_length = fields["reward"].shape[0] - 1
         self.capacity = capacity
         self.frame_stack = frame_stack
         self.bytes_per_transition = bytes_per_transition(fields, frame_stack)
         self._specs = row_specs(fields, frame_stack)
-        least = 2 * self.unroll_length
-        require(
-            least <= capacity < 2**31,
-            f"a replay must hold at least 2 rollouts of {self.unroll_length} steps or more, "
-            f"{least} to {2**31 - 1} transitions; got {capacity}",
-        )
         num_chunks = capacity // self.unroll_length
         self._ring = TrajectoryRing(self._specs, self.unroll_length, num_chunks)
         self._generator = np.random.default_rng(seed)
