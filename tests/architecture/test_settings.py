@@ -24,8 +24,13 @@ from torchbeast.core.algos.registry import ALGOS, DEFAULT
 from torchbeast.sweep.config import SweepFlags
 
 PACKAGE = Path(__file__).parents[2] / "torchbeast"
-# What processes send each other, where JSON may lack fields; what a gradient worker is made of.
-SENT = ("torchbeast.core.base.specs", "torchbeast.gradients.worker")
+# What processes send each other, where JSON may lack fields; what a gradient worker is made of;
+# the storages of schemes, which users make themselves.
+SENT = (
+    "torchbeast.core.base.specs",
+    "torchbeast.core.storages.storage",
+    "torchbeast.gradients.worker",
+)
 # The environment and the precision of an export, which are usually the run's and float32; a
 # learner's door, of which status asks and to which polybeast_env dials in; what a suite chooses for
 # its runs.

@@ -183,11 +183,11 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
             "--algo: there is no algorithm 'nosuch': use impala, laser, ppo, pqn, "
             "dqn, sac, td3, or my_",
         ),
-        ("no_module:A", "cannot import the algorithm 'no_module:A'"),
+        ("no_module:A", "no_module:A: there is no module no_module"),
         (f"{__name__}:MineConfig", "is not an algorithm: it must be a subclass of"),
         (f"{__name__}:Clashing", "names of other settings or flags, batch_size: rename"),
         (f"{__name__}:Deep", "other settings or flags, boldness, step_size: rename"),
-        (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
+        (f"{__name__}:Absent", "Absent: the module test_algorithm has no 'Absent'"),
     ],
 )
 def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
@@ -243,7 +243,7 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
         config = flags.learner_config("Catch")
         return assemble(config, agent_of_a_box, PublishedWeights)
 
-    message = "some actions are continuous: use replay_kl_threshold inf .*, or another algorithm"
+    message = "some are continuous, .*: use replay_kl_threshold inf .*, or another algorithm"
     with pytest.raises(UsageError, match=message):
         assembled()
     everywhere = assembled("--replay_size", "1000", "--replay_kl_threshold", "inf")

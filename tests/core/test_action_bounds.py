@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.actors.distributions import Gaussian, SquashedGaussian
@@ -18,6 +19,7 @@ from torchbeast.core.actors.off_policy import (
     DeterministicActorCritic,
     StochasticActorCritic,
 )
+from torchbeast.core.base.nest import Nest
 from torchbeast.core.envs.spaces import Box
 from torchbeast.core.envs.sync_vec_env import action_rows
 
@@ -130,6 +132,9 @@ class Stochastic(StochasticActorCritic):
     def make_critics(self) -> Critics:
         raise NotImplementedError
 
+    def forward(self, observation: Nest[Tensor]) -> Tensor:
+        raise NotImplementedError
+
 
 class Deterministic(DeterministicActorCritic):
     def __init__(self, box: Box) -> None:
@@ -137,7 +142,7 @@ class Deterministic(DeterministicActorCritic):
         self.distribution = SquashedGaussian(box)
         self.noise.fill_(0.5)
 
-    make_critics = Stochastic.make_critics
+    make_critics, forward = Stochastic.make_critics, Stochastic.forward
 
 
 @pytest.mark.parametrize("name", sorted(BOXES.keys() - set(SQUASHABLE)))

@@ -107,14 +107,6 @@ def test_completion_knows_the_factory_of_environments() -> None:
 def test_values_are_checked_at_once() -> None:
     with pytest.raises(ValueError, match="clip_param must be greater than 0"):
         PPO.create_factory(clip_param=0)
-    with pytest.raises(ValueError, match="size must be at least 1"):
-        OnPolicyBuffer.create_factory(size=0)
-    with pytest.raises(ValueError, match="gae_lambda must be between 0 and 1"):
-        OnPolicyGAEBuffer.create_factory(gae_lambda=2)
-    with pytest.raises(ValueError, match="priority_exponent must be between 0 and 1"):
-        ReplayBuffer.create_factory(priority_exponent=2)
-    with pytest.raises(ValueError, match="goal of single steps, but n_step is 3.* ReplayBuffer"):
-        HindsightExperienceReplayBuffer.create_factory(n_step=3)
     with pytest.raises(ValueError, match="vec_env_size must be at least 1"):
         VecEnv.create_factory(env_fn=make_cartpole, vec_env_size=0)
 
@@ -128,12 +120,6 @@ def test_a_setting_of_your_own_may_have_another_name_of_one_that_you_lack() -> N
 def test_a_name_and_its_other_name_are_not_given_both() -> None:
     with pytest.raises(TypeError, match="lr and learning_rate are the same|learning_rate and lr"):
         PPO.create_factory(lr=1e-3, learning_rate=1e-3)
-
-
-def test_only_settings_of_the_algorithm_are_replaced() -> None:
-    assert PPO.create_factory().replaced(gae_lambda=0.9).config.gae_lambda == 0.9
-    with pytest.raises(KeyError, match="gama"):
-        PPO.create_factory().replaced(gama=0.9)
 
 
 def test_reprs_are_a_short_line_with_what_was_given() -> None:

@@ -48,15 +48,15 @@ def test_two_nests_are_walked_together() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        ((1, 2), (1,), r"Expected vectors of same length but got 2 vs 1$"),
-        ({"a": 1}, {}, r"Expected maps of same length but got 1 vs 0$"),
-        ({"a": 1}, {"b": 1}, r"Expected maps to have same keys but found 'a' vs 'b'$"),
-        ((), {}, r"nests don't match: a vector vs a map$"),
-        (1, (1,), r"nests don't match: a leaf vs a vector$"),
+        ((1, 2), (1,), r"nests don't match: a vector of length 2 vs a vector of length 1$"),
+        ({"a": 1}, {}, r"nests don't match: a map with the keys \['a'\] vs .* the keys \[\]$"),
+        ({"a": 1}, {"b": 1}, r"match: a map with the keys \['a'\] vs .* the keys \['b'\]$"),
+        ((), {}, r"nests don't match: a vector of length 0 vs a map with the keys \[\]$"),
+        (1, (1,), r"nests don't match: a leaf vs a vector of length 1$"),
         (
             {"o": [1, {"a": 2}]},
             {"o": [1, 2]},
-            r"nests don't match at \['o'\]\[1\]: a map vs a leaf",
+            r"nests don't match at \['o'\]\[1\]: a map with the keys \['a'\] vs a leaf",
         ),
     ],
 )
@@ -65,12 +65,9 @@ def test_a_difference_of_structure_is_named_with_its_place(a: Any, b: Any, messa
         nests.map_leaves2(lambda x, y: x, a, b)
 
 
-@pytest.mark.parametrize(
-    ("leaves", "message"),
-    [([1], "Too few elements in sequence"), ([1, 2, 3], "Nest didn't exhaust sequence")],
-)
-def test_packing_needs_as_many_leaves_as_the_nest_has(leaves: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("leaves", [[1], [1, 2, 3]])
+def test_packing_needs_as_many_leaves_as_the_nest_has(leaves: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"the nest has 2 leaves, the sequence {len(leaves)}"):
         nests.pack_as((0, 0), leaves)
 
 

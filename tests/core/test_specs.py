@@ -103,13 +103,6 @@ def test_a_callable_that_no_name_imports_is_called_in_another_process() -> None:
     assert spec.load()(add=2) == 43
 
 
-def test_what_cannot_be_pickled_is_refused_by_name() -> None:
-    pytest.importorskip("cloudpickle")
-    generator = (i for i in range(3))
-    with pytest.raises(SpecError, match="lambda.* cannot be sent to another process: .*generator"):
-        Spec.of(lambda: generator)
-
-
 def test_without_cloudpickle_the_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,8 +145,8 @@ def test_a_pickled_callable_of_a_file_or_a_peer_is_refused(
         ("Catch", "must be a JSON object with a name, got 'Catch'"),
         ({"kwargs": {}}, "must be a JSON object with a name, got {'kwargs': {}}"),
         ({"name": 3}, "must be a JSON object with a name, got {'name': 3}"),
-        ({"name": "a", "kwargs": [8]}, r"a: keyword arguments must be a JSON object, got \[8\]"),
-        ({"name": "a", "colour": 1}, r"a: a spec has .*'kwargs'.*, got \['colour'\]"),
+        ({"name": "a", "kwargs": [8]}, r"a: keyword arguments must be JSON .*, got \[8\]"),
+        ({"name": "a", "colour": 1}, "is not the JSON of a spec: .*unexpected .* 'colour'"),
     ],
 )
 def test_json_that_is_no_spec_is_refused_with_what_came(value: Any, sentence: str) -> None:
@@ -198,12 +191,12 @@ def test_keyword_arguments_that_are_taken_pass() -> None:
         (
             {"size": 8, "colour": "red"},
             {},
-            r'^grid takes the keyword arguments size, wrap, seed, got colour="red"$',
+            "^grid: .*unexpected .*'colour'; it takes size, wrap, seed, got .*colour=\"red\"$",
         ),
-        ({"size": 8}, {"positional": 1}, "^grid takes the keyword arguments wrap, seed, got size"),
-        ({"size": 8}, {"ours": ("size",)}, "^grid takes the keyword arguments wrap, seed, got si"),
-        ({}, {}, "^grid needs the keyword argument size, got none$"),
-        ({"wrap": True}, {}, "^grid needs the keyword argument size, got wrap=true$"),
+        ({"size": 8}, {"positional": 1}, "^grid: .*'size'; it takes wrap, seed, got size=8$"),
+        ({"size": 8}, {"ours": ("size",)}, "^grid: .*'size'; it takes wrap, seed, got size=8$"),
+        ({}, {}, "^grid: missing .*'size'; it takes size, wrap, seed, got none$"),
+        ({"wrap": True}, {}, "^grid: missing .*'size'; .* got wrap=true$"),
     ],
 )
 def test_others_are_refused_with_what_is_taken_and_what_came(
@@ -214,10 +207,5 @@ def test_others_are_refused_with_what_is_taken_and_what_came(
 
 
 def test_a_callable_that_takes_none_says_so() -> None:
-    with pytest.raises(SpecError, match=r"^made takes no keyword arguments, got size=8$"):
+    with pytest.raises(SpecError, match="^made: .*'size'; it takes nothing, got size=8$"):
         check_takes(Outer.made, {"size": 8}, "made")
-
-
-def test_what_the_caller_gives_itself_is_refused_also_where_anything_is_taken() -> None:
-    with pytest.raises(SpecError, match="num_envs=3"):
-        check_takes(lambda num_envs, **rest: None, {"num_envs": 3}, "any", ours=("num_envs",))

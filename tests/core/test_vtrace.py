@@ -171,7 +171,8 @@ def test_a_bootstrap_value_of_wrong_rank_is_an_error() -> None:
 def test_a_shape_mismatch_is_an_error_with_both_sides(name: str) -> None:
     case = tensors(random_case(2))
     case[name] = case[name][:-1]
-    with pytest.raises(ValueError, match=rf"{name} has shape \[5, 4\].*values has shape \[6, 4\]"):
+    said = rf"^{name.removeprefix('log_')} has shape \[5, 4\].*values has shape \[6, 4\]"
+    with pytest.raises(ValueError, match=said):
         vtrace.from_importance_weights(**case)
 
 

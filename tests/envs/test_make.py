@@ -222,7 +222,7 @@ def test_environments_for_a_scheme_are_made_from_a_name_a_spec_or_a_function() -
 
 
 def test_environments_that_cannot_be_made_are_refused_at_once() -> None:
-    with pytest.raises(EnvError, match="CartPole-v1 takes .*, got lenght=7"):
+    with pytest.raises(EnvError, match="CartPole-v1: .*'lenght'; it takes .*, got lenght=7"):
         make_vec("CartPole-v1", 3, lenght=7)
     with pytest.raises(ValueError, match="vec_env_size must be at least 1, got 0"):
         make_vec("CartPole-v1", 0)

@@ -13,7 +13,6 @@ from example_envs import Counting
 from gymnasium import spaces
 
 from torchbeast import envs
-from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.envs.vec_env import vec_env_of
@@ -49,7 +48,7 @@ class Refused(Counting):
     ("given", "said"),
     [
         ({"action_space": spaces.Text(3)}, "action space: a space of type Text is not supported"),
-        ({"observation_space": {1: spaces.Discrete(2)}}, "the observation space has the key 1"),
+        ({"action_space": spaces.Box(0, 2**20, (1,), int)}, "action space: each entry of a Box of"),
     ],
 )
 def test_spaces_are_refused_with_and_without_masks(
@@ -80,8 +79,8 @@ OF_ONE = [
         "CartPole-v1",
         "expected an environment with Gymnasium's interface, got a str without reset, ",
     ),
-    ((Counting(), {}), "got a tuple without reset, step$"),
-    (SimpleNamespace(reset=print, step=print), "has no action_space; give it one"),
+    ((Counting(), {}), "got a tuple without reset, step, action_space$"),
+    (SimpleNamespace(reset=print, step=print), "got a .*SimpleNamespace without action_space$"),
     (contract(), "is a vector environment itself: add a parameter num_envs"),
 ]
 OF_SEVERAL = [
@@ -91,11 +90,11 @@ OF_SEVERAL = [
     (contract(frame_stack=None, env_id=None), "expected a VecEnv, got a .* without env_id, frame"),
     (
         contract(observation_space=spaces.Box(0, 1, (2,))),
-        r"observation_space of a VecEnv, got Box\(.*: convert it by .*observation_spec$",
+        r"a VecEnv needs torchbeast's spaces, got Box\(.*: convert it by observation_spec",
     ),
     (
         contract(action_space=spaces.Discrete(2)),
-        r"action_space of a VecEnv, got Discrete\(2\): convert it by .*from_gymnasium$",
+        r"a VecEnv needs torchbeast's spaces, got Discrete\(2\): .* from_gymnasium",
     ),
 ]
 
@@ -121,8 +120,3 @@ def test_what_is_returned_as_several_environments_must_be_so_many(
 def test_the_vector_environments_of_the_contract_are_taken_as_they_are() -> None:
     for env in (contract(), SyncVecEnv([Counting], "x")):
         assert vec_env_of(lambda num_envs, env=env: env, {}, 1, "mine") is env
-
-
-def test_an_environment_in_place_of_the_function_that_makes_it_is_refused() -> None:
-    with pytest.raises(TypeError, match="env_fn must be a function that makes an environment, got"):
-        VecEnv.create_factory(env_fn=Counting())  # type: ignore[arg-type]

@@ -141,10 +141,6 @@ class Different(Visits):
         return spaces.Discrete(4 + (agent == "c"))
 
 
-class Nobody(Visits):
-    possible_agents: ClassVar = []
-
-
 class TurnsWithoutMask(Turns):
     def observation_space(self, agent: str) -> Any:
         return spaces.Box(0, 10, (1,), np.float32)
@@ -154,7 +150,6 @@ class TurnsWithoutMask(Turns):
     ("kind", "message"),
     [
         (Different, r"equal spaces, but the action space of a is Discrete\(4\), and c has"),
-        (Nobody, "expected a list possible_agents of all agents that can take part, got none"),
         (TurnsWithoutMask, "a game of turns needs Discrete actions and .* action_mask"),
     ],
 )

@@ -267,11 +267,11 @@ def test_a_free_learner_and_its_workers_do_not_wait_for_each_other(tmp_path: Pat
         ),
         (
             lambda: off_policy_of(algo=TD3.create_factory()),
-            "OffPolicyActorCritic with TD3: td3 needs a Box action space, got Discrete",
+            "OffPolicyActorCritic with TD3: TD3Net needs a Box action space, got Discrete",
         ),
         (
             lambda: off_policy_of(PENDULUM),
-            "QNet with DQN: dqn needs a Discrete action space|OffPolicyActorCritic with DQN: .*",
+            "QNet with DQN: QNet needs a Discrete action space|OffPolicyActorCritic with DQN: .*",
         ),
         (
             lambda: off_policy_of(storage=HindsightExperienceReplayBuffer.create_factory()),

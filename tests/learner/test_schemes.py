@@ -14,7 +14,11 @@ from torchbeast import Learner, make_env
 from torchbeast.core.actors import OnPolicyActorCritic
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.envs import VecEnv
-from torchbeast.core.storages import OnPolicyGAEBuffer, OnPolicyVTraceBuffer
+from torchbeast.core.storages import (
+    HindsightExperienceReplayBuffer,
+    OnPolicyGAEBuffer,
+    OnPolicyVTraceBuffer,
+)
 from torchbeast.schemes import Scheme
 from torchbeast.schemes.presets import PRESETS
 
@@ -117,14 +121,22 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
             "holds 1000 steps: use at most 1000$",
         ),
         (
-            lambda: Scheme.preset(
-                "ppo",
-                ENVS,
-                actor_factory=OnPolicyActorCritic.create_factory(
-                    OBS_SPACE, ACTION_SPACE, restart_model="nope.tar"
-                ),
+            lambda: scheme_of(storage=OnPolicyGAEBuffer.create_factory(size=0)),
+            "unroll_length must be at least 1, got 0",
+        ),
+        (
+            lambda: scheme_of(storage=OnPolicyGAEBuffer.create_factory(gae_lambda=2)),
+            "gae_lambda must be between 0 and 1, got 2",
+        ),
+        (
+            lambda: off_policy_of(storage=replay_of(priority_exponent=2)),
+            "priority_exponent must be between 0 and 1, got 2",
+        ),
+        (
+            lambda: off_policy_of(
+                storage=HindsightExperienceReplayBuffer.create_factory(size=1000, n_step=3)
             ),
-            "restart_model nope.tar does not exist: use a checkpoint",
+            "hindsight_share relabels single steps, but n_step is 3",
         ),
     ],
 )
@@ -134,12 +146,6 @@ def test_a_value_that_cannot_be_met_is_refused_with_what_can(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, TypeError), match=sentence):
         make()
-
-
-def test_an_argument_that_env_fn_does_not_take_is_refused_with_those_that_it_takes() -> None:
-    said = r"^env_fn takes no 'enw'; did you mean env\? It takes env, num_threads, render$"
-    with pytest.raises(TypeError, match=said):
-        VecEnv.create_factory(env_fn=make_env, env_kwargs={"enw": "Catch"})
 
 
 def test_resources_that_ray_cannot_reserve_are_refused() -> None:

@@ -62,7 +62,7 @@ def test_wrong_combinations_are_sentences_at_the_start() -> None:
 
     for words, make, message in (
         (["--algo", "dqn"], over_a_box, "needs a Discrete action space"),
-        (["--algo", "td3"], agent, "td3 needs a Box action space, got Discrete"),
+        (["--algo", "td3"], agent, "TD3Net needs a Box action space, got Discrete"),
         (["--algo", "sac", "--use_lstm"], agent, "have no recurrent state: remove use_lstm"),
     ):
         with pytest.raises(UsageError, match=message):

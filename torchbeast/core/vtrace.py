@@ -141,9 +141,6 @@ def from_importance_weights(
     Raises:
         ValueError: If shapes do not match.
     """
-    returns.check_shapes(
-        values, bootstrap_value, log_rhos=log_rhos, discounts=discounts, rewards=rewards
-    )
     ratios = log_rhos.float().exp()
     rewards, discounts, values = rewards.float(), discounts.float(), values.float()
     vs = returns.value_targets(

@@ -19,6 +19,7 @@ from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import Precision
+from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
@@ -88,7 +89,7 @@ def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent
     runs (which need a fixed order of sums), and with a compiled network. Call it before other
     threads use torch, because new threads inherit torch's setting.
     """
-    size = columns, (unroll_length + 1) * agent.observation_bytes
+    size = columns, (unroll_length + 1) * num_bytes(agent.observation_space)
     at_once = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
     over_slices = 1 if compute.is_whole else min(compute.threads, -(-columns // at_once))
     torch.set_num_threads(max(1, compute.threads // over_slices))
@@ -223,7 +224,7 @@ def _is_small(config: LearnerConfig, agent: Agent) -> bool:
     rows = columns * (length + 1)
     weights = sum(parameter.numel() for parameter in agent.model.parameters())
     is_cheap = rows * weights <= _CHEAP
-    return is_cheap and rows * agent.observation_bytes <= WORTH_A_THREAD
+    return is_cheap and rows * num_bytes(agent.observation_space) <= WORTH_A_THREAD
 
 
 def _algorithm(config: LearnerConfig, agent: Agent, device: torch.device) -> Algorithm[Any]:

@@ -45,8 +45,3 @@ def test_a_block_is_a_pixel_with_all_its_values_as_channels() -> None:
     assert blocks[0, :, 0, 1].tolist() == [2, 3, 6, 7]
     assert blocks[0, :, 1, 0].tolist() == [8, 9, 12, 13]
     assert blocks.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_stride_that_does_not_divide_the_filter_is_refused() -> None:
-    with pytest.raises(ValueError, match="must divide the kernel_size, got 2 and 3"):
-        BlockConv2d(1, 1, kernel_size=3, stride=2)

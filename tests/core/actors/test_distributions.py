@@ -404,24 +404,21 @@ def test_choices_that_are_ruled_out_are_so_in_every_joint_action() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "reason"),
+    "space",
     [
-        (PENDULUM, "some actions are continuous"),
-        (EVERYTHING, "some actions are continuous"),
-        (MultiBinary((11,)), "there are 2,048 joint actions, and at most 1,024 are enumerated"),
-        (MultiDiscrete((33, 32)), "there are 1,056 joint actions"),
-        (MultiBinary((210, 160)), r"there are 10\^10115 joint actions"),
-        ((Discrete(600), Discrete(2)), "there are 1,200 joint actions"),
+        PENDULUM,
+        EVERYTHING,
+        MultiBinary((11,)),
+        MultiDiscrete((33, 32)),
+        MultiBinary((210, 160)),
+        (Discrete(600), Discrete(2)),
     ],
 )
-def test_actions_that_are_too_many_to_enumerate_are_refused_with_their_number(
-    space: Any, reason: str
-) -> None:
+def test_actions_that_are_too_many_to_enumerate_are_refused(space: Any) -> None:
     ours = distribution_for(space)
     assert not ours.is_enumerable
-    for ask in (ours.check_enumerable, lambda: ours.all_log_probs(torch.zeros(ours.num_params))):
-        with pytest.raises(NotImplementedError, match=reason):
-            ask()
+    with pytest.raises(NotImplementedError, match="cannot be enumerated"):
+        ours.all_log_probs(torch.zeros(ours.num_params))
 
 
 def test_as_many_joint_actions_as_the_limit_are_enumerated() -> None:

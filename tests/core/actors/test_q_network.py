@@ -133,7 +133,7 @@ def test_a_recurrent_network_is_refused() -> None:
 
 def test_a_space_whose_actions_cannot_be_listed_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="dqn needs a Discrete action space, got Box of float32: use sac or td3"
+        ValueError, match="QNet needs a Discrete action space, got Box of float32: use "
     ):
         make_model(ActorSpec(Q_NET), ArraySpec((5,), "float32"), Box(-1.0, 1.0, (2,)))
 

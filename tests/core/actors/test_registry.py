@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -113,14 +112,14 @@ def test_a_users_model_is_imported_and_told_the_spaces(user_module: str) -> None
     [
         ("WrongLogits", r"policy_logits does not fit: .*\[2, 3, 4\].*expected .*\[2, 3, 3\]"),
         ("WrongBaseline", r"baseline does not fit: .*\[2, 3, 2\].*expected .*\[2, 3\]"),
-        ("LosesState", r"recurrent state does not fit: Expected vectors of same length.* 0 vs 1"),
+        ("LosesState", r"recurrent state does not fit: nests don't match: .* 0 vs .* 1"),
         (
             "StateWithoutBatch",
             r"recurrent state does not fit: \[2\] for 3 .*expected \[layers, 3, ",
         ),
         (
             "Missing",
-            r"the module user_nets_of_the_test has no 'Missing'; it defines .*LosesState",
+            r"the module user_nets_of_the_test has no 'Missing'",
         ),
     ],
 )
@@ -164,10 +163,10 @@ OPTIONS = "hidden, core, norm, shared_body, orthogonal, state_deviation"
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
-        ({"size": 8}, f"^model mlp takes the keyword arguments {OPTIONS}, got size=8$"),
+        ({"size": 8}, f"^model mlp: .*'size'; it takes {OPTIONS}, got size=8$"),
         (
             {"use_lstm": True},
-            f"^model mlp takes the keyword arguments {OPTIONS}, got use_lstm=true$",
+            f"^model mlp: .*'use_lstm'; it takes {OPTIONS}, got use_lstm=true$",
         ),
     ],
 )
@@ -178,32 +177,16 @@ def test_keyword_arguments_that_a_model_does_not_take_are_refused(
         make_model(ActorSpec("mlp", kwargs), OBSERVATION, ACTIONS)
 
 
-@pytest.mark.parametrize("name", ACTOR_CRITICS)
-@pytest.mark.parametrize("use_lstm", [False, True])
-@pytest.mark.parametrize("hidden", [0, -3, 1.5, 64.0, "64", True, [64]])
-def test_a_width_that_no_layer_can_have_is_refused_by_its_name(
-    name: str, use_lstm: bool, hidden: object
-) -> None:
-    """The environment is not to blame, so that the sentence is left as it is."""
-    spec = ActorSpec(name, {"hidden": hidden}, use_lstm=use_lstm)
-    with pytest.raises(SpecError) as error:
-        make_agent(spec, ArraySpec((4, 40, 40), "uint8"), ACTIONS, frame_stack=1)
-    assert str(error.value) == (
-        "the model's keyword argument hidden must be a whole number, at least 1, got "
-        f"{json.dumps(hidden)}"
-    )
-
-
 def test_arguments_of_a_model_that_fails_are_named() -> None:
     spec = ActorSpec("mlp", {"hidden": 10**15})  # more than any machine can address
     with pytest.raises(
-        ValueError, match="^the model mlp with hidden=1000000000000000 does not work"
+        ValueError, match="^the model mlp with hidden=1000000000000000 cannot be made"
     ):
         make_agent(spec, OBSERVATION, ACTIONS, frame_stack=1)
 
 
 def test_keyword_arguments_that_a_users_model_needs_are_named(user_module: str) -> None:
-    with pytest.raises(ValueError, match="Wide needs the keyword argument width, got depth=2$"):
+    with pytest.raises(ValueError, match="Wide: missing .*'width'; .* got depth=2$"):
         make_model(ActorSpec(f"{user_module}:Wide", {"depth": 2}), OBSERVATION, ACTIONS)
 
 

@@ -45,8 +45,8 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
             "no algorithm 'impalla': use impala, laser, ppo, pqn, dqn, sac, td3, or "
             "my_module:MyAlgo; did",
         ),
-        ("no_such_module:Mine", "cannot import the algorithm 'no_such_module:Mine'"),
-        (f"{__name__}:Other", "cannot import the algorithm .* has no 'Other'"),
+        ("no_such_module:Mine", "no_such_module:Mine: there is no module no_such_module"),
+        (f"{__name__}:Other", "the module .* has no 'Other'"),
         (f"{__name__}:nothing", "must be a subclass of torchbeast.core.algos.base"),
         ("builtins:int", "builtins:int is not an algorithm"),
     ],

@@ -161,5 +161,5 @@ def test_networks_and_spaces_that_do_not_fit_are_sentences() -> None:
     spec = ArraySpec((4,), "float32")
     with pytest.raises(UsageError, match="DQN needs a network of type QNetwork, got MLPNet"):
         DQN(MLPNet(spec, Discrete(2), False), DQNConfig())
-    with pytest.raises(ValueError, match="dqn needs a Discrete action space, got Box"):
+    with pytest.raises(ValueError, match="QNet needs a Discrete action space, got Box"):
         make_model(ActorSpec("q-mlp"), spec, Box(-1.0, 1.0, (2,)))

@@ -452,19 +452,16 @@ def test_joint_actions_are_learnt_from_replay(make_rollout: Make, space: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("space", "reason"),
-    [
-        (Box(-1.0, 1.0, (2,)), "some actions are continuous"),
-        ((Discrete(2), Box(-1.0, 1.0, (2,))), "some actions are continuous"),
-        (MultiBinary((12,)), "there are 4,096 joint actions, and at most 1,024 are enumerated"),
-    ],
+    "space", [Box(-1.0, 1.0, (2,)), (Discrete(2), Box(-1.0, 1.0, (2,))), MultiBinary((12,))]
 )
 def test_a_space_without_relevance_is_refused_unless_there_is_no_trust_region(
-    make_rollout: Make, space: Any, reason: str
+    make_rollout: Make, space: Any
 ) -> None:
     model = MLPNet(ArraySpec((4,), "float32"), space, False)
     model.distribution = distribution_for(space)
-    with pytest.raises(UsageError, match=f"{reason}: use replay_kl_threshold inf"):
+    with pytest.raises(
+        UsageError, match="more than 1,024 joint actions: use replay_kl_threshold inf"
+    ):
         laser(model)
     params = torch.randn(T + 1, B, model.distribution.num_params)
     rollout = make_rollout(

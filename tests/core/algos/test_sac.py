@@ -276,7 +276,7 @@ def test_exploring_at_random_is_uniform_in_the_box() -> None:
 def test_networks_and_spaces_that_do_not_fit_are_sentences() -> None:
     spec = ArraySpec((4,), "float32")
     with pytest.raises(
-        ValueError, match="sac needs a Box or Discrete action space, got dict: use impala or ppo"
+        ValueError, match="SACNet needs a Box or Discrete action space, got dict: use dqn"
     ):
         make_model(ActorSpec("sac-mlp"), spec, {"a": Discrete(2)})
     q_network = make_model(ActorSpec("q-mlp"), spec, Discrete(2))

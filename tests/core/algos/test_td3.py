@@ -115,9 +115,7 @@ def test_exploring_adds_noise_in_units_of_the_box() -> None:
 
 
 def test_a_space_of_choices_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="td3 needs a Box action space, got Discrete: use pqn or dqn or sac"
-    ):
+    with pytest.raises(ValueError, match="TD3Net needs a Box action space, got Discrete: use dqn"):
         make_model(ActorSpec("td3-mlp"), ArraySpec((4,), "float32"), Discrete(2))
 
 

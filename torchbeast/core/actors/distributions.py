@@ -115,9 +115,10 @@ class ActionDistribution(ABC):
         fastest.
 
         Raises:
-            NotImplementedError: If there are too many actions, or they are continuous.
+            NotImplementedError: Unless `is_enumerable`.
         """
-        self.check_enumerable()
+        if not self.is_enumerable:
+            raise NotImplementedError(f"{type(self).__name__} actions cannot be enumerated")
         first, *others = self.choices(params)
         joint = first
         for choice in others:
@@ -128,16 +129,6 @@ class ActionDistribution(ABC):
     def is_enumerable(self) -> bool:
         """Whether there are few enough actions for all_log_probs."""
         return self.num_actions is not None and self.num_actions <= MOST_ACTIONS
-
-    def check_enumerable(self) -> None:
-        """Raises NotImplementedError, with the reason, unless `is_enumerable`."""
-        if self.num_actions is None:
-            raise NotImplementedError("some actions are continuous")
-        if not self.is_enumerable:
-            count = _written(self.num_actions)
-            raise NotImplementedError(
-                f"there are {count} joint actions, and at most {MOST_ACTIONS:,} are enumerated"
-            )
 
 
 def distribution_for(
@@ -234,7 +225,7 @@ class Joint(ActionDistribution):
 
     @property
     def deviations(self) -> list[bool]:
-        return [each for part in self._parts for each in part.deviations]
+        return [is_deviation for part in self._parts for is_deviation in part.deviations]
 
     @abstractmethod
     def _pack(self, leaves: list[Any]) -> Nest[Tensor]:
@@ -484,16 +475,11 @@ class Product(Joint):
         return pack_as(self._space, leaves)
 
     def _leaves(self, action: Nest[Tensor]) -> Sequence[Tensor]:
-        leaves = flatten(action)
-        if len(leaves) != len(self._parts):
-            counts = f"{len(self._parts)} parts, the action {len(leaves)}"
-            raise ValueError(f"the action space has {counts}")
-        return leaves
+        return flatten(action)
 
 
 def _leaf(action: Nest[Tensor]) -> Tensor:
-    if not isinstance(action, Tensor):
-        raise TypeError(f"expected one tensor as the action, got {type(action).__name__}")
+    assert isinstance(action, Tensor)
     return action
 
 
@@ -502,11 +488,6 @@ def _flat(action: Nest[Tensor], shape: tuple[int, ...]) -> Tensor:
     leaf = _leaf(action)
     leading = leaf.shape[: leaf.dim() - len(shape)]
     return leaf.reshape(*leading, math.prod(shape))
-
-
-def _written(count: int) -> str:
-    """Returns a number as text; one of many digits as a power of ten."""
-    return f"{count:,}" if count < 10**9 else f"10^{math.log10(count):.0f}"
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -299,8 +299,8 @@ def _num_ones(spec: ArraySpec) -> int:
 
 def _has_names(spec: ArraySpec) -> bool:
     """Returns whether a leaf's integers have more than two values and few enough to be names."""
-    found = counts_of(spec)
-    return found is not None and max(found[0]) > 2 and sum(found[0]) <= NAMES_MAXIMUM
+    counts = counts_of(spec)
+    return counts is not None and max(counts[0]) > 2 and sum(counts[0]) <= NAMES_MAXIMUM
 
 
 def _is_large(shape: tuple[int, ...]) -> bool:

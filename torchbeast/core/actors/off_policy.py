@@ -21,7 +21,7 @@ An action whose value is -inf is illegal and is never taken. N is a number of ob
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -39,7 +39,7 @@ from torchbeast.core.actors.distributions import (
     distribution_for,
 )
 from torchbeast.core.actors.encoders import torso_for
-from torchbeast.core.actors.networks import BUILT_IN, check_hidden
+from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.actors.torsos import FlatTorso, ImageTorso
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
@@ -79,9 +79,9 @@ class OffPolicyActor(Actor):
         mask = self.action_mask
         return outputs if mask is None else mask.masked(outputs, observation)
 
+    @abstractmethod
     def forward(self, observation: Nest[Tensor]) -> Tensor:
         """Returns what the action is chosen by, [N, ...], of observations [N, *shape]."""
-        raise NotImplementedError(f"{type(self).__name__} does not define forward(observation)")
 
     @abstractmethod
     def choose_each(self, outputs: Tensor, mode: Mode) -> Chosen:
@@ -179,16 +179,16 @@ class DeterministicActorCritic(ActorWithCritics):
         return Chosen(self.randomly(noisy, uniform_in(self.distribution, units)), {})
 
 
-class Critics(nn.Module):
+class Critics(nn.Module, ABC):
     """Two critics, whose smaller value keeps both from rating too high (Fujimoto et al. 2018,
     arXiv 1802.09477, section 4.2).
     """
 
+    @abstractmethod
     def forward(self, observation: Nest[Tensor], action: Tensor | None = None) -> Tensor:
         """Returns values [2, N] of actions [N, ...]; without them, [2, N, n] of every action of a
         Discrete space.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def observe(self, observation: Nest[Tensor]) -> None:
         """Counts observations in running statistics, as Actor.observe."""
@@ -254,7 +254,6 @@ class Features(nn.Module):
     def __init__(self, space: ObservationSpace, body: Body, num_more: int = 0) -> None:
         """num_more: number of further inputs of the first layer."""
         super().__init__()
-        check_hidden(body.hidden)
         torsos = (torso_for(leaf, body.over_images, FlatTorso) for leaf in flatten(space))
         self.torsos = nn.ModuleList(torsos)
         seen = sum(torso.num_features for torso in self.torsos)  # type: ignore[misc]
@@ -399,24 +398,16 @@ def _named(actions: ActionSpace) -> str:
 
 
 def _misfit(
-    network: OffPolicyActor, over: Iterable[type[ActionDistribution]], found: str
+    network: OffPolicyActor, over: Iterable[type[ActionDistribution]], space: str
 ) -> SpecError:
-    """Returns the error of a network that does not support its actions, with the algorithms that
-    do.
+    """Returns the error of a network that does not support its actions.
 
-    over: the distributions that the network supports. found: names the action space.
+    over: the distributions that the network supports. space: names the action space.
     """
-    from torchbeast.core.algos import registry
-
-    algos = {name: registry.find_algorithm(name) for name in registry.ALGOS}
-    nets = {name: FAMILIES[algo.family] for name, algo in algos.items() if algo.family}
-    fitting = [name for name, net in nets.items() if isinstance(network.distribution, net.over)]
-    usual = [n for n, a in algos.items() if n not in nets and not a.learns_from_replay]
-    own = [name for name, net in nets.items() if type(network) is net] or [type(network).__name__]
-    needed = " or ".join(_SPACES[each] for each in over)
+    needed = " or ".join(_SPACES[distribution] for distribution in over)
     return SpecError(
-        f"{' or '.join(own)} needs a {needed} action space, got {found}: "
-        f"use {' or '.join(fitting or usual)}"
+        f"{type(network).__name__} needs a {needed} action space, got {space}: use dqn or pqn for "
+        "a Discrete, td3 for a Box, sac for both, impala or ppo for any other"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from torchbeast.core.actors.encoders import (
     readings,
 )
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.base.checks import did_you_mean, in_any_case, require
+from torchbeast.core.base.checks import did_you_mean, in_any_case
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
@@ -43,7 +43,6 @@ from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
     ObservationSpace,
-    num_bytes,
     without_values,
 )
 from torchbeast.errors import RunError, UsageError, expanded, what_it_raised
@@ -190,18 +189,18 @@ def _zero_inputs(
     )
 
 
-def _check(name: str, what: str, found: Any, wanted: Any) -> None:
+def _check(name: str, what: str, output: Any, wanted: Any) -> None:
     """Raises SpecError unless both are nests of tensors of the same shapes and dtypes."""
 
-    def check(found: Tensor, wanted: Tensor) -> None:
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+    def check(output: Tensor, wanted: Tensor) -> None:
+        if output.shape != wanted.shape or output.dtype != wanted.dtype:
             raise ValueError(
-                f"{found.dtype} {list(found.shape)} for 3 environments, expected "
+                f"{output.dtype} {list(output.shape)} for 3 environments, expected "
                 f"{wanted.dtype} {list(wanted.shape)}"
             )
 
     try:
-        map_leaves2(check, found, wanted)
+        map_leaves2(check, output, wanted)
     except ValueError as error:
         raise SpecError(f"model {name}: {what} does not fit: {error}") from error
 
@@ -278,10 +277,9 @@ def make_agent(
             raise RunError(f"the model {name} failed: {what_it_raised(error)}") from error
         given = f" with {values_in(spec.kwargs)}" if spec.kwargs else ""
         raise UsageError(
-            f"the model {name}{given} does not work with this environment: {error}"
+            f"the model {name}{given} cannot be made for this environment: {error}"
         ) from error
-    made_for = (num_bytes(seen), seen, frame_stack, observation_space, action_space)
-    return Agent(model, resolved, *made_for)
+    return Agent(model, resolved, seen, frame_stack, observation_space, action_space)
 
 
 def default_model(observation_space: ObservationSpace, for_images: str) -> str:
@@ -360,36 +358,20 @@ class ActorFactory:
         return dataclasses.replace(self, family=algo.family, network=algo.network)
 
     def restart(self, actor: Actor) -> None:
-        """Loads the weights of restart_model; a no-op without one. Raises ValueError if they are of
-        another network.
-        """
-        if self.restart_model is None:
-            return
-        saved = _weights_in(self.restart_model)
-        try:
+        """Loads the weights of restart_model; a no-op without one."""
+        if self.restart_model is not None:
+            saved = torch.load(self.restart_model, map_location="cpu", weights_only=True)
             actor.load_state_dict(saved.get("model_state_dict", saved))
-        except RuntimeError as error:
-            raise ValueError(
-                f"restart_model {self.restart_model} has weights of another network: {error}"
-            ) from None
 
 
-def _weights_in(path: Path) -> dict[str, Any]:
-    """Returns a checkpoint or a state_dict; raises ValueError if the file has neither."""
-    needed = "use a checkpoint such as model.tar, or a state_dict saved by torch.save"
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ValueError(f"restart_model {path} does not exist: {needed}") from None
-    except Exception as error:  # torch raises many types for a file that it did not write
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"restart_model {path} has no weights ({reason}): {needed}") from error
-    require(isinstance(saved, dict), f"restart_model {path} has no weights: {needed}")
-    return dict(saved)
+class _Networks:
+    """The networks of one kind of algorithm.
 
+    Attributes:
+        family: The family of built-in networks, until the algorithm is known.
+    """
 
-class OnPolicyActorCritic:
-    """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
+    family: ClassVar[str] = ""
 
     @classmethod
     def create_factory(
@@ -407,12 +389,13 @@ class OnPolicyActorCritic:
             obs_space: The observation space that VecEnv.create_factory returned.
             action_space: The action space that VecEnv.create_factory returned.
             feature_extractor_network: The result of get_feature_extractor, the name of a network
-                such as "mlp", or your own subclass of ActorCritic, which is called with (obs_space,
-                action_space, recurrent). Default: a network that suits the observations.
+                such as "mlp", or your own subclass of ActorCritic or OffPolicyActor, which is
+                called with (obs_space, action_space, recurrent). Default: a network that suits the
+                observations.
             feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
                 64}; JSON.
             recurrent: Whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a
-                GRU.
+                GRU. Not for off-policy algorithms, which train on single steps.
             restart_model: A file with the initial weights: a checkpoint, or a state_dict.
 
         Returns:
@@ -429,54 +412,23 @@ class OnPolicyActorCritic:
             spec=ActorSpec.of(network, feature_extractor_kwargs, use_lstm=recurrent),
             observation_space=obs_space,
             action_space=action_space,
+            family=cls.family,
             restart_model=None if restart_model is None else expanded(restart_model),
         )
 
 
-class OffPolicyActorCritic:
+class OnPolicyActorCritic(_Networks):
+    """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
+
+
+class OffPolicyActorCritic(_Networks):
     """Networks of single observations, for DQN, PQN, SAC and TD3: every OffPolicyActor.
 
     The algorithm decides what is built over the feature extractor: the values of actions, or a
     policy with critics.
     """
 
-    @classmethod
-    def create_factory(
-        cls,
-        obs_space: ObservationSpace,
-        action_space: ActionSpace,
-        feature_extractor_network: ModelFactory | str = "auto",
-        feature_extractor_kwargs: Mapping[str, Any] = MappingProxyType({}),
-        restart_model: str | Path | None = None,
-    ) -> ActorFactory:
-        """Returns a factory that makes the network on any machine.
-
-        Args:
-            obs_space: The observation space that VecEnv.create_factory returned.
-            action_space: The action space that VecEnv.create_factory returned.
-            feature_extractor_network: The result of get_feature_extractor, the name of a network
-                such as "mlp", or your own subclass of OffPolicyActor, which is called with
-                (obs_space, action_space, False). Default: a network that suits the observations.
-            feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
-                64}; JSON.
-            restart_model: A file with the initial weights: a checkpoint, or a state_dict.
-
-        Returns:
-            The `actor_factory` of a Scheme.
-
-        Example:
-            ```python
-            OffPolicyActorCritic.create_factory(obs_space, action_space)
-            ```
-        """
-        of_policy = OnPolicyActorCritic.create_factory(
-            obs_space,
-            action_space,
-            feature_extractor_network,
-            feature_extractor_kwargs,
-            restart_model=restart_model,
-        )
-        return dataclasses.replace(of_policy, owner=cls.__name__, family="sac")
+    family = "sac"
 
 
 def _named(network: ModelFactory | str, space: ObservationSpace) -> ModelFactory | str:

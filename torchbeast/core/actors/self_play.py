@@ -60,7 +60,11 @@ class RandomPlayer(ActorCritic):
         return ModelOutput(torch.zeros(*shape, self._num_params), torch.zeros(shape), core_state)
 
 
-_RANDOM_PLAYER = ActorSpec(f"{__name__}:{RandomPlayer.__qualname__}")
+_RANDOM_VERSION: dict[str, Any] = {
+    "model": {"name": f"{__name__}:{RandomPlayer.__qualname__}"},
+    "weights": {},
+    "elo": 0.0,
+}
 
 
 def version_path(pool: Path, step: int) -> Path:
@@ -86,20 +90,18 @@ class Opponent:
 
         Raises UsageError if it is a version of another agent.
         """
-        saved = None if path is None else torch.load(path, weights_only=True)
-        spec = _RANDOM_PLAYER if saved is None else ActorSpec.from_json(saved["model"])
+        saved = _RANDOM_VERSION if path is None else torch.load(path, weights_only=True)
+        spec = ActorSpec.from_json(saved["model"])
         spaces = env.observation_space, env.action_space, env.frame_stack
         self._model = make_agent(spec, *spaces).model
-        self.elo = 0.0
-        if saved is not None:
-            self.elo = saved["elo"]
-            try:
-                self._model.load_state_dict(saved["weights"])
-            except RuntimeError as error:
-                raise UsageError(
-                    f"{path} is a version of an agent for a game other than {env.env_id}: use a "
-                    "new selfplay folder for each run"
-                ) from error
+        self.elo: float = saved["elo"]
+        try:
+            self._model.load_state_dict(saved["weights"])
+        except RuntimeError as error:
+            raise UsageError(
+                f"{path} is a version of an agent for a game other than {env.env_id}: use a new "
+                "selfplay folder for each run"
+            ) from error
         self._state = initial_acted(self._model, env.num_envs).state
 
     def act(self, inputs: ModelInputs) -> ArrayNest:
@@ -215,7 +217,7 @@ class SelfPlay:
         chosen = map_leaves(np.copy, self._actions)
         leaves = flatten(chosen)
         for opponent in dict.fromkeys(self._opponents):
-            plays = [each is opponent for each in self._opponents]
+            plays = [other is opponent for other in self._opponents]
             columns = np.repeat(plays, self._env.num_agents)
             for leaf, theirs in zip(leaves, flatten(opponent.act(inputs)), strict=True):
                 leaf[columns] = theirs[columns]

@@ -46,11 +46,6 @@ class BlockConv2d(nn.Conv2d):
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
-        if kernel_size % stride:
-            raise ValueError(
-                f"the stride must divide the kernel_size, got {stride} and {kernel_size}: "
-                "use nn.Conv2d"
-            )
         super().__init__(in_channels, out_channels, kernel_size, stride)
 
     def forward(self, input: Tensor) -> Tensor:

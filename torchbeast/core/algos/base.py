@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
@@ -182,7 +181,7 @@ class Algorithm(ABC, Generic[BatchT]):
 
     Config: ClassVar[type]
 
-    actor_type: ClassVar[type[Actor]] = ActorCritic
+    actor_type: ClassVar[type[Actor]] = ActorCritic  # type: ignore[type-abstract]
 
     family: ClassVar[str] = ""
 
@@ -342,49 +341,29 @@ class Algorithm(ABC, Generic[BatchT]):
         return {}
 
 
-def check_losses(algo: Algorithm[Any], found: Any) -> Losses:
-    """Returns the result of `losses`.
+def check_losses(algo: Algorithm[Any], losses: Losses) -> None:
+    """Checks what `losses` returned.
 
-    Raises ValueError for anything but Losses with terms and scalars; for a term with a value for
-    each step, which PyTorch would sum; and for a constant, which it would ignore.
+    Raises ValueError for a term or metric with a value for each step, which would be summed, and
+    for a term that is a constant, which would be ignored.
     """
-    name = f"{type(algo).__name__}.losses"
-    if not (isinstance(found, Losses) and found.terms):
-        raise ValueError(f"{name} must return Losses(terms, metrics) with a term, got {found!r}")
     groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
     # A term may depend on a parameter alone that is frozen.
     has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
-    for term, loss in found.terms.items():
-        shape = list(torch.as_tensor(loss).shape)
-        if shape or not (torch.is_tensor(loss) and (loss.requires_grad or has_frozen)):
-            what = f"shape {shape}" if shape else "a constant"
+    for term, loss in losses.terms.items():
+        if loss.dim() or not (loss.requires_grad or has_frozen):
+            what = f"shape {list(loss.shape)}" if loss.dim() else "a constant"
             raise ValueError(
-                f"{name}: the term {term} must be a scalar that depends on a "
+                f"{type(algo).__name__}.losses: the term {term} must be a scalar that depends on a "
                 f"parameter, got {what}: take the sum or the mean over the steps, without "
                 "detach() and no_grad()"
             )
-    for metric, value in found.metrics.items():
-        if not isinstance(value, Mean) and not (torch.is_tensor(value) and not value.dim()):
+    for metric, value in losses.metrics.items():
+        if not isinstance(value, Mean) and value.dim():
             raise ValueError(
-                f"{name}: the metric {metric} must be a scalar tensor: take losses.mean(values, "
-                "mask)"
+                f"{type(algo).__name__}.losses: the metric {metric} must be a scalar, got shape "
+                f"{list(value.shape)}: take losses.mean(values, mask)"
             )
-    return found
-
-
-@contextmanager
-def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
-    """Raises ValueError in place of a KeyError of the body for an extra that is not in `needs`."""
-    try:
-        yield
-    except KeyError as error:
-        missing = error.args[0] if error.args else None
-        if missing not in algo.actor.extra_specs or missing in algo.needs:
-            raise
-        raise ValueError(
-            f"{type(algo).__name__} needs extras[{missing!r}], which workers do not keep: add "
-            f"{missing!r} to its `needs`"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,12 +392,7 @@ class AlgoFactory:
         return f"{self.algo.__name__}.create_factory({', '.join(told)})"
 
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
-        """Returns this factory with other values of these hyperparameters.
-
-        Raises KeyError if the algorithm's Config lacks one.
-        """
-        if unknown := hyperparameters.keys() - settings_of(self.config).keys():
-            raise KeyError(", ".join(sorted(unknown)))
+        """Returns this factory with other values of hyperparameters of the algorithm's Config."""
         config = _replaced(self.config, hyperparameters)
         return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
 

@@ -63,13 +63,13 @@ def usual_of(config: type) -> dict[str, Any]:
 
 def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
     """Returns the annotation and the value of every setting by its name, of Configs within too."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
+    settings: dict[str, tuple[Any, Any]] = {}
+    for entry in fields(config):
+        value = getattr(config, entry.name)
         is_config = is_dataclass(value)
-        more = settings_of(value) if is_config else {each.name: (each.type, value)}
-        found |= more
-    return found
+        more = settings_of(value) if is_config else {entry.name: (entry.type, value)}
+        settings |= more
+    return settings
 
 
 ConfigT = TypeVar("ConfigT")
@@ -82,12 +82,12 @@ def with_values(config: ConfigT, values: Mapping[str, Any]) -> ConfigT:
     setting may reach values at the end of its schedule that it cannot start with.
     """
     replaced = copy.copy(config)
-    for each in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, each.name)
+    for entry in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, entry.name)
         if is_dataclass(value):
-            object.__setattr__(replaced, each.name, with_values(value, values))
-        elif each.name in values:
-            object.__setattr__(replaced, each.name, values[each.name])
+            object.__setattr__(replaced, entry.name, with_values(value, values))
+        elif entry.name in values:
+            object.__setattr__(replaced, entry.name, values[entry.name])
     return replaced
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.distributions import MOST_ACTIONS
 from torchbeast.core.algos.config import LASERConfig
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.losses import Mean, both, mean
@@ -47,15 +48,7 @@ def implied_policy_kl(
 
     Returns:
         beta; inf where pi takes an action that mu never takes.
-
-    Raises:
-        ValueError: If the shapes differ.
     """
-    if target_log_probs.shape != behavior_log_probs.shape:
-        raise ValueError(
-            f"target_log_probs has shape {list(target_log_probs.shape)}, behavior_log_probs "
-            f"{list(behavior_log_probs.shape)}: both need all actions of the same states"
-        )
     log_pi, limit = target_log_probs.float(), behavior_log_probs.float() + math.log(rho_bar)
     pi = log_pi.exp()
     unlearnable = (pi * (log_pi - limit).relu().masked_fill(pi == 0, 0.0)).sum(-1)
@@ -95,16 +88,13 @@ class LASER(IMPALA):
             UsageError: If there is a trust region, and the actions cannot be enumerated.
         """
         super().check_actor(actor, config)
-        if math.isinf(config.replay_kl_threshold):
-            return
-        try:
-            actor.distribution.check_enumerable()
-        except NotImplementedError as error:
+        if not (actor.distribution.is_enumerable or math.isinf(config.replay_kl_threshold)):
             raise UsageError(
                 f"{cls.__name__} needs the probabilities of all actions to tell which replayed "
-                f"states are relevant, but {error}: use replay_kl_threshold inf to train on all "
+                "states are relevant, but some are continuous, or there are more than "
+                f"{MOST_ACTIONS:,} joint actions: use replay_kl_threshold inf to train on all "
                 "states, or another algorithm"
-            ) from error
+            )
 
     def learnt_from(
         self, minibatch: Rollout, logits: Tensor, behavior_logits: Tensor

@@ -44,10 +44,10 @@ class Foreach(ABC):
     def step(self) -> None:
         """Moves every parameter that has a gradient."""
         both = zip(self._parameters, self._state, strict=True)
-        found = [(p, p.grad, state) for p, state in both if p.grad is not None]
-        if not found:
+        trained = [(p, p.grad, state) for p, state in both if p.grad is not None]
+        if not trained:
             return
-        parameters, grads, states = zip(*found, strict=True)
+        parameters, grads, states = zip(*trained, strict=True)
         state = {name: [own[name] for own in states] for name in states[0]}
         self._move([*parameters], [*grads], state, self.param_groups[0])
 

@@ -72,12 +72,12 @@ class PPO(OnPolicy):
             lambda_=config.gae_lambda,
             mask=batch.mask,
         )
-        found = {
+        extras = {
             "advantages": advantages,
             "old_values": values,
             "value_targets": values + advantages,
         }
-        of_actions = {name: F.pad(leaf, (0, 0, 1, 0)) for name, leaf in found.items()}
+        of_actions = {name: F.pad(leaf, (0, 0, 1, 0)) for name, leaf in extras.items()}
         return dataclasses.replace(batch, extras=batch.extras | of_actions)
 
     def metrics(self, batch: Rollout) -> Mapping[str, Tensor]:

@@ -110,8 +110,8 @@ class PQN(Algorithm[Rollout]):
     @torch.no_grad()
     def _final_values(self, rollout: Rollout) -> Tensor:
         """Returns max_a Q [T, B] of final observations where an episode was truncated, else 0."""
-        found = torch.zeros_like(rollout.reward[1:])
+        values = torch.zeros_like(rollout.reward[1:])
         rows, columns = rollout.truncations()
         if len(rows):
-            found[rows - 1, columns] = self.actor(rollout.final_observation).float().amax(-1)
-        return found
+            values[rows - 1, columns] = self.actor(rollout.final_observation).float().amax(-1)
+        return values

@@ -34,7 +34,7 @@ def spelt(name: str) -> str:
 def name_of(algo: type) -> str:
     """Returns the name by which --algo finds an algorithm."""
     path = f"{algo.__module__}:{algo.__qualname__}"
-    return next((name for name, found in ALGOS.items() if found == path), path)
+    return next((name for name, known in ALGOS.items() if known == path), path)
 
 
 def learns_from_transitions(name: str) -> bool:
@@ -56,11 +56,16 @@ def find_algorithm(name: str) -> type[Algorithm[Any]]:
     """
     from torchbeast.core.algos.base import Algorithm
 
-    found = _import(name, ALGOS.get(name, name))
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    if name not in ALGOS and ":" not in name:
+        known, hint = ", ".join(ALGOS), did_you_mean(name, ALGOS)
+        raise specs.SpecError(
+            f"there is no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}"
+        )
+    algo: Any = specs.find_callable(ALGOS.get(name, name))
+    if not (isinstance(algo, type) and issubclass(algo, Algorithm)):
         base = f"{Algorithm.__module__}.{Algorithm.__qualname__}"
         raise specs.SpecError(f"{name} is not an algorithm: it must be a subclass of {base}")
-    return found
+    return algo
 
 
 def config_of(name: str) -> type:
@@ -70,18 +75,5 @@ def config_of(name: str) -> type:
     """
     if name not in ALGOS:
         return find_algorithm(name).Config
-    return _import(name, f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
-
-
-def _import(name: str, path: str) -> Any:
-    if ":" not in path:
-        hint = did_you_mean(name, ALGOS)
-        known = ", ".join(ALGOS)
-        raise specs.SpecError(
-            f"there is no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}"
-        )
-    try:
-        return specs.find_callable(path)
-    except specs.SpecError as error:
-        why = str(error).removeprefix(f"{path}: ")
-        raise specs.SpecError(f"cannot import the algorithm {name!r}: {why}") from error
+    config: Any = specs.find_callable(f"{_CONFIGS}:{ALGOS[name].partition(':')[2]}Config")
+    return config

@@ -82,20 +82,6 @@ class SAC(OffPolicy):
         }
         self._policies = _policies_over(self.actor)
 
-    @classmethod
-    def check_actor(cls, actor: Actor, config: SACConfig) -> None:
-        """Checks in addition that SAC supports the action space.
-
-        Args:
-            actor: The network to train.
-            config: The hyperparameters.
-
-        Raises:
-            UsageError: For another kind of network, or actions that SAC does not support.
-        """
-        super().check_actor(actor, config)
-        _policies_over(actor)
-
     def observe(self, batch: Transitions) -> None:
         """Adds the batch to the running statistics of the actor and the critics."""
         super().observe(batch)

@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from torchbeast.core.base import specs
@@ -56,13 +55,12 @@ class Schedule:
         share = min(1.0, max(0.0, (step - start) / left)) if left > 0 else 1.0
         shape = self.shape
         if isinstance(shape, str):
-            shape = SHAPES.get(shape) or _imported(shape)
-        found = shape(share)
-        part = float(found) if isinstance(found, Real) else math.nan
+            shape = SHAPES.get(shape) or specs.find_callable(shape)
+        part = float(shape(share))
         if not 0 <= part < math.inf:
             raise specs.SpecError(
                 f"the schedule {name_of(self.shape)} must return a number of at least 0, but for "
-                f"the fraction {share:g} it returned {found!r}: return 1 for the initial value"
+                f"the fraction {share:g} it returned {part:g}: return 1 for the initial value"
             )
         return self.final + (self.initial - self.final) * part
 
@@ -72,15 +70,6 @@ class Schedule:
             return "constant"
         end = f" to {self.final:g} at" if self.shape in SHAPES else " until"
         return f"{name_of(self.shape)}{end} step {total_steps:,}"
-
-
-def _imported(name: str) -> Callable[[float], float]:
-    try:
-        return specs.find_callable(name)
-    except specs.SpecError as error:
-        raise specs.SpecError(
-            f"the schedule {error}; use {', '.join(SHAPES)}, or a function that can be imported"
-        ) from error
 
 
 def name_of(shape: Shape) -> str:

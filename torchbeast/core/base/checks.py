@@ -49,15 +49,15 @@ def names_with(trait: Trait, *configs: Any) -> set[str]:
         trait: The trait. "command" includes connections.
         configs: Configs, or their classes.
     """
-    found: set[str] = set()
-    for config in (each() if isinstance(each, type) else each for each in configs):
+    names: set[str] = set()
+    for config in (source() if isinstance(source, type) else source for source in configs):
         for field in dataclasses.fields(config):
             value, traits = getattr(config, field.name), field.metadata.get("traits", ())
             if dataclasses.is_dataclass(value):
-                found |= names_with(trait, value)
+                names |= names_with(trait, value)
             elif trait in traits or (trait == "command" and "connection" in traits):
-                found.add(field.name)
-    return found
+                names.add(field.name)
+    return names
 
 
 def require(holds: bool, sentence: str) -> None:

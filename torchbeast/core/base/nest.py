@@ -8,7 +8,7 @@ is depth first, keys sorted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -67,16 +67,13 @@ def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
     Raises:
         ValueError: Unless there are exactly as many leaves as the nest has.
     """
-    count = len(flatten(nest))
-    if len(leaves) != count:
-        few, many = "Too few elements in sequence", "Nest didn't exhaust sequence"
-        text = few if len(leaves) < count else many
-        raise ValueError(f"{text}: the nest has {count} leaves, the sequence {len(leaves)}")
+    if len(leaves) != (count := len(flatten(nest))):
+        raise ValueError(f"the nest has {count} leaves, the sequence {len(leaves)}")
     remaining = iter(leaves)
     return map_leaves(lambda _: next(remaining), nest)
 
 
-def sorted_keys(nest: dict[str, Any]) -> list[str]:
+def sorted_keys(nest: Mapping[str, Any]) -> list[str]:
     """Returns the keys of a map in traversal order.
 
     Raises TypeError when a key is not a string.
@@ -100,38 +97,17 @@ def _leaves(nest: Any) -> Iterator[Any]:
 
 
 def _map2(f: Callable[[Any, Any], Any], a: Any, b: Any, path: str) -> Any:
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        _check_same_length("vectors", a, b, path)
-        return tuple(
-            _map2(f, *pair, f"{path}[{i}]") for i, pair in enumerate(zip(a, b, strict=True))
-        )
-    if isinstance(a, dict) and isinstance(b, dict):
-        _check_same_keys(a, b, path)
+    if (kind := _kind(a)) != _kind(b):
+        raise ValueError(f"nests don't match{path and f' at {path}'}: {kind} vs {_kind(b)}")
+    if isinstance(a, dict):
         return {key: _map2(f, a[key], b[key], f"{path}[{key!r}]") for key in sorted_keys(a)}
-    if _kind(a) == _kind(b) == "a leaf":
-        return f(a, b)
-    raise ValueError(f"nests don't match{_at(path)}: {_kind(a)} vs {_kind(b)}")
-
-
-def _check_same_keys(a: dict[str, Any], b: dict[str, Any], path: str) -> None:
-    _check_same_length("maps", a, b, path)
-    for key_a, key_b in zip(sorted_keys(a), sorted_keys(b), strict=True):
-        if key_a != key_b:
-            text = f"Expected maps to have same keys but found {key_a!r} vs {key_b!r}"
-            raise ValueError(text + _at(path))
-
-
-def _check_same_length(kind: str, a: Any, b: Any, path: str) -> None:
-    if len(a) != len(b):
-        text = f"Expected {kind} of same length but got {len(a)} vs {len(b)}"
-        raise ValueError(text + _at(path))
+    if isinstance(a, (tuple, list)):
+        pairs = enumerate(zip(a, b, strict=True))
+        return tuple(_map2(f, *pair, f"{path}[{i}]") for i, pair in pairs)
+    return f(a, b)
 
 
 def _kind(nest: Any) -> str:
     if isinstance(nest, (tuple, list)):
-        return "a vector"
-    return "a map" if isinstance(nest, dict) else "a leaf"
-
-
-def _at(path: str) -> str:
-    return f" at {path}" if path else ""
+        return f"a vector of length {len(nest)}"
+    return f"a map with the keys {sorted_keys(nest)}" if isinstance(nest, dict) else "a leaf"

@@ -76,14 +76,15 @@ class Spec:
     ) -> AnySpec:
         """Makes the spec of a name, or of a callable, pickled if it cannot be imported by name.
 
-        fields: further fields of the class. Raises SpecError when the callable cannot be pickled.
+        fields: further fields of the class. Raises SpecError without cloudpickle.
         """
         if isinstance(source, str):
             return cls(source, kwargs or {}, **fields)
         if name := _importable_name(source):
             return cls(name, kwargs or {}, **fields)
         label = _label(source)
-        return cls(label, kwargs or {}, pickled=_pickled(source, label), **fields)
+        pickled = base64.b64encode(_cloudpickle(label).dumps(source)).decode()
+        return cls(label, kwargs or {}, pickled=pickled, **fields)
 
     @classmethod
     def naming(
@@ -106,8 +107,17 @@ class Spec:
 
         Raises SpecError unless it is the JSON of such a spec without a pickled callable.
         """
-        _check_json(value, {entry.name for entry in dataclasses.fields(cls)})
-        return cls.from_parent(value)
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            raise SpecError(f"a spec must be a JSON object with a name, got {value!r}")
+        if value.get("pickled"):
+            raise SpecError(
+                f"{value['name']}: a pickled callable is only accepted from the parent process; "
+                "put it in a module and give it as my_module:name"
+            )
+        try:
+            return cls.from_parent(value)
+        except TypeError as error:
+            raise SpecError(f"{value!r} is not the JSON of a spec: {error}") from error
 
     def as_json(self) -> dict[str, Any]:
         """Returns JSON from which `from_parent` and `from_json` restore the spec."""
@@ -150,22 +160,13 @@ def find_callable(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     module = import_module(module_name, name)
     try:
-        found = operator.attrgetter(attribute)(module)
+        value = operator.attrgetter(attribute)(module)
     except AttributeError:
-        hint = did_you_mean(attribute, dir(module)) or _defined_in(module)
+        hint = did_you_mean(attribute, dir(module))
         raise SpecError(f"{name}: the module {module_name} has no {attribute!r}{hint}") from None
-    if not callable(found):
-        raise SpecError(f"{name}: {attribute} is {found!r}, expected a function or class")
-    return found
-
-
-def _defined_in(module: ModuleType) -> str:
-    own = [
-        name
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
-    ]
-    return f"; it defines {', '.join(sorted(own))}" if own else ""
+    if not callable(value):
+        raise SpecError(f"{name}: {attribute} is {value!r}, expected a function or class")
+    return value
 
 
 def import_module(module_name: str, wanted: str) -> ModuleType:
@@ -199,24 +200,12 @@ def check_takes(
         parameters = list(inspect.signature(function).parameters.values())[positional:]
     except (TypeError, ValueError):  # written in C: the call itself will fail
         return
-    named = [p for p in parameters if p.kind in _NAMED and p.name not in ours]
-    taken = [*(parameter.name for parameter in named), *also]
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    unknown = {key: value for key, value in kwargs.items() if key not in taken}
-    if unknown and (not takes_any or unknown.keys() & ours):
-        raise SpecError(f"{name} takes {_arguments(taken)}, got {values_in(unknown)}")
-    needed = [p.name for p in named if p.default is inspect.Parameter.empty]
-    if missing := [key for key in needed if key not in kwargs]:
-        raise SpecError(f"{name} needs {_arguments(missing)}, got {values_in(kwargs)}")
-
-
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _arguments(names: Collection[str]) -> str:
-    if not names:
-        return "no keyword arguments"
-    return f"the keyword argument{'s' * (len(names) > 1)} {', '.join(names)}"
+    signature = inspect.Signature([p for p in parameters if p.name not in ours])
+    try:
+        signature.bind(**{key: value for key, value in kwargs.items() if key not in also})
+    except TypeError as error:
+        takes = ", ".join([*signature.parameters, *also]) or "nothing"
+        raise SpecError(f"{name}: {error}; it takes {takes}, got {values_in(kwargs)}") from None
 
 
 def values_in(kwargs: Mapping[str, Any]) -> str:
@@ -231,25 +220,9 @@ def _through_json(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"{name}: keyword arguments must be JSON (numbers, strings, true, false, null, lists, "
-            f"objects), got {dict(kwargs)!r}: {error}"
+            f"objects), got {kwargs!r}: {error}"
         ) from None
     return plain
-
-
-def _check_json(value: Any, known: Collection[str]) -> None:
-    """Raises SpecError unless value is JSON of a spec with the known fields, and not pickled."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise SpecError(f"a spec must be a JSON object with a name, got {value!r}")
-    if value.get("pickled"):
-        raise SpecError(
-            f"{value['name']}: a pickled callable is only accepted from the parent process; "
-            "put it in a module and give it as my_module:name"
-        )
-    if unknown := sorted(value.keys() - known):
-        raise SpecError(f"{value['name']}: a spec has {sorted(known)}, got {unknown}")
-    kwargs = value.get("kwargs", {})
-    if not isinstance(kwargs, Mapping):
-        raise SpecError(f"{value['name']}: keyword arguments must be a JSON object, got {kwargs!r}")
 
 
 def _label(source: Callable[..., Any]) -> str:
@@ -266,14 +239,6 @@ def _importable_name(source: Callable[..., Any]) -> str:
         return name if find_callable(name) is source else ""
     except SpecError:  # a lambda, or defined inside a function
         return ""
-
-
-def _pickled(source: Callable[..., Any], label: str) -> str:
-    try:
-        data: bytes = _cloudpickle(label).dumps(source)
-    except (TypeError, pickle.PicklingError) as error:
-        raise SpecError(f"{label} cannot be sent to another process: {error}") from error
-    return base64.b64encode(data).decode()
 
 
 def _cloudpickle(label: str) -> Any:

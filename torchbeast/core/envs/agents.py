@@ -83,7 +83,7 @@ class AgentsEnv:
         """
         self.env_id, self.num_envs, self._make_game = env_id, num_envs, make_game
         self._games = [_parallel(first, env_id)]
-        self._names = _names(self._games[0], env_id)
+        self._names = list(self._games[0].possible_agents)
         self.num_agents = len(self._names)
         self._games += [
             _parallel(make_game(), env_id) for _ in range(1, num_envs // self.num_agents)
@@ -278,15 +278,6 @@ def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) ->
         except KeyError:
             values.append(None if is_needed else default)
     return tuple(values)
-
-
-def _names(game: Any, env_id: str) -> list[str]:
-    names = list(getattr(game, "possible_agents", ()))
-    if not names:
-        raise UsageError(
-            f"{env_id}: expected a list possible_agents of all agents that can take part, got none"
-        )
-    return names
 
 
 def _spaces(game: Any, names: list[str], env_id: str) -> tuple[Any, Any]:

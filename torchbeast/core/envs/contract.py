@@ -74,17 +74,12 @@ def check_environment(env: Any, whose: str) -> None:
     """Raises UsageError unless this is one environment with the interface of (old) Gym."""
     _check_pool(env, whose)
     if is_vector(env) or (hasattr(env, "num_envs") and hasattr(env, "frame_stack")):
-        found = (
-            "is a vector environment itself" if pool_in(env) is None else "has a pool of EnvPool"
-        )
+        kind = "is a vector environment itself" if pool_in(env) is None else "has a pool of EnvPool"
         raise UsageError(
-            f"{whose} {found}: add a parameter num_envs to its factory, like gymnasium.make_vec"
+            f"{whose} {kind}: add a parameter num_envs to its factory, like gymnasium.make_vec"
         )
-    _check_has(env, ("reset", "step"), whose, "an environment with Gymnasium's interface")
-    if getattr(env, "action_space", None) is None:
-        raise UsageError(
-            f"{whose} has no action_space; give it one, for example gymnasium.spaces.Discrete(4)"
-        )
+    needed = ("reset", "step", "action_space")
+    _check_has(env, needed, whose, "an environment with Gymnasium's interface")
 
 
 def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
@@ -92,25 +87,21 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
     Stable-Baselines3, with this number of environments.
     """
     _check_pool(env, whose)
-    if (found := attribute_of(env, "num_envs")) != num_envs:
+    if (count := attribute_of(env, "num_envs")) != num_envs:
         raise UsageError(
             f"{whose}: called with num_envs={num_envs}, the factory must return a VecEnv with "
-            f"as many environments, got {_named(env)} with num_envs={found}; "
+            f"as many environments, got {_named(env)} with num_envs={count}; "
             "a function without the parameter num_envs returns one environment"
         )
     if is_vector(env):
         return
     _check_has(env, _OF_VEC_ENV, whose, "a VecEnv")
-    for name, kinds, converter in (
-        ("observation_space", ArraySpec, "observation_spec"),
-        ("action_space", ActionLeaf, "from_gymnasium"),
-    ):
-        for leaf in flatten(getattr(env, name)):
-            if not isinstance(leaf, kinds):
-                raise UsageError(
-                    f"{whose}: expected torchbeast's spaces as {name} of a VecEnv, got {leaf!r}: "
-                    f"convert it by torchbeast.core.envs.spaces.{converter}"
-                )
+    for space in flatten((env.observation_space, env.action_space)):
+        if not isinstance(space, ArraySpec | ActionLeaf):
+            raise UsageError(
+                f"{whose}: a VecEnv needs torchbeast's spaces, got {space!r}: convert it by "
+                "observation_spec or from_gymnasium of torchbeast.core.envs.spaces"
+            )
 
 
 def innermost(env: Any) -> Any:
@@ -141,18 +132,18 @@ def layers(env: Any) -> list[Any]:
     """Returns an environment and the ones that it wraps, whatever the names of the attributes that
     hold them, outermost first. A VecEnv is a layer of its own: it knows what it wraps.
     """
-    found = [env]
-    for layer in found:  # which grows
+    envs = [env]
+    for layer in envs:  # which grows
         if not hasattr(layer, "frame_stack"):
             parts = getattr(layer, "__dict__", {}).values()
-            found += [
+            envs += [
                 part
                 for part in parts
                 if hasattr(type(part), "step")
                 and hasattr(type(part), "reset")
-                and all(part is not other for other in found)
+                and all(part is not other for other in envs)
             ]
-    return found
+    return envs
 
 
 def pool_in(env: Any) -> Any:
@@ -188,7 +179,7 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def _check_has(env: Any, names: tuple[str, ...], whose: str, expected: str) -> None:
-    if missing := [name for name in names if not hasattr(env, name)]:
+    if missing := [name for name in names if getattr(env, name, None) is None]:
         raise UsageError(
             f"{whose}: expected {expected}, got {_named(env)} without {', '.join(missing)}"
         )
@@ -208,34 +199,24 @@ class FiniteCheck:
 
     def __init__(self, space: ObservationSpace) -> None:
         """space: of one environment's observations."""
-        self._space = space
         self._floats = [
             (index, path)
             for index, (spec, _, path) in enumerate(places(space, space, "observation"))
             if spec.dtype.startswith("float") and math.prod(spec.shape)
         ]
 
-    def __call__(
-        self,
-        rows: Sequence[np.ndarray],
-        where: Callable[[int], str],
-        given: Sequence[Any] | None = None,
-    ) -> None:
+    def __call__(self, rows: Sequence[np.ndarray], where: Callable[[int], str]) -> None:
         """Raises ValueError unless leaves [E, ...] are finite.
 
-        where: names environment e and its step for the message. given: the observations that the
-        environments returned, [E], if they are known; the message has their value.
+        where: names environment e and its step for the message.
         """
         for index, path in self._floats:
             finite = np.isfinite(rows[index])
             if not finite.item(finite.argmin()):  # half the time of finite.all()
                 e, *entry = (int(i) for i in np.argwhere(~finite)[0])
-                leaf = rows[index][e]
-                if given is not None:
-                    leaf = [*places(self._space, given[e], path)][index][1]
                 raise ValueError(
                     f"{where(e)}: expected finite {rows[index].dtype} in the {path}, got "
-                    f"{np.asarray(leaf)[tuple(entry)]}{f' at {entry}' if entry else ''}"
+                    f"{rows[index][(e, *entry)]}{f' at {entry}' if entry else ''}"
                 )
 
 

@@ -140,12 +140,12 @@ class GymVectorEnv:
         """Returns the autoreset mode, or DISABLED for NEXT_STEP if the environment can be reset
         earlier; raises UsageError for an unknown mode.
         """
-        found = _declared_mode(self._env)
-        mode = str(getattr(found, "value", found))
+        declared = _declared_mode(self._env)
+        mode = str(getattr(declared, "value", declared))
         if mode not in _MODES:
             raise UsageError(
                 f"{self.env_id} is a vector environment whose metadata have no autoreset_mode of "
-                f"Gymnasium 1.1 or newer, got {found!r}: update Gymnasium, or set "
+                f"Gymnasium 1.1 or newer, got {declared!r}: update Gymnasium, or set "
                 f'metadata["autoreset_mode"] of your own class to one of {", ".join(_MODES)}'
             )
         is_own = _is_own(self._env)
@@ -299,8 +299,8 @@ class _OfTensors:
 
         device = attribute_of(self._env, "device")
         tensors = map_leaves(lambda leaf: torch.tensor(leaf, device=device), action)
-        *found, infos = self._env.step(tensors)
-        observation, reward, terminated, truncated = map_leaves(_as_array, tuple(found))
+        *results, infos = self._env.step(tensors)
+        observation, reward, terminated, truncated = map_leaves(_as_array, tuple(results))
         told: dict[str, Any] = {}
         if (terminated | truncated).any():
             numbers = infos.get("final_info", infos).items()

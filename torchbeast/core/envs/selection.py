@@ -39,12 +39,12 @@ def leaf_keys(observation: Any) -> list[str]:
     """
     if not isinstance(observation, dict):
         return []
-    found = []
+    keys = []
     for name, value in observation.items():
         if isinstance(name, str):  # others are refused elsewhere
             inner = leaf_keys(value)
-            found += [f"{name}/{deeper}" for deeper in inner] or [name]
-    return found
+            keys += [f"{name}/{deeper}" for deeper in inner] or [name]
+    return keys
 
 
 def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:

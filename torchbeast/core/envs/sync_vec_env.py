@@ -22,7 +22,7 @@ from torchbeast.core.envs.contract import (
     picture_of,
     refusing,
 )
-from torchbeast.core.envs.selection import check_keys, leaf_keys, select
+from torchbeast.core.envs.selection import check_keys, select
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArrayNest,
@@ -36,7 +36,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_space_of,
 )
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, as_usage_error
 
 
 def environment_seeds(seed: int, num_envs: int) -> list[int]:
@@ -121,7 +121,6 @@ class SyncVecEnv:
         if isinstance(space := self.observation_space, ArraySpec):
             self._row = np.dtype(space.dtype), space.shape
         self._check_finite = FiniteCheck(self.observation_space)
-        self._given: list[Any] = [None] * self.num_envs  # the newest observations as returned
         self._steps = 0  # since the environments were made
         self._began = [0] * self.num_envs  # the step at which the episode began
         self.final_info = {}
@@ -150,7 +149,7 @@ class SyncVecEnv:
         self.final_info = {}
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
             self._write_first(rows, index, env_seed)
-        self._check_finite(rows, self._at_step, self._given)
+        self._check_finite(rows, self._at_step)
         return pack_as(self.observation_space, rows)
 
     def step(self, action: ArrayNest) -> VecStep:
@@ -171,7 +170,7 @@ class SyncVecEnv:
                     finals.append(self._final(rows, index))
                 infos[index] = dict(info)  # before the reset, which may write to it
                 self._write_first(rows, index, None)
-        self._check_finite(rows, self._at_step, self._given)
+        self._check_finite(rows, self._at_step)
         self.final_info = infos
         ended = terminated | truncated
         last = [np.concatenate(leaf) for leaf in zip(*finals, strict=True)]
@@ -209,15 +208,8 @@ class SyncVecEnv:
 
     def _space_of(self, first: Any) -> ObservationSpace:
         check_keys(first, self.observation_keys, self._name(0))
-        try:
+        with as_usage_error():
             return self._space_of_keys(first, self.observation_keys)
-        except ValueError as error:
-            if not (others := [key for key in leaf_keys(first) if self._fits(first, [key])]):
-                raise UsageError(str(error)) from error
-            flag = f"observation_keys {' '.join(others)}"
-            raise UsageError(
-                f"{error}, or remove it: {flag}, or in Python a wrapper of the environment"
-            ) from error
 
     def _space_of_keys(self, first: Any, keys: Sequence[str]) -> ObservationSpace:
         seen, path = select(first, keys), f"{self._name(0)}: observation"
@@ -225,13 +217,6 @@ class SyncVecEnv:
         for _ in matching_leaves(space, seen, path):
             pass  # raises where they differ
         return space
-
-    def _fits(self, first: Any, keys: Sequence[str]) -> bool:
-        try:
-            self._space_of_keys(first, keys)
-        except ValueError:
-            return False
-        return True
 
     def _first(self, index: int, seed: int | None) -> Any:
         """Resets an environment; returns its observation."""
@@ -243,7 +228,13 @@ class SyncVecEnv:
         """Returns whether a pair is an observation of legacy Gym, not one with its info."""
         if isinstance(pair[1], dict) and not isinstance(self._declared, tuple):
             return False
-        return self._declared is None or self._fits(pair, ())
+        if self._declared is None:
+            return True
+        try:
+            self._space_of_keys(pair, ())
+        except ValueError:
+            return False
+        return True
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 
@@ -252,9 +243,9 @@ class SyncVecEnv:
 
     def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
         if type(observation) is np.ndarray and self._row == (observation.dtype, observation.shape):
-            self._given[index] = rows[0][index] = observation  # without the cost of a nest
+            rows[0][index] = observation  # without the cost of a nest
             return
-        self._given[index] = selected = select(observation, self.observation_keys)
+        selected = select(observation, self.observation_keys)
         path = f"{self._at_step(index)}: observation"
         leaves = matching_leaves(self.observation_space, selected, path)
         for row, leaf in zip(rows, leaves, strict=True):
@@ -268,7 +259,7 @@ class SyncVecEnv:
     def _final(self, rows: list[np.ndarray], index: int) -> list[np.ndarray]:
         """Returns the leaves of the last observation of an episode that is cut."""
         final = [row[index : index + 1].copy() for row in rows]
-        self._check_finite(final, lambda _: self._at_step(index), [self._given[index]])
+        self._check_finite(final, lambda _: self._at_step(index))
         return final
 
     # --- actions and outcomes

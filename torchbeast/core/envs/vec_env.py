@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchbeast.core.base.checks import at_least, refuse_unknown
+from torchbeast.core.base.checks import at_least
 from torchbeast.core.envs.contract import (
     VecStep,
     check_keywords,
@@ -37,7 +37,7 @@ from torchbeast.core.envs.spaces import (
     ArrayNest,
     ObservationSpace,
 )
-from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts, accepts_any, parameters_of
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts
 from torchbeast.errors import UsageError, expanded
 
 if TYPE_CHECKING:
@@ -96,10 +96,6 @@ class _WithFactory(_ProtocolType):
             ```
         """
         check_keywords(info_keywords)
-        if not callable(env_fn):
-            raise TypeError(f"env_fn must be a function that makes an environment, got {env_fn!r}")
-        if (taken := {*parameters_of(env_fn)} - {"num_envs"}) and not accepts_any(env_fn):
-            refuse_unknown("env_fn", env_kwargs, sorted(taken))
         with closing(vec_env_of(env_fn, env_kwargs, 1, _name_of(env_fn))) as env:
             check_gives_info(env, info_keywords)
             factory = VecEnvFactory(

@@ -148,12 +148,12 @@ class Rollout:
         """
         lags = (version - self.policy_version[1:]).float()
         online, replayed = self.online_mask, self.replayed_mask
-        found = {}
+        metrics = {}
         if (own := lags if online is None else lags[online]).numel():
-            found = {"mean_lag": own.mean().item(), "max_lag": own.max().item()}
+            metrics = {"mean_lag": own.mean().item(), "max_lag": own.max().item()}
         if replayed is not None and replayed.any():
-            found["replay_age"] = lags[replayed].mean().item()
-        return found
+            metrics["replay_age"] = lags[replayed].mean().item()
+        return metrics
 
     @property
     def mask(self) -> Tensor | None:
@@ -289,8 +289,8 @@ class Rollout:
         numbers = torch.full_like(self.env_index, -1)  # of each row's final observation
         cuts = self.truncations()
         numbers[cuts] = torch.arange(len(cuts[0]), device=rows.device)
-        found = numbers[rows, columns].T
-        return found[found >= 0]
+        finals = numbers[rows, columns].T
+        return finals[finals >= 0]
 
     def _first_finals(self) -> list[int]:
         """Returns where the final observations of each column begin, and behind the last's."""

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Scheme asks of a storage: which batches it gives an algorithm, and with which settings.
 
-A storage is a description and holds nothing; sources and replays own the memory.
+A storage is a description and holds nothing; sources and replays own the memory. The Scheme makes
+the programs' Configs of its values, which check them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbeast.core.algos.config import DQNConfig, usual_of
-from torchbeast.core.base.checks import above, at_least, between, require, signed
+from torchbeast.core.base.checks import signed
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts
@@ -30,15 +30,11 @@ class Storage(ABC):
 
     Attributes:
         holds: The class of the batches.
-        usual: Defaults of fields; the default of other fields is None. They are kept apart from the
-            fields because the defaults of the programs' flags are in TransitionsConfig alone.
     """
 
     holds: ClassVar[type]
 
-    usual: ClassVar[Mapping[str, Any]] = {}
-
-    @signed(lambda storage: storage._settings())
+    @signed(lambda storage: _settings(storage))
     @classmethod
     def create_factory(cls, **settings: Any) -> Self:
         """Returns the `storage_factory` of a Scheme.
@@ -49,20 +45,13 @@ class Storage(ABC):
 
         Raises:
             TypeError: For an unknown name.
-            ValueError: For a value out of range.
 
         Example:
             ```python
             OnPolicyGAEBuffer.create_factory(size=128, gae_lambda=0.95)
             ```
         """
-        return cls(**{name: default for name, (_, default) in cls._settings().items()} | settings)
-
-    @classmethod
-    def _settings(cls) -> dict[str, tuple[Any, Any]]:
-        """Returns the annotation and the default of every field."""
-        fields = dataclasses.fields(cls)
-        return {field.name: (field.type, cls.usual.get(field.name)) for field in fields}
+        return cls(**settings)
 
     @abstractmethod
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
@@ -89,6 +78,11 @@ class Storage(ABC):
         )
 
 
+def _settings(storage: type[Storage]) -> dict[str, tuple[Any, Any]]:
+    """Returns the annotation and the default of every field."""
+    return {field.name: (field.type, field.default) for field in dataclasses.fields(storage)}
+
+
 def suitable_storage(algo: AlgoFactory) -> str:
     """Returns the name of the storage that suits an algorithm."""
     if issubclass(algo.algo.takes, Transitions):
@@ -111,13 +105,9 @@ class OnPolicyBuffer(Storage):
     """
 
     holds = Rollout
-    usual: ClassVar[Mapping[str, Any]] = {"size": 1000}
 
-    size: int
-    batch_size: int | None
-
-    def __post_init__(self) -> None:
-        at_least(1, size=self.size, batch_size=self.batch_size)
+    size: int = 1000
+    batch_size: int | None = None
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         return {"unroll_length": self.size, "batch_size": self.batch_size}
@@ -134,13 +124,7 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
             value.
     """
 
-    usual: ClassVar[Mapping[str, Any]] = {**OnPolicyBuffer.usual, "gae_lambda": 0.95}
-
-    gae_lambda: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        between(0, 1, gae_lambda=self.gae_lambda)
+    gae_lambda: float = 0.95
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
@@ -167,16 +151,9 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
         learn_start: Environment steps in the replay before it is used.
     """
 
-    usual: ClassVar[Mapping[str, Any]] = {
-        **OnPolicyBuffer.usual,
-        "replay_size": 0,
-        "replay_ratio": 1.0,
-        "learn_start": 0,
-    }
-
-    replay_size: int
-    replay_ratio: float
-    learn_start: int
+    replay_size: int = 0
+    replay_ratio: float = 1.0
+    learn_start: int = 0
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         names = ("replay_size", "replay_ratio", "learn_start") if self.replay_size else ()
@@ -216,30 +193,16 @@ class ReplayBuffer(Storage):
     """
 
     holds = Transitions
-    usual: ClassVar[Mapping[str, Any]] = {
-        "n_step": 1,
-        "priority_exponent": 0.0,
-        "priority_beta": 0.4,
-        "checkpoint_replay": False,
-    }
 
-    size: int | None
-    batch_size: int | None
-    replay_ratio: float | None
-    learn_start: int | None
-    unroll_length: int | None
-    n_step: int
-    priority_exponent: float
-    priority_beta: float
-    checkpoint_replay: bool
-
-    def __post_init__(self) -> None:
-        at_least(1, size=self.size, batch_size=self.batch_size, n_step=self.n_step)
-        at_least(1, unroll_length=self.unroll_length)
-        at_least(0, learn_start=self.learn_start)
-        above(0, replay_ratio=self.replay_ratio)
-        exponents = {"priority_exponent": self.priority_exponent}
-        between(0, 1, **exponents, priority_beta=self.priority_beta)
+    size: int | None = None
+    batch_size: int | None = None
+    replay_ratio: float | None = None
+    learn_start: int | None = None
+    unroll_length: int | None = None
+    n_step: int = 1
+    priority_exponent: float = 0.0
+    priority_beta: float = 0.4
+    checkpoint_replay: bool = False
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -261,15 +224,4 @@ class HindsightExperienceReplayBuffer(ReplayBuffer):
         size: See ReplayBuffer, and so for the other arguments; n_step must be 1.
     """
 
-    usual: ClassVar[Mapping[str, Any]] = {**ReplayBuffer.usual, "hindsight_share": 0.8}
-
-    hindsight_share: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        between(0, 1, hindsight_share=self.hindsight_share)
-        require(
-            self.n_step == 1,
-            f"{type(self).__name__} changes the goal of single steps, but n_step is {self.n_step}: "
-            "remove it, or use ReplayBuffer",
-        )
+    hindsight_share: float = 0.8

@@ -111,12 +111,13 @@ class Slices:
         for helper in helped:
             helper.result()
         metrics, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
-        sums = {n: torch.stack([each[n] for each in metrics]).sum() for n in metrics[0]}
+        sums = {n: torch.stack([of_slice[n] for of_slice in metrics]).sum() for n in metrics[0]}
         return sums, joined_feedback(feedback, batch.batch_size)
 
 
 def joined_feedback(parts: Sequence[Feedback], columns: int) -> Feedback:
-    """Returns the feedback of a batch: the newest of each column.
+    """Returns the feedback of a batch: the newest of each column. Every column needs some, so the
+    minibatches of a batch that needs feedback are all of its columns, in order.
 
     Args:
         parts: The feedback of its columns, in order, once or several times.
@@ -136,11 +137,6 @@ def joined_feedback(parts: Sequence[Feedback], columns: int) -> Feedback:
 def _newest(parts: Sequence[Tensor], dim: int, columns: int) -> Tensor:
     whole = torch.cat([*parts], dim)
     size = whole.shape[dim]
-    if size < columns:
-        raise ValueError(
-            f"{size} of {columns} columns were trained on: minibatches() of an algorithm that "
-            "trains on such a replay must yield all columns in order, as split does"
-        )
     return whole.narrow(dim, size - columns, columns).roll(size % columns, dim)
 
 
@@ -173,13 +169,13 @@ def least_columns(model: nn.Module) -> int:
 
 def addends(metrics: Mapping[str, Tensor | Mean], share: float) -> dict[str, Tensor]:
     """Returns what slices add up: share * metric, or total and number of steps of a Mean."""
-    found: dict[str, Tensor] = {}
+    summands: dict[str, Tensor] = {}
     for name, metric in metrics.items():
         if isinstance(metric, Mean):
-            found |= {name: metric.total, STEPS_OF + name: metric.steps}
+            summands |= {name: metric.total, STEPS_OF + name: metric.steps}
         else:
-            found[name] = share * metric
-    return found
+            summands[name] = share * metric
+    return summands
 
 
 def divided(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -207,7 +203,7 @@ def means(learnt: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for metrics in learnt:
         for name, value in metrics.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: sum(of_metric) / len(of_metric) for name, of_metric in values.items()}
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

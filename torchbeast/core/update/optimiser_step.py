@@ -27,7 +27,6 @@ from torchbeast.core.algos.base import (
     Counters,
     Optimizer,
     check_losses,
-    naming_needs,
 )
 from torchbeast.core.algos.config import StepConfig, settings_of, with_values
 from torchbeast.core.algos.schedules import Schedule, schedules_of
@@ -55,7 +54,7 @@ from torchbeast.core.update.ranks import (
     Ranks,
     Statistics,
     added_in_order,
-    check_same_step,
+    check_same_place,
     keeping_buffers,
 )
 from torchbeast.errors import UsageError
@@ -191,7 +190,7 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.restored_on_error(), naming_needs(self.algo):
+        with self.restored_on_error():
             if self._ranks is None:
                 self.algo.observe(batch)
                 minibatches, of_batch = self._begin(batch)
@@ -265,7 +264,7 @@ class OptimiserStep(Generic[BatchT]):
         NonFiniteError as `update` does.
         """
         messages = [contribution.message for contribution in contributions]
-        check_same_step(messages)
+        check_same_place(messages)
         total = added_in_order([contribution.gradients for contribution in contributions])
         return self._apply(self._joining.unpacked(messages, total))
 
@@ -323,7 +322,7 @@ class OptimiserStep(Generic[BatchT]):
         assert self._ranks is not None
         contribution = self.contribution(minibatch, number, env_steps)
         messages = self._ranks.gather(contribution.message)
-        check_same_step(messages)  # before vectors of different lengths are added up
+        check_same_place(messages)
         return self._joining.unpacked(messages, self._ranks.add(contribution.gradients))
 
     def _apply(self, report: MinibatchReport) -> dict[str, float]:
@@ -344,7 +343,9 @@ class OptimiserStep(Generic[BatchT]):
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
-            terms, metrics, feedback = check_losses(self.algo, self.algo.losses(columns))
+            losses = self.algo.losses(columns)
+            check_losses(self.algo, losses)
+            terms, metrics, feedback = losses
             share = columns.num_steps / num_steps
             if not minibatch.num_steps:
                 metrics = {}
@@ -368,20 +369,14 @@ class OptimiserStep(Generic[BatchT]):
 
     def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
         """Returns the sum of each optimiser's terms, for optimisers that have terms."""
-        losses: dict[str, list[Tensor]] = {}
-        usual = self._minimisers[0].name if len(self._minimisers) == 1 else "none"
+        losses: dict[str, list[Tensor]] = {minimiser.name: [] for minimiser in self._minimisers}
+        only = self._minimisers[0].name if len(self._minimisers) == 1 else None
         for term, loss in terms.items():
-            name = self.algo.minimised_by.get(term, usual)
-            if name not in self.algo.optimisers:
-                raise ValueError(
-                    f"{type(self.algo).__name__}.minimised_by gives the term {term} to {name}: "
-                    f"assign it to one of its optimisers, {', '.join(self.algo.optimisers)}"
-                )
-            losses.setdefault(name, []).append(loss)
+            losses[only or self.algo.minimised_by[term]].append(loss)
         return [
             (minimiser, torch.stack(losses[minimiser.name]).sum())
             for minimiser in self._minimisers
-            if minimiser.name in losses
+            if losses[minimiser.name]
         ]
 
     def _check_finite(self, metrics: Mapping[str, float]) -> None:

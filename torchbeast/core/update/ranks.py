@@ -52,7 +52,7 @@ class JointGradients:
 
     Gradients of a "sum" are added up. Those of a "mean" are weighted by the number of steps, so
     that the result is the mean over all valid steps of all learners. Frozen parameters are left
-    out; `check_same_step` checks that all learners freeze the same ones.
+    out; all learners freeze the same ones.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], reduction: Reduction) -> None:
@@ -61,15 +61,15 @@ class JointGradients:
         is_double = any(p.dtype == torch.float64 for p in parameters)
         self._dtype = torch.float64 if is_double else torch.float32
 
-    def packed(self, found: MinibatchReport) -> Contribution:
-        """Returns the present gradients with what else was found."""
+    def packed(self, report: MinibatchReport) -> Contribution:
+        """Returns the present gradients with the rest of the report."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        pieces = [self._gradient(parameter, found.steps) for parameter in trained]
+        pieces = [self._gradient(parameter, report.steps) for parameter in trained]
         message = {
-            "metrics": fetched(found.metrics),
-            "steps": found.steps,
-            "env_steps": found.env_steps,
-            "minibatch": found.minibatch,
+            "metrics": fetched(report.metrics),
+            "steps": report.steps,
+            "env_steps": report.env_steps,
+            "minibatch": report.minibatch,
             "trained": [int(p.requires_grad) for p in self._parameters],
             "has_gradient": [int(p.grad is not None) for p in trained],
         }
@@ -78,7 +78,7 @@ class JointGradients:
     def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> MinibatchReport:
         """Sets the gradients to all learners' together; returns what they found together.
 
-        messages: checked by `check_same_step`. total: the sum of their vectors, on any device.
+        messages: checked by `check_same_place`. total: the sum of their vectors, on any device.
         """
         steps = sum(message["steps"] for message in messages)
         total = total.to(self._parameters[0].device)  # in one transfer
@@ -112,16 +112,16 @@ def _joined_metrics(messages: Sequence[Mapping[str, Any]], terms_add_up: bool) -
     """
     names = list(dict.fromkeys(name for message in messages for name in message["metrics"]))
     terms = names[: names.index(TOTAL) + 1]
-    found = {}
+    joined = {}
     for name in names:
         having = [message for message in messages if name in message["metrics"]]
         values = [(message["metrics"][name], message["steps"]) for message in having]
         is_part = name.startswith(STEPS_OF) or STEPS_OF + name in names
         if is_part or (terms_add_up and name in terms):
-            found[name] = sum(value for value, _ in values)
+            joined[name] = sum(value for value, _ in values)
         else:
-            found[name] = _mean(values)
-    return found
+            joined[name] = _mean(values)
+    return joined
 
 
 def _mean(values: Sequence[tuple[float, int]]) -> float:
@@ -148,22 +148,6 @@ def check_same_place(messages: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError(
             f"the learners are at different minibatches of their batches, {numbers}: minibatches() "
             "must yield the same number in each of them"
-        )
-
-
-def check_same_step(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError if the gradients of the learners cannot be added up.
-
-    They are of different minibatches, or of different parameters.
-    """
-    check_same_place(messages)
-    trained = [message["trained"] for message in messages]
-    different = [n for n, flags in enumerate(zip(*trained, strict=True)) if len(set(flags)) > 1]
-    if different:
-        raise ValueError(
-            "the learners freeze different parameters: requires_grad of the optimisers' parameters "
-            f"number {different} (counted from 0) differs between learners: freeze the same layers "
-            "in each of them"
         )
 
 

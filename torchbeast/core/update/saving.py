@@ -11,7 +11,7 @@ The first two are in all earlier checkpoints, and in the original TorchBeast's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,92 +25,76 @@ _KINDS = {"alpha": "RMSprop", "betas": "Adam"}
 
 def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
     """Returns the state by the keys above; tensors are not copied."""
-    only, further = _optimiser(algo), _further(algo)
+    models = {name: m.state_dict() for name, m in algo.models.items() if m is not algo.actor}
+    optimisers = {name: optimiser.state_dict() for name, optimiser in algo.optimisers.items()}
+    only = optimisers.popitem()[1] if len(optimisers) == 1 else {}
     state: dict[str, Any] = {
         "model_state_dict": algo.actor.state_dict(),
-        "optimizer_state_dict": only.state_dict() if only else {},
+        "optimizer_state_dict": only,
     }
-    if any(further.values()):
-        state[ALGORITHM] = {
-            kind: {name: thing.state_dict() for name, thing in things.items()}
-            for kind, things in further.items()
-        }
+    if models or optimisers:
+        state[ALGORITHM] = {"models": models, "optimisers": optimisers}
     return state
 
 
 def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first difference, if `restore` cannot restore the state."""
-    check_fits(algo.actor, state["model_state_dict"])
-    saved, expected = _further_state(state), _further(algo)
-    for kind, things in expected.items():
-        _check_names(algo, kind, set(things), set(saved[kind]))
-    for name, model in expected["models"].items():
-        check_fits(model, saved["models"][name])
-    if only := _optimiser(algo):
-        _check_optimiser("", only, state["optimizer_state_dict"])
-    for name, optimiser in expected["optimisers"].items():
-        _check_optimiser(f" {name}", optimiser, saved["optimisers"][name])
+    models, optimisers = _saved(algo, state)
+    _check_names("models", algo, algo.models, models)
+    _check_names("optimisers", algo, algo.optimisers, optimisers)
+    for name, model in algo.models.items():
+        check_fits(model, models[name])
+    for name, optimiser in algo.optimisers.items():
+        _check_optimiser(name, optimiser, optimisers[name])
 
 
 def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
     """Restores the result of `state_of`; call `check_state` first."""
-    algo.actor.load_state_dict(state["model_state_dict"])
-    if only := _optimiser(algo):
-        only.load_state_dict(state["optimizer_state_dict"])
-    saved = _further_state(state)
-    for kind, things in _further(algo).items():
-        for name, thing in things.items():
-            thing.load_state_dict(saved[kind][name])
+    models, optimisers = _saved(algo, state)
+    for name, model in algo.models.items():
+        model.load_state_dict(models[name])
+    for name, optimiser in algo.optimisers.items():
+        optimiser.load_state_dict(optimisers[name])
 
 
-def _optimiser(algo: Algorithm[Any]) -> Optimizer | None:
-    """Returns the only optimiser; None where there are several."""
-    return next(iter(algo.optimisers.values())) if len(algo.optimisers) == 1 else None
+def _saved(
+    algo: Algorithm[Any], state: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns the saved states of all models and of all optimisers by name."""
+    further = state.get(ALGORITHM, {"models": {}, "optimisers": {}})
+    models = {"actor": state["model_state_dict"], **further["models"]}
+    only = dict.fromkeys(algo.optimisers, state["optimizer_state_dict"])
+    return models, further["optimisers"] or only
 
 
-def _further(algo: Algorithm[Any]) -> dict[str, dict[str, Any]]:
-    """Returns the other models than the actor, and the optimisers if there are several."""
-    models = {name: model for name, model in algo.models.items() if model is not algo.actor}
-    return {"models": models, "optimisers": {} if _optimiser(algo) else algo.optimisers}
-
-
-def _further_state(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    return state.get(ALGORITHM, {"models": {}, "optimisers": {}})
-
-
-def _check_names(algo: Algorithm[Any], kind: str, expected: set[str], saved: set[str]) -> None:
-    if expected != saved:
+def _check_names(
+    kind: str, algo: Algorithm[Any], expected: Collection[str], saved: Collection[str]
+) -> None:
+    if sorted(expected) != sorted(saved):
         raise ValueError(
-            "the checkpoint belongs to another algorithm: in addition to the actor it has the "
-            f"{kind} {_listed(saved)}, but {type(algo).__name__} has {_listed(expected)}; use the "
-            "algorithm and settings it was trained with"
+            f"the checkpoint belongs to another algorithm: it has the {kind} "
+            f"{', '.join(sorted(saved))}, but {type(algo).__name__} has "
+            f"{', '.join(sorted(expected))}; use the algorithm and settings it was trained with"
         )
 
 
 def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raises ValueError if one of both is Adam and the other RMSprop, or they have other groups.
-
-    name: "", or the name after a space.
-    """
+    """Raises ValueError if one of both is Adam and the other RMSprop, or they have other groups."""
     if "param_groups" not in optimiser.state_dict():  # an optimiser of another form
         return
     now, before = _groups(optimiser.param_groups), _groups(saved.get("param_groups", []))
     if now != before:
         raise ValueError(
-            f"the checkpoint's optimiser{name} is different: it has {before}, but the algorithm's "
+            f"the checkpoint's optimiser {name} is different: it has {before}, but the algorithm's "
             f"has {now}; use the algorithm and settings it was trained with"
         )
 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
     """Describes the groups of an optimiser, such as "12 parameters of Adam"."""
-    kinds = ["".join(f" of {_KINDS[name]}" for name in _KINDS if name in each) for each in groups]
+    kinds = ["".join(f" of {_KINDS[name]}" for name in _KINDS if name in group) for group in groups]
     both = zip(groups, kinds, strict=True)
     return ", ".join(f"{len(group['params'])} parameters{kind}" for group, kind in both)
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
 
 
 def check_fits(module: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
 from torchbeast.core.storages.replay.store import Arrays, RolloutStore
@@ -121,13 +120,8 @@ class RolloutReplay(RolloutStore):
         """Writes a window into a column of a batch, and returns the final observations of the
         truncations in its rows 1..T, in order.
 
-        batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT. Raises ValueError
-        when the window has been overwritten.
+        batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT.
         """
-        require(
-            window.episode >= window.trajectory.start,
-            "the window's episode was overwritten: read windows before the next insert",
-        )
         positions = np.arange(window.position, window.position + self.unroll_length + 1)
         self._read_others(window.trajectory, positions, batch, column)
         starts = np.where(batch["done"][:, column], positions, window.episode)
@@ -160,10 +154,10 @@ class RolloutReplay(RolloutStore):
         self, window: Window, truncated: np.ndarray, stacks: list[np.ndarray]
     ) -> list[Final]:
         """Returns the final observations of truncations in rows 1..T; truncated: [T+1]."""
-        found: list[Final] = []
+        finals: list[Final] = []
         for row in (1 + np.flatnonzero(truncated[1:])).tolist():
             newest = self._ring.final(window.trajectory.row(window.position + row))
             pairs = zip(stacks, newest, strict=True)
             whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
-            found.append((row, [leaf[0] for leaf in whole]))
-        return found
+            finals.append((row, [leaf[0] for leaf in whole]))
+        return finals

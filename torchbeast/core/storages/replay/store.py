@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from torchbeast.core.base.checks import at_least, require
+from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.frame_stack import frame_spec, newest
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
@@ -26,7 +26,6 @@ from torchbeast.core.storages.replay.trajectories import Trajectory, TrajectoryR
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
 
-_MANY_ENVIRONMENTS = 10_000  # more may have left the run
 _PRIORITIES = "has_priorities"  # in the header of a file
 
 
@@ -54,26 +53,15 @@ class RolloutStore(ABC):
     def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
         """Reserves memory, which is committed page by page as it is written.
 
-        fields, frame_stack: see `row_specs`. capacity: in transitions.
-
-        Raises ValueError when the capacity has no room for two rollouts, and MemoryError when so
-        much memory cannot be reserved.
+        fields, frame_stack: see `row_specs`. capacity: in transitions, at least two rollouts.
         """
         self.unroll_length = fields["reward"].shape[0] - 1
         self.capacity = capacity
         self.frame_stack = frame_stack
         self.bytes_per_transition = bytes_per_transition(fields, frame_stack)
         self._specs = row_specs(fields, frame_stack)
-        _check_capacity(capacity, self.unroll_length)
-        try:
-            num_chunks = capacity // self.unroll_length
-            self._ring = TrajectoryRing(self._specs, self.unroll_length, num_chunks)
-        except MemoryError:
-            each = self.bytes_per_transition
-            raise MemoryError(
-                f"a replay of {capacity} transitions takes {capacity * each} bytes of memory, "
-                f"{each} each, which cannot be allocated"
-            ) from None
+        num_chunks = capacity // self.unroll_length
+        self._ring = TrajectoryRing(self._specs, self.unroll_length, num_chunks)
         self._generator = np.random.default_rng(seed)
         self.lock = threading.Lock()
         self._clear(first_chunk=0)
@@ -113,14 +101,7 @@ class RolloutStore(ABC):
 
         A rollout whose rollout_index does not follow its environment's last one begins a new
         trajectory.
-
-        Raises ValueError when rollouts have another length.
         """
-        steps = arrays["reward"].shape[0] - 1
-        require(
-            steps == self.unroll_length,
-            f"the replay stores rollouts of {self.unroll_length} steps, not {steps}",
-        )
         leaves = flatten({name: arrays[name] for name in self._ring.fields})
         stacks, finals = flatten(arrays["observation"]), flatten(arrays["final_observation"])
         ends = [0, *arrays["truncated"][1:].sum(axis=0).cumsum().tolist()]
@@ -148,9 +129,6 @@ class RolloutStore(ABC):
 
     def _begin(self, trajectory: Trajectory, rows: list[np.ndarray]) -> Trajectory:
         """Begins a trajectory with row 0 of a rollout, in a chunk of zeros."""
-        if len(self._open) >= _MANY_ENVIRONMENTS + 2 * self._ring.num_chunks:
-            # Most trajectories without a stored row are of environments that left the run.
-            self._open = {key: old for key, old in self._open.items() if old.start < old.end}
         self._open[trajectory.agent, trajectory.env_index] = trajectory
         row_0 = [np.zeros_like(leaf) for leaf in rows]
         for alone, leaf in zip(row_0, rows, strict=True):
@@ -273,15 +251,6 @@ class RolloutStore(ABC):
         """Takes over a state, after the rows; numbers: of all rows of the file."""
 
 
-def _check_capacity(capacity: int, unroll_length: int) -> None:
-    least = 2 * unroll_length
-    require(
-        least <= capacity < 2**31,
-        f"a replay must hold at least 2 rollouts of {unroll_length} steps or more, {least} to "
-        f"{2**31 - 1} transitions; got {capacity}",
-    )
-
-
 _NOT_STORED = ("initial_agent_state", "final_observation", "env_index", "rollout_index", "info")
 
 
@@ -290,10 +259,7 @@ def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
 
     fields: a nest of ArraySpec [T+1, B, *shape] for each field of Rollout. frame_stack: number of
     frames in every leaf of an observation, of which one is stored.
-
-    Raises ValueError when a leaf cannot be a stack of so many frames.
     """
-    at_least(1, frame_stack=frame_stack)
     rows: dict[str, Any] = {
         name: map_leaves(lambda spec: ArraySpec(spec.shape[2:], spec.dtype), nest)
         for name, nest in fields.items()

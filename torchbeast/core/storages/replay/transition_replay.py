@@ -194,16 +194,16 @@ class TransitionReplay(RolloutStore):
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns transitions, and the rows before them [count]."""
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        whole: list[tuple[np.ndarray, np.ndarray]] = []
         missing = count
         for _ in range(_MOST_ROUNDS if self.size else 0):
             names = self._draw_rows(missing)
             starts = self._ring.rows_beside(names, -1)
             is_whole = self._is_whole(names, starts)
-            found.append((names[is_whole], starts[is_whole]))
+            whole.append((names[is_whole], starts[is_whole]))
             missing -= int(is_whole.sum())
             if not missing:
-                names, starts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+                names, starts = (np.concatenate(parts) for parts in zip(*whole, strict=True))
                 return names, starts
         raise LookupError(
             f"the replay has no complete transition in {self.size} of {self.capacity} steps: "
