@@ -128,3 +128,8 @@ def test_a_number_cannot_be_stacked() -> None:
     assert stacked_space(ArraySpec((), "int64"), 1) == ArraySpec((), "int64")
     with pytest.raises(ValueError, match="cannot be stacked 4 times"):
         stacked_space(ArraySpec((), "int64"), 4)
+
+
+def test_a_stack_of_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        FrameStacker(0)

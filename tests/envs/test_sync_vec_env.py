@@ -375,7 +375,7 @@ def test_an_observation_that_is_no_number_is_refused_at_once(observation: Any) -
 
 def test_a_key_that_is_no_string_is_refused_at_once() -> None:
     kind = type("Odd", (Counting,), {"observation": lambda self: {1: 2.0}})
-    with pytest.raises(TypeError, match="keys of a nest must be strings, got 1 of type int"):
+    with pytest.raises(ValueError, match="has the key 1 of type int, expected a string$"):
         SyncVecEnv([kind], "Example-v0")
 
 

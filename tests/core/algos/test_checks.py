@@ -56,7 +56,14 @@ MISTAKES = {
         with_term(lambda found: weight(found).detach()),
         "the term my_loss must .* depends on a parameter, got a constant: .* without detach",
     ),
-    "a metric for each step": (with_metric(RAW), "the metric my_metric must be a scalar, got"),
+    "a number": (with_term(lambda found: 0.5), "the term my_loss must .*, got a constant"),
+    "only the terms": (
+        lambda found: found.terms,
+        r"Mine.losses must return Losses\(terms, metrics",
+    ),
+    "no term": (lambda found: Losses({}), "must return Losses.* with a term, got"),
+    "a metric for each step": (with_metric(RAW), "the metric my_metric must be a scalar tensor"),
+    "a metric that is no tensor": (with_metric(1.5), "the metric my_metric must be a scalar"),
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.algos import on_policy
 from torchbeast.core.algos.config import PPOConfig
 from torchbeast.core.algos.on_policy import ReturnNorm
 from torchbeast.core.algos.ppo import PPO
@@ -82,6 +83,19 @@ def test_the_deviation_is_that_of_the_returns_of_all_steps(make_rollout: Make) -
     deviation = norm.variance.sqrt().item()
     expected = torch.tensor([[1 / deviation, -2 / deviation], [0.0, 10.0]])
     torch.testing.assert_close(norm(rewards), expected)
+
+
+def test_environments_that_left_long_ago_are_forgotten_and_the_newest_go_on(
+    make_rollout: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_policy, "_MOST_ENVIRONMENTS", 2)
+    norm, stays = ReturnNorm(GAMMA), Stream(0)
+    leaving = [Stream(seed) for seed in range(1, 6)]
+    for index, stream in enumerate(leaving):
+        norm.add(rollout_of(make_rollout, [(stays, 0, index), (stream, 1 + index, 0)]))
+        assert len(norm._last) <= 2
+    expected = stays.returns(range(1, len(leaving) * T + 1))
+    check_moments(norm, expected + [g for s in leaving for g in s.returns(range(1, T + 1))])
 
 
 def test_replayed_columns_and_steps_that_are_not_valid_are_left_out(make_rollout: Make) -> None:

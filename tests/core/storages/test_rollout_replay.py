@@ -19,6 +19,7 @@ import pytest
 from true_rows import BEGUN_WITH, Batch, Envs, Life, empty_batch, fields
 
 from torchbeast.core.base.nest import flatten, map_leaves
+from torchbeast.core.storages.replay import store as rollout_store
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay, Window
 from torchbeast.core.storages.replay.store import bytes_per_transition
 
@@ -312,7 +313,27 @@ def test_rollouts_of_another_source_continue_none() -> None:
     assert replay.stats().fill == 7 / 500, "four rollouts, and row 0 of three trajectories"
 
 
+def test_environments_that_come_and_go_leave_nothing_but_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_store, "_MANY_ENVIRONMENTS", 0)
+    T, slots = 2, 8
+    envs, _ = one_life(T, [])
+    replay = RolloutReplay(fields(T, 1, 1), slots * T)
+    for env in range(200):
+        insert(replay, envs, [envs.next_rollout(0, env)])
+        insert(replay, envs, [envs.next_rollout(0, env)])
+    assert len(replay._open) <= 2 * slots
+
+
 # --- what is refused
+
+
+def test_observations_that_cannot_be_stacks_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"frame_stack is 3, but an observation of shape \[4, 2, 3"
+    ):
+        RolloutReplay(fields(4, 1, 4), 100, 3)
 
 
 def test_nothing_is_sampled_before_an_episode_is_complete() -> None:

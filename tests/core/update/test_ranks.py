@@ -283,6 +283,18 @@ def test_unequal_numbers_of_minibatches_are_a_sentence_in_every_rank(make_rollou
     assert "[0, 2]" in errors[0]
 
 
+def test_ranks_that_freeze_different_parameters_are_refused_by_all(make_rollout: Make) -> None:
+    learners = ranks_of(impala(mlp()), impala, 2)
+    before = copy.deepcopy(state(learners[0]))
+    learners[1].algo.actor.baseline.bias.requires_grad_(False)
+    number = [name for name, _ in learners[0].algo.actor.named_parameters()].index("baseline.bias")
+    errors = together(learners, [make_rollout(T, 2)] * 2)
+    for learner, error in zip(learners, errors, strict=True):
+        assert isinstance(error, ValueError)
+        assert f"requires_grad of the optimisers' parameters number [{number}]" in str(error)
+        torch.testing.assert_close(state(learner), before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("method", ["observe", "prepare", "metrics", "losses"])
 def test_only_a_single_learner_may_change_buffers_by_its_batch(
     make_rollout: Make, method: str

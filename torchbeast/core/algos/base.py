@@ -341,29 +341,34 @@ class Algorithm(ABC, Generic[BatchT]):
         return {}
 
 
-def check_losses(algo: Algorithm[Any], losses: Losses) -> None:
-    """Checks what `losses` returned.
+def check_losses(algo: Algorithm[Any], losses: Any) -> Losses:
+    """Returns the result of `losses`.
 
-    Raises ValueError for a term or metric with a value for each step, which would be summed, and
-    for a term that is a constant, which would be ignored.
+    Raises ValueError for anything but Losses with terms and scalars; for a term with a value for
+    each step, which PyTorch would sum; and for a constant, which it would ignore.
     """
+    name = f"{type(algo).__name__}.losses"
+    if not (isinstance(losses, Losses) and losses.terms):
+        raise ValueError(f"{name} must return Losses(terms, metrics) with a term, got {losses!r}")
     groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
     # A term may depend on a parameter alone that is frozen.
     has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
     for term, loss in losses.terms.items():
-        if loss.dim() or not (loss.requires_grad or has_frozen):
-            what = f"shape {list(loss.shape)}" if loss.dim() else "a constant"
+        shape = list(torch.as_tensor(loss).shape)
+        if shape or not (torch.is_tensor(loss) and (loss.requires_grad or has_frozen)):
+            what = f"shape {shape}" if shape else "a constant"
             raise ValueError(
-                f"{type(algo).__name__}.losses: the term {term} must be a scalar that depends on a "
+                f"{name}: the term {term} must be a scalar that depends on a "
                 f"parameter, got {what}: take the sum or the mean over the steps, without "
                 "detach() and no_grad()"
             )
     for metric, value in losses.metrics.items():
-        if not isinstance(value, Mean) and value.dim():
+        if not isinstance(value, Mean) and not (torch.is_tensor(value) and not value.dim()):
             raise ValueError(
-                f"{type(algo).__name__}.losses: the metric {metric} must be a scalar, got shape "
-                f"{list(value.shape)}: take losses.mean(values, mask)"
+                f"{name}: the metric {metric} must be a scalar tensor: take losses.mean(values, "
+                "mask)"
             )
+    return losses
 
 
 @dataclass(frozen=True, kw_only=True)

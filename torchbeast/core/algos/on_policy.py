@@ -18,6 +18,8 @@ from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 
+_MOST_ENVIRONMENTS = 100_000  # whose returns go on; others have left the run
+
 
 class _RolloutEnd(NamedTuple):
     """The end of an environment's newest rollout."""
@@ -91,7 +93,10 @@ class ReturnNorm(RunningNorm):
             if last is not None and last.rollout_index + 1 == rollout_index:
                 before[column] = last.value
             after = values[column] + kept[column] * before[column]
-            self._last[env] = _RolloutEnd(rollout_index, after)
+            self._last.pop(env, None)
+            self._last[env] = _RolloutEnd(rollout_index, after)  # at the end: the newest
+        while len(self._last) > _MOST_ENVIRONMENTS:
+            del self._last[next(iter(self._last))]
         return torch.tensor(before, dtype=from_zero.dtype, device=from_zero.device)
 
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from torchbeast.core.base.checks import at_least
 from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, ObservationSpace
@@ -29,6 +30,7 @@ class FrameStacker:
     """
 
     def __init__(self, num_frames: int) -> None:
+        at_least(1, num_frames=num_frames)
         self._num_frames = num_frames
         self._stack: ArrayNest = ()
 
@@ -113,9 +115,17 @@ Run = tuple[slice, slice]  # where to, and where from: rows that are consecutive
 
 
 def frame_spec(stack: ArraySpec, num_frames: int) -> ArraySpec:
-    """Returns the spec of a frame [C, ...] of a stack [k * C, ...]."""
+    """Returns the spec of a frame [C, ...] of a stack [k * C, ...].
+
+    Raises ValueError when the stack's shape does not allow num_frames.
+    """
     if num_frames == 1:
         return stack
+    if not stack.shape or stack.shape[0] % num_frames:
+        raise ValueError(
+            f"frame_stack is {num_frames}, but an observation of shape {list(stack.shape)} does "
+            f"not consist of {num_frames} frames along its first dimension"
+        )
     return dataclasses.replace(stack, shape=(stack.shape[0] // num_frames, *stack.shape[1:]))
 
 

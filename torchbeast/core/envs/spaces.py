@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.checks import short_repr
-from torchbeast.core.base.nest import flatten, map_leaves, pack_as, sorted_keys
+from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 
 # Dtypes of the wire format, by numpy's names.
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 WIRE_DTYPES = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64"))
 
 
+_LARGEST_CATEGORY = 2**62 - 1
 _MOST_CHOICES = 2**16  # of an entry of an integer Box: all of an int16; a dtype's range is no bound
 
 
@@ -53,12 +54,30 @@ class ArraySpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
-        for name in ("low", "high"):
-            if (bound := getattr(self, name)) is not None:
-                object.__setattr__(self, name, float(bound))
-        for name in ("categories", "start"):
-            if (numbers := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _one_if_equal(numbers))
+        object.__setattr__(self, "low", _bound("low", self.low))
+        object.__setattr__(self, "high", _bound("high", self.high))
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
+        object.__setattr__(self, "start", self._per_entry("start", self.start))
+        if self.categories is not None:
+            object.__setattr__(self, "categories", self._per_entry("categories", self.categories))
+            self._check_categories(self.categories)
+
+    def _per_entry(self, name: str, given: Sequence[int]) -> tuple[int, ...]:
+        numbers, size = tuple(int(number) for number in given), math.prod(self.shape)
+        if len(numbers) not in (1, size):
+            raise ValueError(
+                f"{name} of shape {self.shape} needs 1 or {size} numbers, got {len(numbers)}"
+            )
+        return numbers[:1] if len(set(numbers)) == 1 else numbers
+
+    def _check_categories(self, categories: tuple[int, ...]) -> None:
+        if min(categories) < 1:
+            raise ValueError(f"categories must be at least 1, got {min(categories)}")
+        if self.dtype.startswith("float"):
+            raise ValueError(f"categories are integers, got the dtype {self.dtype}")
+        if max(*categories, *map(abs, self.start), 0) > _LARGEST_CATEGORY:
+            raise ValueError("categories must be numbers of 62 bits")
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,8 @@ class Discrete:
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", int(self.n))
         object.__setattr__(self, "start", int(self.start))
+        if self.n < 1:
+            raise ValueError(f"Discrete needs at least one action, got n={self.n}")
 
 
 @dataclass(frozen=True)
@@ -90,6 +111,8 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nvec", tuple(int(n) for n in self.nvec))
+        if not self.nvec or min(self.nvec) < 1:
+            raise ValueError(f"MultiDiscrete needs positive counts, got nvec={self.nvec}")
 
 
 @dataclass(frozen=True)
@@ -126,8 +149,8 @@ class Box:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
-        object.__setattr__(self, "low", _flat_bound(self.low, self.shape))
-        object.__setattr__(self, "high", _flat_bound(self.high, self.shape))
+        object.__setattr__(self, "low", _flat_bound("low", self.low, self.shape))
+        object.__setattr__(self, "high", _flat_bound("high", self.high, self.shape))
         object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
         if self.is_integer:
             self._check_choices()
@@ -177,14 +200,23 @@ def _wire_dtype(dtype: Any) -> str:
     return name
 
 
-def _one_if_equal(numbers: Sequence[int]) -> tuple[int, ...]:
-    as_ints = tuple(int(number) for number in numbers)
-    return as_ints[:1] if len(set(as_ints)) == 1 else as_ints
+def _bound(name: str, bound: Any) -> float | None:
+    if bound is None:
+        return None
+    value = float(bound)
+    if math.isnan(value):
+        raise ValueError(f"{name} must be a number, got NaN")
+    return value
 
 
-def _flat_bound(bound: Any, shape: tuple[int, ...]) -> tuple[float, ...]:
+def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, ...]:
     values = np.asarray(bound, dtype=np.float64).ravel()
-    return tuple(np.broadcast_to(values, math.prod(shape)).tolist())
+    size = math.prod(shape)
+    if values.size not in (1, size):
+        raise ValueError(
+            f"Box {name} of shape {shape} needs 1 or {size} numbers, got {values.size}"
+        )
+    return tuple(np.broadcast_to(values, size).tolist())
 
 
 def num_bytes(specs: Any) -> int:
@@ -196,12 +228,17 @@ def num_bytes(specs: Any) -> int:
 
 
 def space_to_json(space: ActionSpace | ObservationSpace) -> dict[str, Any]:
-    """Returns a space as JSON values, such as {"type": "Discrete", "n": 6, "start": 0}."""
+    """Returns a space as JSON values, such as {"type": "Discrete", "n": 6, "start": 0}.
+
+    Raises ValueError when it is neither an action space nor an observation space.
+    """
     if isinstance(space, tuple):
         return {"type": "Tuple", "spaces": [space_to_json(entry) for entry in space]}
     if isinstance(space, dict):
         parts = {key: space_to_json(space[key]) for key in sorted(space)}
         return {"type": "Dict", "spaces": parts}
+    if not isinstance(space, ActionLeaf | ArraySpec):
+        raise ValueError(f"neither an action space nor an observation space: {space!r}")
     return {"type": type(space).__name__, **_values_to_json(dataclasses.asdict(space))}
 
 
@@ -327,7 +364,7 @@ def declared(space: Any) -> Any:
     names = _class_names(space)
     parts = space.spaces if "Dict" in names or "Tuple" in names else space
     if isinstance(parts, Mapping):
-        return {key: declared(parts[key]) for key in sorted_keys(parts)}
+        return {key: declared(parts[key]) for key in _string_keys(parts, "the observation space")}
     return tuple(map(declared, parts)) if isinstance(parts, (tuple, list)) else parts
 
 
@@ -383,10 +420,10 @@ def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
     """Returns the space of an observation, a nest of arrays or Python numbers.
 
     path: name of the observation in error messages. Raises ValueError when a leaf has a dtype that
-    the wire format cannot carry, and TypeError when a dict has a key that is not a string.
+    the wire format cannot carry, or a dict a key that is not a string.
     """
     if isinstance(observation, dict):
-        keys = sorted_keys(observation)
+        keys = _string_keys(observation, path)
         return {key: spec_of(observation[key], f"{path}[{key!r}]") for key in keys}
     if isinstance(observation, (tuple, list)):
         return tuple(spec_of(entry, f"{path}[{i}]") for i, entry in enumerate(observation))
@@ -397,6 +434,15 @@ def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
             "entry out with observation_keys"
         )
     return ArraySpec(array.shape, array.dtype.name)
+
+
+def _string_keys(mapping: Mapping[Any, Any], path: str) -> list[str]:
+    """Returns the keys in sorted order; raises ValueError when one is not a string."""
+    for key in mapping:
+        if not isinstance(key, str):
+            kind = type(key).__name__
+            raise ValueError(f"{path} has the key {key!r} of type {kind}, expected a string")
+    return sorted(mapping)
 
 
 def matching_leaves(space: ObservationSpace, observation: Any, path: str) -> Iterator[np.ndarray]:
@@ -479,7 +525,7 @@ def random_action(space: ActionSpace, num_envs: int, rng: np.random.Generator) -
     """Returns one random action per environment, leaves [num_envs, ...].
 
     Real numbers are drawn from a standard normal distribution; the environment clips them to its
-    bounds.
+    bounds. Raises ValueError when a leaf of `space` is not an action space.
     """
     return map_leaves(lambda leaf: _random_leaf(leaf, num_envs, rng), space)
 
@@ -495,4 +541,6 @@ def _random_leaf(leaf: Any, num_envs: int, rng: np.random.Generator) -> np.ndarr
         case Box() if leaf.is_integer:
             choices = rng.integers(0, leaf.nvec, (num_envs, len(leaf.nvec)))
             return (choices + np.array(leaf.start)).reshape(num_envs, *leaf.shape)
-    return rng.normal(size=(num_envs, *leaf.shape)).astype(leaf.dtype)
+        case Box(_, _, shape, dtype):
+            return rng.normal(size=(num_envs, *shape)).astype(dtype)
+    raise ValueError(f"not an action space: {leaf!r}")

@@ -54,7 +54,7 @@ from torchbeast.core.update.ranks import (
     Ranks,
     Statistics,
     added_in_order,
-    check_same_place,
+    check_same_step,
     keeping_buffers,
 )
 from torchbeast.errors import UsageError
@@ -264,7 +264,7 @@ class OptimiserStep(Generic[BatchT]):
         NonFiniteError as `update` does.
         """
         messages = [contribution.message for contribution in contributions]
-        check_same_place(messages)
+        check_same_step(messages)
         total = added_in_order([contribution.gradients for contribution in contributions])
         return self._apply(self._joining.unpacked(messages, total))
 
@@ -322,7 +322,7 @@ class OptimiserStep(Generic[BatchT]):
         assert self._ranks is not None
         contribution = self.contribution(minibatch, number, env_steps)
         messages = self._ranks.gather(contribution.message)
-        check_same_place(messages)
+        check_same_step(messages)  # before vectors of different lengths are added up
         return self._joining.unpacked(messages, self._ranks.add(contribution.gradients))
 
     def _apply(self, report: MinibatchReport) -> dict[str, float]:
@@ -343,9 +343,7 @@ class OptimiserStep(Generic[BatchT]):
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
-            losses = self.algo.losses(columns)
-            check_losses(self.algo, losses)
-            terms, metrics, feedback = losses
+            terms, metrics, feedback = check_losses(self.algo, self.algo.losses(columns))
             share = columns.num_steps / num_steps
             if not minibatch.num_steps:
                 metrics = {}

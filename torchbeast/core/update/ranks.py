@@ -52,7 +52,7 @@ class JointGradients:
 
     Gradients of a "sum" are added up. Those of a "mean" are weighted by the number of steps, so
     that the result is the mean over all valid steps of all learners. Frozen parameters are left
-    out; all learners freeze the same ones.
+    out; `check_same_step` checks that all learners freeze the same ones.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], reduction: Reduction) -> None:
@@ -78,7 +78,7 @@ class JointGradients:
     def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> MinibatchReport:
         """Sets the gradients to all learners' together; returns what they found together.
 
-        messages: checked by `check_same_place`. total: the sum of their vectors, on any device.
+        messages: checked by `check_same_step`. total: the sum of their vectors, on any device.
         """
         steps = sum(message["steps"] for message in messages)
         total = total.to(self._parameters[0].device)  # in one transfer
@@ -148,6 +148,22 @@ def check_same_place(messages: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError(
             f"the learners are at different minibatches of their batches, {numbers}: minibatches() "
             "must yield the same number in each of them"
+        )
+
+
+def check_same_step(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if the gradients of the learners cannot be added up.
+
+    They are of different minibatches, or of different parameters.
+    """
+    check_same_place(messages)
+    trained = [message["trained"] for message in messages]
+    different = [n for n, flags in enumerate(zip(*trained, strict=True)) if len(set(flags)) > 1]
+    if different:
+        raise ValueError(
+            "the learners freeze different parameters: requires_grad of the optimisers' parameters "
+            f"number {different} (counted from 0) differs between learners: freeze the same layers "
+            "in each of them"
         )
 
 

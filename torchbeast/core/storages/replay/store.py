@@ -26,6 +26,7 @@ from torchbeast.core.storages.replay.trajectories import Trajectory, TrajectoryR
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
 
+_MANY_ENVIRONMENTS = 10_000  # more may have left the run
 _PRIORITIES = "has_priorities"  # in the header of a file
 
 
@@ -129,6 +130,9 @@ class RolloutStore(ABC):
 
     def _begin(self, trajectory: Trajectory, rows: list[np.ndarray]) -> Trajectory:
         """Begins a trajectory with row 0 of a rollout, in a chunk of zeros."""
+        if len(self._open) >= _MANY_ENVIRONMENTS + 2 * self._ring.num_chunks:
+            # Most trajectories without a stored row are of environments that left the run.
+            self._open = {key: old for key, old in self._open.items() if old.start < old.end}
         self._open[trajectory.agent, trajectory.env_index] = trajectory
         row_0 = [np.zeros_like(leaf) for leaf in rows]
         for alone, leaf in zip(row_0, rows, strict=True):
