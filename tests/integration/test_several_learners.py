@@ -11,9 +11,8 @@ import psutil
 import pytest
 import torch
 from background import wait_for
+from ports import free_port, free_ports
 from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
-from scraping import free_port
-from test_machines import free_ports
 
 from torchbeast.reporting.log_files import read_logs
 

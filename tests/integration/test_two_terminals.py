@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from background import wait_for
+from ports import free_port
 from programs import Workshop
-from scraping import free_port, scraped
+from scraping import scraped
 
 from torchbeast.reporting.log_files import read_logs
 
