@@ -104,10 +104,9 @@ def test_a_signal_saves_and_the_same_command_resumes(
     step = saved_step(workshop, "a")
     assert step > 0
 
-    second = catch(workshop, "a", step + 400, program=program)
-    found = second.wait_for(r"Resuming .* at step ([\d,]+)")
-    assert int(found[1].replace(",", "")) == step
-    assert second.end() == 0, second.said
+    command = ["--env", "Catch", "--xpid", "a", PROCESSES[program], "2", *SMALL]
+    assert workshop.call(program, *command, "--total_steps", str(step + 400)) == 0
+    assert re.search(rf"Resuming .* at step {step:,}", capsys.readouterr().out)
     assert saved_step(workshop, "a") == step + 400
     logged = (workshop.run_folder("a") / "out.log").read_text()
     assert logged.count(f"] Stopped by {number.name}.") == logged.count("] Resuming ") == 1
