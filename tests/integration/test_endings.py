@@ -174,7 +174,6 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(
 def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     workshop: Workshop,
     program: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Not even a program that an environment has started is left."""
@@ -192,7 +191,6 @@ def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     assert run.end() == -signal.SIGKILL
     workshop.assert_nothing_is_left()
     step = saved_step(workshop, "a")
-    monkeypatch.chdir(workshop.folder)
     assert workshop.call(program, "--xpid", "a", "--total_steps", str(step + 400)) == 0
     assert f"at step {step:,}." in capsys.readouterr().out
 
