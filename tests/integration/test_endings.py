@@ -129,7 +129,8 @@ def test_a_signal_during_an_update_that_does_not_end_still_ends_the_program_in_o
     workshop.assert_nothing_is_left()
 
 
-@each_program("polybeast", "monobeast")
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
     workshop: Workshop, program: str
 ) -> None:

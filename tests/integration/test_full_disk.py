@@ -86,6 +86,7 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Wor
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> None:
     run = catch(workshop, "a", 2000, "--checkpoint_interval", "1", by=UNHEARD)
     assert run.end() == 0
