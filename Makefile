@@ -36,7 +36,7 @@ train: $(VENV)/installed
 
 # Compilers use a core while another job downloads or waits. pytest comes last, because it measures time.
 test:
-	$(MAKE) -j 3 lint test-cpp check-locks sanitize-quick
+	$(MAKE) -j 3 lint test-cpp check-locks sanitize-quick $(VENV)/compiled
 	$(MAKE) test-python
 
 # A library is one file, without optimisation or debugging symbols: compiling takes far longer than the tests.
@@ -48,7 +48,7 @@ test-cpp: $(VENV)/test-packages
 
 SHORT := not long and not families
 test-python: $(VENV)/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "$(SHORT)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "$(SHORT)"
 
 # Runs what test-python leaves out: tests that learn, and further programs and cases of its tests.
 test-long: $(VENV)/installed-for-tests
@@ -137,6 +137,11 @@ $(VENV)/installed: $(VENV)/system-packages $(SOURCES) $(CONSTRAINTS)
 
 $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) -r tests/requirements.txt
+	touch $@
+
+# Compiles the modules that all processes of pytest import first, and the tests, once instead of in each process.
+$(VENV)/compiled: $(VENV)/installed-for-tests
+	$(BIN)/python -m pytest --collect-only -q | tail -n 1
 	touch $@
 
 $(VENV)/installed-for-docs: $(VENV)/installed pyproject.toml

@@ -25,6 +25,9 @@ if "--gpu" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of this process and of programs that it starts
 
 _HANGS_AFTER_S = 240.0
+_TESTS = Path(__file__).parent
+# Folders of tests that take the longest, each a second or more.
+_LONGEST = [_TESTS, *(_TESTS / name for name in ("integration", "on_ray", "sweep"))]
 
 
 def _is_there(module: str) -> bool:
@@ -63,6 +66,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--attack-seconds", type=float, default=1.0, help="how long strangers attack a game"
     )
     parser.addoption("--no-skips", action="store_true", help="let tests fail that would be skipped")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the longest tests: at the end one of them would run while other cores wait."""
+    items.sort(key=lambda item: item.path.parent not in _LONGEST)
 
 
 def pytest_collection_finish() -> None:

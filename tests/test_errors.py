@@ -70,8 +70,9 @@ def test_ctrl_c_during_the_imports_of_a_program_is_no_traceback(
 ) -> None:
     """All of them import tyro. A library may also catch a KeyboardInterrupt, as this one does."""
     (tmp_path / "tyro.py").write_text(
-        "import signal\nprint('importing', flush=True)\n"
-        "try: signal.pause()\nexcept KeyboardInterrupt: print('caught', flush=True)\n"
+        "import time\nprint('importing', flush=True)\n"
+        "try:\n    while True: time.sleep(0.01)\n"
+        "except KeyboardInterrupt: print('caught', flush=True)\n"
     )
     path = os.pathsep.join([str(tmp_path), str(Path(torchbeast.__file__).parents[1])])
     words, pipe = [sys.executable, "-m", f"torchbeast.{program}"], subprocess.PIPE

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
@@ -138,11 +137,11 @@ def test_a_program_that_does_not_learn_has_no_presets() -> None:
         parse(PolyBeastEnvFlags, "polybeast_env", ["--preset", "catch"])
 
 
-def test_an_unknown_preset_ends_a_program_with_exit_code_2() -> None:
-    command = [sys.executable, "-m", "torchbeast.monobeast", "--preset", "cathc"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("monobeast: there is no preset 'cathc'")
+def test_an_unknown_preset_ends_a_program_with_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert monobeast.main(["--preset", "cathc"]) == 2
+    assert capsys.readouterr().err.startswith("monobeast: there is no preset 'cathc'")
 
 
 def test_a_program_without_any_argument_has_the_defaults() -> None:

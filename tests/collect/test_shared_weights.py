@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 from background import SOON, Background
 from torch import nn
 from weights_reader import model, values
@@ -37,7 +38,7 @@ def publish(weights: SharedWeights, of: nn.Module, version: int) -> None:
 def reader(weights: SharedWeights) -> Iterator[subprocess.Popen[str]]:
     """Starts a process that is in the middle of reading the newest version."""
     words = [str(READER), str(weights.descriptor), str(weights.size)]
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

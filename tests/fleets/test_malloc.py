@@ -15,7 +15,6 @@ import pytest
 # Faults of the last rounds count: it takes some to find out what is needed.
 PROGRAM = """
 import json, resource, threading
-import torch
 from torchbeast.fleets.system import keep_freed_memory
 
 found = {}
@@ -23,7 +22,7 @@ found = {}
 def use(rounds):
     for _ in range(rounds):
         sizes = (2.4, 9.5, 4.3, 40)
-        blocks = [torch.empty(int(size * 1e6), dtype=torch.uint8).fill_(1) for size in sizes]
+        blocks = [bytearray(int(size * 1e6)) for size in sizes]
         del blocks
 
 def measure(where):

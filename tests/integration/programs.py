@@ -169,6 +169,7 @@ class Workshop:
         with pytest.MonkeyPatch.context() as patch:
             patch.delitem(sys.modules, "environments", raising=False)  # the benchmarks have one too
             patch.syspath_prepend(self.folder)
+            patch.chdir(self.folder)
             code: int = main([*args, "--savedir", str(self.folder / "runs")])
         return code
 

@@ -67,10 +67,10 @@ def test_an_environment_that_does_not_exist_is_refused_with_a_message(
 
 @pytest.mark.parametrize(("env", "words"), FAIL_WHILE_RUNNING)
 def test_an_environment_that_fails_ends_the_run_and_says_why(
-    workshop: Workshop, env: str, words: list[str]
+    workshop: Workshop, capsys: pytest.CaptureFixture[str], env: str, words: list[str]
 ) -> None:
-    code, said = workshop.run("polybeast", "--env", f"environments:{env}", *SMALL)
-    assert code == 1, said
+    assert workshop.call("polybeast", "--env", f"environments:{env}", *SMALL) == 1
+    said = "".join(capsys.readouterr())
     for word in words:
         assert word in said, said
     assert "torchbeast/run/learner_run.py" not in said, "no traceback of ours"
@@ -80,10 +80,10 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
 
 
 def test_an_environment_that_fails_later_is_made_anew_and_its_traceback_is_shown_once(
-    workshop: Workshop,
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = workshop.run("polybeast", "--env", "environments:RaisesTwice", *SMALL)
-    assert code == 0, said
+    assert workshop.call("polybeast", "--env", "environments:RaisesTwice", *SMALL) == 0
+    said = "".join(capsys.readouterr())
     assert "Warning: stream 0 gets new environments after failure 1 within 600 s" in said, said
     (again,) = [line for line in said.splitlines() if "after failure 2 within 600 s" in line]
     assert again.endswith("'the joystick is gone' (an earlier report has the traceback)")

@@ -14,10 +14,11 @@ from typing import Any
 import background
 import pytest
 from keys_of_tests import Keys
+from ports import free_ports
 from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop, later
 from set_clock import SetClock
 from test_endings import LEARNING, catch
-from test_machines import free_ports, of_learner, of_servers
+from test_machines import of_learner, of_servers
 
 from torchbeast.reporting.log_files import read_logs
 

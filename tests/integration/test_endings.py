@@ -104,10 +104,9 @@ def test_a_signal_saves_and_the_same_command_resumes(
     step = saved_step(workshop, "a")
     assert step > 0
 
-    second = catch(workshop, "a", step + 400, program=program)
-    found = second.wait_for(r"Resuming .* at step ([\d,]+)")
-    assert int(found[1].replace(",", "")) == step
-    assert second.end() == 0, second.said
+    command = ["--env", "Catch", "--xpid", "a", PROCESSES[program], "2", *SMALL]
+    assert workshop.call(program, *command, "--total_steps", str(step + 400)) == 0
+    assert re.search(rf"Resuming .* at step {step:,}", capsys.readouterr().out)
     assert saved_step(workshop, "a") == step + 400
     logged = (workshop.run_folder("a") / "out.log").read_text()
     assert logged.count(f"] Stopped by {number.name}.") == logged.count("] Resuming ") == 1
@@ -130,7 +129,8 @@ def test_a_signal_during_an_update_that_does_not_end_still_ends_the_program_in_o
     workshop.assert_nothing_is_left()
 
 
-@each_program("polybeast", "monobeast")
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
     workshop: Workshop, program: str
 ) -> None:
@@ -173,7 +173,6 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(
 def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     workshop: Workshop,
     program: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Not even a program that an environment has started is left."""
@@ -191,7 +190,6 @@ def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     assert run.end() == -signal.SIGKILL
     workshop.assert_nothing_is_left()
     step = saved_step(workshop, "a")
-    monkeypatch.chdir(workshop.folder)
     assert workshop.call(program, "--xpid", "a", "--total_steps", str(step + 400)) == 0
     assert f"at step {step:,}." in capsys.readouterr().out
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from background import wait_for
-from programs import MARKED, ONE_INCARNATION, Program, Workshop
+from programs import MARKED, ONE_INCARNATION, Program, Workshop, later
 from test_endings import LEARNING, SMALL, catch, saved_step
 
 from torchbeast.reporting.log_files import read_logs
@@ -86,6 +86,7 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Wor
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> None:
     run = catch(workshop, "a", 2000, "--checkpoint_interval", "1", by=UNHEARD)
     assert run.end() == 0
@@ -96,11 +97,16 @@ def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> N
     workshop.assert_nothing_is_left()
 
 
-def test_a_run_that_fails_without_a_word_has_its_exit_code(workshop: Workshop) -> None:
+@pytest.mark.parametrize(
+    ("env", "more", "code"),
+    [later("environments:CannotBeMade", [], 1), ("Catch", ["--algo", "no"], 2)],
+)
+def test_a_run_that_fails_without_a_word_has_its_exit_code(
+    workshop: Workshop, env: str, more: list[str], code: int
+) -> None:
     """Python's own would be 120, because it cannot write the word at its exit either."""
-    for env, more, code in (("environments:CannotBeMade", [], 1), ("Catch", ["--algo", "no"], 2)):
-        run = catch(workshop, "a", 2000, *more, env=env, by=UNHEARD)
-        assert run.end() == code
+    run = catch(workshop, "a", 2000, *more, env=env, by=UNHEARD)
+    assert run.end() == code
 
 
 @pytest.mark.long

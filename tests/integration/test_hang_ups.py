@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from background import wait_for
-from programs import SOON, Program, Workshop, each_program
+from programs import SOON, Program, Workshop
 from test_endings import SMALL, saved_step
 
 from torchbeast.reporting.log_files import read_logs
@@ -104,7 +104,8 @@ def test_a_lost_terminal_ends_servers_and_their_learner_in_order(
     workshop.assert_nothing_is_left()
 
 
-@each_program("polybeast", "monobeast")
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_a_run_under_nohup_outlives_its_terminal(
     workshop: Workshop, terminal: Terminal, program: str
 ) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -17,6 +16,7 @@ import pytest
 from background import wait_for
 from ipv6 import needs_ipv6
 from keys_of_tests import TOKEN, Keys
+from ports import free_ports
 from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from serving import serving
 
@@ -40,27 +40,6 @@ def of_servers(keys: Keys) -> list[str]:
 def of_learner(keys: Keys) -> list[str]:
     pair = ["--tls_cert", keys.client_cert, "--tls_key", keys.client_key]
     return [*pair, "--tls_ca", keys.ca, "--token_file", keys.token]
-
-
-def free_ports(count: int) -> int:
-    """Returns the first of several consecutive ports that nobody uses.
-
-    Another process of pytest may look for ports before these are used, so it begins elsewhere.
-    """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for first in range(20_000 + worker % 4 * 3_000, 60_000, 100):
-        probes = [socket.socket() for _ in range(count)]
-        try:
-            for port, probe in enumerate(probes, first):
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        else:
-            return first
-        finally:
-            for probe in probes:
-                probe.close()
-    raise AssertionError("there are no free ports")
 
 
 @pytest.mark.long

@@ -43,10 +43,11 @@ def rows(workshop: Workshop, xpid: str = "a") -> list[dict[str, float]]:
     ],
 )
 def test_a_run_learns_from_new_and_replayed_rollouts(
-    workshop: Workshop, program: str, memory: list[str]
+    workshop: Workshop, program: str, memory: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = run(workshop, program, *REPLAY, *memory, "--total_steps", str(STEPS))
-    assert "The replay holds 2,000 steps" in said, said
+    words = [*SMALL, *ONE[program], *REPLAY, *memory, "--total_steps", str(STEPS)]
+    assert workshop.call(program, *words) == 0
+    assert "The replay holds 2,000 steps" in capsys.readouterr().out
     assert workshop.meta("a")["args"]["algo"] == "laser"
     logged = rows(workshop)
     assert [row["step"] for row in logged] == list(range(T * B, STEPS + 1, T * B))

@@ -7,8 +7,9 @@ import signal
 
 import pytest
 from background import wait_for
+from ports import free_port
 from programs import Workshop, each_program
-from scraping import free_port, scraped
+from scraping import scraped
 from test_endings import LEARNING, PROCESSES, SMALL
 
 from torchbeast.reporting.log_files import read_logs

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
+from ports import free_port
 from programs import SOON, Program, Workshop
-from scraping import free_port
 from test_dial_in import host, of_door
 from test_machines import of_learner, of_servers
 from test_several_learners import LEARNING, SMALL, TORCHRUN, learners

@@ -11,9 +11,8 @@ import psutil
 import pytest
 import torch
 from background import wait_for
+from ports import free_port, free_ports
 from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
-from scraping import free_port
-from test_machines import free_ports
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -169,7 +168,7 @@ def listening(port: int) -> list[str]:
 
 
 def test_two_learners_share_a_host_that_dials_in_and_one_goes_on_with_their_run(
-    workshop: Workshop, port: int
+    workshop: Workshop, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An update is 40 steps with any number of learners."""
     hosts = [host(workshop, 4, "--learner", doors_of(port))]
@@ -184,8 +183,8 @@ def test_two_learners_share_a_host_that_dials_in_and_one_goes_on_with_their_run(
     assert saved_step(workshop) == 2000
     assert not list(workshop.folder.glob("torchbeast-rank*"))
     hosts += [host(workshop, 4, "--learner", f"127.0.0.1:{port}")]
-    code, said = workshop.run("polybeast_learner", *words, "--total_steps", "2400")
-    assert code == 0 and "at step 2,000" in said, said
+    assert workshop.call("polybeast_learner", *words, "--total_steps", "2400") == 0
+    assert "at step 2,000" in capsys.readouterr().out
     assert last_row(workshop)["step"] == 2400
     for each in hosts:
         assert each.end() == 0, each.said

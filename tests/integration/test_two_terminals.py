@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from background import wait_for
+from ports import free_port
 from programs import Workshop
-from scraping import free_port, scraped
+from scraping import scraped
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -30,13 +31,13 @@ SMALL = [
 
 
 def test_the_learner_finds_the_servers_of_the_same_user_and_logs_the_numbers_that_they_send(
-    workshop: Workshop,
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--env", "environments:Telling", "--info_keywords", "length", "squared"]
     servers = workshop.start("polybeast_env", *words, "--num_servers", "3")
     servers.wait_for("Serving 3 environments of environments:Telling")
-    code, said = workshop.run("polybeast_learner", *SMALL)
-    assert code == 0, said
+    assert workshop.call("polybeast_learner", *SMALL) == 0
+    said = capsys.readouterr().out
     assert "Found 3 environments of environments:Telling, on 3 servers." in said
     recorded = workshop.meta("a")["args"]
     assert recorded["env"] == "environments:Telling"

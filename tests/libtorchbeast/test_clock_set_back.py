@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import pytest
 from background import SOON
-from scraping import free_port
+from ports import free_port
 from served_envs import Counting
 from serving import serving
 from set_clock import SetClock

@@ -15,7 +15,7 @@ import wire
 from background import SOON, Background, wait_for
 from keys_of_tests import Keys
 from peers import RawStream, raw_server
-from scraping import free_port
+from ports import free_port
 from served_envs import EPISODE_LENGTH, VecStep, Vector
 from serving import Game
 from strangers import CASES, check_unharmed

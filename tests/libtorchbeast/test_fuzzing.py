@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 SESSIONS = {
     "server": 100,
@@ -24,15 +25,19 @@ _HERE = Path(__file__).parent
 def test_nonsense_ends_its_stream_and_nothing_else(peer: str, tmp_path: Path) -> None:
     """In a process of its own, whose crash would be a finding too."""
     paths = [str(_HERE.parents[1]), str(_HERE.parent / "support"), str(_HERE)]
-    done = subprocess.run(
+    fuzzing = warm.Popen(
         [sys.executable, str(_HERE / "fuzz_peers.py"), peer, "--sessions", str(SESSIONS[peer])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
     )
-    assert done.returncode == 0, done.stderr[-4_000:]
-    ends = json.loads(done.stdout.splitlines()[-1])
+    try:
+        said, errors = fuzzing.communicate(timeout=200)
+    finally:
+        fuzzing.kill()
+    assert fuzzing.returncode == 0, errors[-4_000:]
+    ends = json.loads(said.splitlines()[-1])
     assert sum(ends.values()) == SESSIONS[peer]
     is_learner = peer in ("learner", "host")
     refused = "ValueError" if is_learner else "INVALID_ARGUMENT"

@@ -25,7 +25,7 @@ import wire
 from background import SOON, wait_for
 from keys_of_tests import Keys
 from peers import SERVICE, RawStream, Script, raw_server
-from scraping import free_port
+from ports import free_port
 from served_envs import Counting, Vector
 from serving import Game, playing, served_elsewhere, serving
 from strangers import CASES, check_unharmed, unread_calls

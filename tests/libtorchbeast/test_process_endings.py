@@ -15,7 +15,7 @@ import served_envs
 import serving
 from background import SOON
 from peers import RawStream
-from scraping import free_port
+from ports import free_port
 
 import libtorchbeast
 

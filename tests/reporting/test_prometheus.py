@@ -15,7 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 from background import SOON, a_fork, wait_for
-from scraping import free_port, scraped
+from ports import free_port
+from scraping import scraped
 
 from torchbeast import polybeast_env
 from torchbeast.collect.lost_streams import LostStream

@@ -12,6 +12,7 @@ import pytest
 from background import wait_for
 from ipv6 import needs_ipv6
 from keys_of_tests import TOKEN, Keys
+from ports import free_port
 from serving import serving
 
 from libtorchbeast import Credentials
@@ -22,12 +23,6 @@ from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.security import credentials as credentials_of
 
 HOME = ("127.0.0.1", ipv6.HOME)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @needs_ipv6

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import pytest
-
 T = TypeVar("T")
 
 SOON = 30.0  # seconds; only a test that fails waits as long
@@ -82,6 +80,8 @@ class Background(Generic[T]):
         """
         task = Path(f"/proc/self/task/{self._thread.native_id}/syscall")
         if not task.exists():
+            import pytest  # which the programs of tests, that have no skips, need not import
+
             pytest.skip("this system does not tell what a thread waits for")
         wait_for(lambda: self.ended or _waits_without_limit(task.read_text()))
         assert not self.ended, "the call did not wait"

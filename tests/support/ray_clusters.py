@@ -20,6 +20,7 @@ def small_cluster(**of_head: Any) -> Iterator[Any]:
         patch.setenv("RAY_worker_niceness", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")
         head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 10**6}
+        head |= {"include_log_monitor": False, "no_monitor": True}  # each takes a second to start
         made = Cluster(initialize_head=True, head_node_args={**head, **of_head})
         try:
             yield made

@@ -3,13 +3,7 @@
 
 from __future__ import annotations
 
-import socket
 import urllib.request
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def scraped(port: int) -> dict[tuple[str, ...], float]:

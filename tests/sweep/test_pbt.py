@@ -215,6 +215,7 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
         Population(without, VALUES, 2)
 
 
+@pytest.mark.long
 def test_a_changed_learning_rate_is_the_one_in_use(tmp_path: Path) -> None:
     """The rate in the log comes from the optimiser; by default it falls linearly to 0."""
     command = ["--set", "learning_rate=0.0003:0.03", "--trials", "4", "--scheduler", "pbt"]

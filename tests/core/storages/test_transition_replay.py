@@ -55,11 +55,11 @@ def test_a_transition_is_what_the_lists_of_rows_say(
     seen: Counter[str] = Counter()
     for _ in range(12):
         play(replay, envs, rounds=2)
-        sample = replay.sample(COUNT)
+        sample, kept = replay.sample(COUNT), list(stored(replay, envs))
         for b, (life, e) in enumerate(rows_of(sample, envs)):
             assert life.rows[e].is_end or not life.rows[e].values["done"], "a reset is no step"
             last = e
-            newest = max(row for other, row in stored(replay, envs) if other is life)
+            newest = max(row for other, row in kept if other is life)
             while last < e + n - 1 and not life.rows[last].values["done"] and last < newest:
                 last += 1
             values = [life.rows[row].values for row in range(e, last + 1)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 
 from torchbeast.core.update.ranks import added_in_order
 from torchbeast.core.update.torch_ranks import served_store
@@ -25,7 +26,7 @@ def started(case: str) -> tuple[list[subprocess.Popen[str]], Any]:
     command = [sys.executable, str(Path(__file__).with_name("one_rank.py"))]
     arguments = [[f"127.0.0.1:{store.port}", str(rank), str(SIZE), case] for rank in range(SIZE)]
     pipe = subprocess.PIPE
-    return [subprocess.Popen([*command, *a], stdout=pipe, text=True) for a in arguments], store
+    return [warm.Popen([*command, *a], stdout=pipe, text=True) for a in arguments], store
 
 
 def line(process: subprocess.Popen[str]) -> Any:
