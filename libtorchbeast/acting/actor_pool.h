@@ -34,11 +34,14 @@ struct ActorPoolOptions {
 
 // Collects rollouts from all streams and enqueues them for the learner.
 //
-//   thread of a stream, which plays one connection after the other:
-//     server or host <-> EnvStream <-> StreamPlayer -> rollouts
-//     at its end: StreamHistory -> StreamRoster, or the failure that ends the run
-//   thread of run(), ten times a second:
-//     StreamRoster -> reports; too few streams, which end the run; connections that are overdue
+//   thread of a stream    EnvStream <-> StreamPlayer -> rollouts            a connection is played
+//                             ^
+//                             +-- again -- StreamHistory -> StreamRoster    it has ended
+//   thread of run()                                              |
+//                                 reports, too few streams <-----+          ten times a second
+//
+// The thread of a server's stream runs until the stream is retired; that of a host's stream is the
+// caller of play_joined().
 //
 // Streams of hosts may join and leave at any time. Each stream has a number that no other stream of
 // the pool has ever had. The stream's environments are numbered from kMaxEnvsPerStream times this
@@ -58,13 +61,13 @@ struct ActorPoolOptions {
 // rollout, the run ends instead, even after a single failure of its environments. The run also ends
 // if too few streams are connected for too long, or left unretired; see min_streams.
 //
-// Thread safety: one thread calls run(), once; any thread may call the other methods, before,
-// during and after run(). The pool's lock guards who is being played, and the end. The roster and
-// the player have locks of their own; no thread holds two of the three. Closing: closing the queue
-// or the batcher ends run(). The first failure that a new connection cannot fix closes both, and
-// run() throws it with a message that names the server's address. In either case streams have 250
-// ms to end cleanly. Then their calls are cancelled, and so are the computations that the batcher
-// has handed out and that have not been answered.
+// Thread safety: one thread calls run(), once; any thread may call the other methods at any time.
+// The pool's lock guards which streams are being played, and the end. The roster and the player
+// have locks of their own; no thread holds two of the three.
+// Closing: closing the queue or the batcher ends run(). The first failure that a new connection
+// cannot fix closes both, and run() throws it with a message that names the server's address. In
+// either case streams have 250 ms to end cleanly. Then their calls are cancelled, and so are the
+// computations that the batcher has handed out and that have not been answered.
 class ActorPool {
  public:
   using Report = std::function<void(const std::string&)>;
@@ -162,7 +165,7 @@ class ActorPool {
   CondVar changed_;  // a stream has ended, or the pool stops
   bool stopped_ GUARDED_BY(mutex_) = false;
   std::exception_ptr failure_ GUARDED_BY(mutex_);
-  // The streams that are being played, and the connection of each, to be cancelled; or nullptr.
+  // The streams that are being played. nullptr, or the connection, for other threads to cancel.
   std::map<PlayedStream*, EnvStream*> playing_ GUARDED_BY(mutex_);
   StageTimes past_times_ GUARDED_BY(mutex_);  // of streams that have ended
 };
