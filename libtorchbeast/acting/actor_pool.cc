@@ -97,11 +97,10 @@ void ActorPool::run(const std::function<void()>& poll, const Report& report) {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-// ---- The thread of a stream
-// ----------------------------------------------------------------------
+// ---- The thread of a stream -----------------------------------------------------------------
 
-// Calls `play` until the stream ends, unless the pool has stopped. Touches nothing of the pool once
-// the stream is no longer among those that are being played.
+// Calls `play` until the stream ends, unless the pool has stopped. Once the stream is no longer
+// among those that are being played, the pool may be gone.
 void ActorPool::run_stream(PlayedStream* stream, const std::function<void()>& play) noexcept {
   try {
     {
@@ -209,23 +208,17 @@ std::string ActorPool::play_once(EnvStream* connection, PlayedStream* stream) {
     play_first_to_last(connection, stream, std::move(first));
   } catch (const LostStream& error) {
     if (closed()) throw ClosedBatchingQueue("the pool stopped");
-    return let_go(*stream, End::kLost, error);
+    return roster_.remove(stream->number, End::kLost, error);
   } catch (const UnfitStream& error) {
-    return let_go(*stream, End::kLost, error);
+    return roster_.remove(stream->number, End::kLost, error);
   } catch (const OutOfMemory& error) {  // for its rollouts, which end with the stream
-    return let_go(*stream, End::kLost, error);
+    return roster_.remove(stream->number, End::kLost, error);
   } catch (const EnvironmentFailure& error) {
-    return let_go(*stream, End::kFailed, error);
+    return roster_.remove(stream->number, End::kFailed, error);
   } catch (const Unresponsive& error) {
-    return let_go(*stream, End::kFailed, error);
+    return roster_.remove(stream->number, End::kFailed, error);
   }
   return "";
-}
-
-std::string ActorPool::let_go(const PlayedStream& stream, StreamRoster::End end,
-                              const std::exception& error) {
-  roster_.remove(stream.number, end, error);
-  return error.what();
 }
 
 PlayedStream ActorPool::new_stream(std::int64_t number, Endpoint endpoint) const {
@@ -239,8 +232,7 @@ std::uint64_t ActorPool::seed_of(const PlayedStream& stream, std::uint64_t conne
   return derived_seed(options_.seed, static_cast<std::uint64_t>(stream.number), connection);
 }
 
-// ---- Figures
-// -------------------------------------------------------------------------------------
+// ---- What is reported -----------------------------------------------------------------------
 
 std::optional<TooFewStreams> ActorPool::shortage() {
   return stopped() ? std::nullopt : roster_.shortage();
@@ -253,8 +245,7 @@ StageTimes ActorPool::times() const {
   return total;
 }
 
-// ---- The end
-// -------------------------------------------------------------------------------------
+// ---- The end --------------------------------------------------------------------------------
 
 // Records the first failure and stops the pool.
 void ActorPool::fail(std::exception_ptr failure) {
@@ -282,8 +273,7 @@ bool ActorPool::closed() const {
   return inference_batcher_->is_closed() || learner_queue_->is_closed();
 }
 
-// ---- The thread of run()
-// -------------------------------------------------------------------------
+// ---- The thread of run() --------------------------------------------------------------------
 
 void ActorPool::start_streams(std::vector<std::thread>* threads) {
   threads->reserve(options_.endpoints.size());

@@ -138,8 +138,6 @@ class ActorPool {
   void play_connection(PlayedStream* stream);
   void play_first_to_last(EnvStream* connection, PlayedStream* stream, StreamStep first);
   std::string play_once(EnvStream* connection, PlayedStream* stream);
-  std::string let_go(const PlayedStream& stream, StreamRoster::End end,
-                     const std::exception& error);
   PlayedStream new_stream(std::int64_t number, Endpoint endpoint) const;
   std::uint64_t seed_of(const PlayedStream& stream, std::uint64_t connection) const;
 

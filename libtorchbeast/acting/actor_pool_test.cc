@@ -540,6 +540,19 @@ TEST(ActorPoolTest, ClosingEndsRunWhileAServerIsNotThereYet) {
   play.end();
 }
 
+TEST(ActorPoolTest, AStopWhileTheThreadOfAStreamStartsEndsRun) {
+  TestFolder folder;  // no server is there, and the thread often begins after the end
+  ActorPoolOptions options = options_for({folder.address()});
+  options.retries.connect_timeout = std::chrono::hours(1);
+  for (int i = 0; i < 20; ++i) {
+    const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+    const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+    ActorPool pool(options, queue, batcher, ArrayNest());
+    Background<void> run([&] { pool.run([&] { pool.stop(); }); });
+    run.get();
+  }
+}
+
 TEST(ActorPoolTest, AStreamThatIsGivenUpAfterTheCloseIsNoFailure) {
   TestFolder folder;
   const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});

@@ -74,11 +74,11 @@ std::optional<std::string> StreamRoster::retire(std::int64_t number, const std::
   return std::nullopt;
 }
 
-void StreamRoster::remove(std::int64_t number, End end, const std::exception& error) {
+std::string StreamRoster::remove(std::int64_t number, End end, const std::exception& error) {
   MutexLock lock(mutex_);
   members_.erase(number);
   ++(end == End::kLost ? lost_ : restarted_);
-  last_end_ = error.what();
+  return last_end_ = error.what();
 }
 
 std::vector<std::string> StreamRoster::take_reports() {

@@ -65,8 +65,8 @@ class StreamRoster {
 
   // What ended the stream of a host: its connection was lost, or its environments failed.
   enum class End { kLost, kFailed };
-  // Forgets the stream of a host, and counts its end.
-  void remove(std::int64_t number, End end, const std::exception& error) EXCLUDES(mutex_);
+  // Forgets the stream of a host, and counts its end. Returns the error's message.
+  std::string remove(std::int64_t number, End end, const std::exception& error) EXCLUDES(mutex_);
 
   // Returns the messages for the user since the last call.
   std::vector<std::string> take_reports() EXCLUDES(mutex_);
