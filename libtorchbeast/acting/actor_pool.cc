@@ -2,10 +2,8 @@
 
 #include "libtorchbeast/acting/actor_pool.h"
 
-#include <algorithm>
 #include <limits>
 #include <memory>
-#include <new>
 #include <thread>
 #include <utility>
 
