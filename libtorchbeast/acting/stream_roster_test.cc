@@ -108,8 +108,11 @@ TEST(StreamRosterTest, TheStreamOfAHostThatHasLeftIsForgottenAndItsNumberIsNotUs
   streams.roster.remove(2, End::kFailed, EnvironmentFailure("ouch"));
   EXPECT_EQ(streams.roster.lost_streams(), 1);
   EXPECT_EQ(streams.roster.restarted_streams(), 1);
-  EXPECT_EQ(streams.shortage(), Counts{}) << "one of one is present";
+  EXPECT_EQ(streams.shortage(), Counts{});
   EXPECT_EQ(streams.roster.add("host"), 3);
+  streams.lose(0);
+  streams.lose(3);
+  EXPECT_EQ(streams.shortage(), (Counts{0, 1})) << "there are two, of which half are needed";
 }
 
 TEST(StreamRosterTest, AShortageThatLastsTooLongIsAnErrorWithTheLastLoss) {
