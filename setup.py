@@ -35,7 +35,7 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             "-DTORCHBEAST_TESTS=OFF",
             "-DCMAKE_UNITY_BUILD=ON",
-            "-DCMAKE_UNITY_BUILD_BATCH_SIZE=11",
+            "-DCMAKE_UNITY_BUILD_BATCH_SIZE=13",
         ]
         self.cmake("-S", str(ROOT), "-B", str(build), *arguments)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))

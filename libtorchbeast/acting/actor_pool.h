@@ -14,13 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "libtorchbeast/acting/rollout_writer.h"
-#include "libtorchbeast/acting/shortage.h"
-#include "libtorchbeast/acting/stage_clock.h"
-#include "libtorchbeast/acting/stream_history.h"
-#include "libtorchbeast/batching/dynamic_batcher.h"
-#include "libtorchbeast/batching/rollout_queue.h"
-#include "libtorchbeast/stream/env_stream.h"
+#include "libtorchbeast/acting/stream_player.h"
+#include "libtorchbeast/acting/stream_roster.h"
 
 namespace torchbeast {
 
@@ -37,19 +32,16 @@ struct ActorPoolOptions {
   RetryOptions retries = {};
 };
 
-// A stream that is lost and has not reconnected yet.
-struct AwayStream {
-  std::string address;
-  Clock::duration away;  // since it was lost
-  std::string why;       // the error that ended its last connection; empty if nobody answers
-};
-
 // Collects rollouts from all streams and enqueues them for the learner.
 //
-//   server or host <-> EnvStream <-> thread of the stream -> RolloutWriter -> RolloutQueue
-//                                             |        ^
-//                                             v        |
-//                                          DynamicBatcher::compute
+//   thread of a stream    EnvStream <-> StreamPlayer -> rollouts            a connection is played
+//                             ^
+//                             +-- again -- StreamHistory -> StreamRoster    it has ended
+//   thread of run()                                              |
+//                                 reports, too few streams <-----+          ten times a second
+//
+// The thread of a server's stream runs until the stream is retired; that of a host's stream is the
+// caller of play_joined().
 //
 // Streams of hosts may join and leave at any time. Each stream has a number that no other stream of
 // the pool has ever had. The stream's environments are numbered from kMaxEnvsPerStream times this
@@ -69,7 +61,9 @@ struct AwayStream {
 // rollout, the run ends instead, even after a single failure of its environments. The run also ends
 // if too few streams are connected for too long, or left unretired; see min_streams.
 //
-// Thread safety: one thread calls run(), once; any thread may call the other methods.
+// Thread safety: one thread calls run(), once; any thread may call the other methods at any time.
+// The pool's lock guards which streams are being played, and the end. The roster and the player
+// have locks of their own; no thread holds two of the three.
 // Closing: closing the queue or the batcher ends run(). The first failure that a new connection
 // cannot fix closes both, and run() throws it with a message that names the server's address. In
 // either case streams have 250 ms to end cleanly. Then their calls are cancelled, and so are the
@@ -93,28 +87,26 @@ class ActorPool {
 
   // Gives the environments of all streams options for their resets, a JSON object. Streams that
   // connect later get them before their first episode.
-  void set_env_options(std::string json) EXCLUDES(mutex_);
+  void set_env_options(std::string json) { player_.set_env_options(std::move(json)); }
 
   // Plays the stream of a host that has joined, in the calling thread, until it ends; then the
   // stream leaves the pool. Returns why it ended, or "" if the pool stops. Closing: as for run().
   std::string play_joined(EnvStream* connection) EXCLUDES(mutex_);
 
   // Environment steps in rollouts that were enqueued.
-  std::int64_t count() const { return count_; }
+  std::int64_t count() const { return player_.count(); }
   // All environment steps so far, including those of unfinished and dropped rollouts.
-  std::int64_t steps() const { return steps_; }
+  std::int64_t steps() const { return player_.steps(); }
   // Streams that are connected and have sent their first step.
-  std::int64_t live_streams() const { return live_; }
+  std::int64_t live_streams() const { return roster_.live_streams(); }
   // The number of times that a stream was lost.
-  std::int64_t lost_streams() const { return lost_; }
+  std::int64_t lost_streams() const { return roster_.lost_streams(); }
   // The number of times that a stream's environments failed and the stream got new ones.
-  std::int64_t restarted_streams() const { return restarted_; }
+  std::int64_t restarted_streams() const { return roster_.restarted_streams(); }
   // Streams that are retired.
-  std::int64_t retired_streams() const EXCLUDES(mutex_);
-  // The number of streams, including retired ones.
-  std::int64_t num_streams() const EXCLUDES(mutex_);
+  std::int64_t retired_streams() const { return roster_.retired_streams(); }
   // Streams that are lost at present.
-  std::vector<AwayStream> away_streams() const EXCLUDES(mutex_);
+  std::vector<AwayStream> away_streams() const { return roster_.away_streams(); }
   // Describes how too few streams are connected; run() ends unless enough of them connect in time.
   // Streams that are connecting for the first time count as connected. Returns nullopt if there are
   // enough, and once the pool has stopped.
@@ -123,107 +115,57 @@ class ActorPool {
   StageTimes times() const EXCLUDES(mutex_);
 
  private:
-  // Data that the thread of a stream uses.
-  struct Stream {
-    const std::int64_t number;
-    const Endpoint endpoint;
-    StageClock clock = {};
-    std::atomic<Clock::rep> away_since = 0;  // 0: not lost
-    std::int64_t options_version = 0;        // of the options that its connection has
-  };
-
-  // A stream of the pool. A stream of a host is removed once it has left.
-  struct Member {
-    std::unique_ptr<Stream> stream;
-    std::thread thread = {};          // started and joined by run()
-    EnvStream* connection = nullptr;  // to be cancelled
-    std::string why_away = {};        // see AwayStream::why
-    bool is_retired = false;
-    bool has_started = false;
-    bool has_ended = false;  // its thread has nothing left to do
-    bool has_left = false;   // with its host
-  };
-
   // Registers a stream's connection for cancellation, for a scope.
   class Registration {
    public:
-    Registration(ActorPool* pool, const Stream& stream, EnvStream* connection);
+    Registration(ActorPool* pool, PlayedStream* stream, EnvStream* connection);
     ~Registration();
     Registration(const Registration&) = delete;
     Registration& operator=(const Registration&) = delete;
 
    private:
     ActorPool* pool_;
-    const std::int64_t number_;
+    PlayedStream* stream_;
   };
 
-  Stream* enrol(Endpoint endpoint) REQUIRES(mutex_);
-  void run_stream(Stream* stream, const std::function<void()>& body) noexcept;
-  void keep_playing(Stream* stream);
-  template <typename Error>
-  bool obey(const Verdict& verdict, const Error& error, Stream* stream,
-            const StreamHistory& history);
-  void note_end(Stream* stream, const Verdict& verdict, const std::exception& error, bool is_away)
+  // The thread of a stream.
+  void run_stream(PlayedStream* stream, const std::function<void()>& play) noexcept
       EXCLUDES(mutex_);
+  void keep_playing(PlayedStream* stream);
   template <typename Error>
-  void retire(Stream* stream, const Verdict& verdict, const Error& error) EXCLUDES(mutex_);
-  void play(Stream* stream, StreamHistory* history, std::optional<EnvDescription>* described);
-  void play_first_to_last(EnvStream* connection, Stream* stream, StreamStep first,
-                          StreamHistory* history);
-  std::string play_once(EnvStream* connection, Stream* stream);
-  std::string let_go(Stream* stream, const std::exception& error) EXCLUDES(mutex_);
-  void step_until_stopped(EnvStream* connection, Stream* stream, StreamStep step,
-                          StreamHistory* history);
-  void hand_over(std::vector<QueueItem> items, std::int64_t columns);
-  void give_options(EnvStream* connection, Stream* stream) EXCLUDES(mutex_);
-  Answer ask(const StreamStep& step, const ArrayNest& agent_state);
+  bool obey(const Verdict& verdict, const Error& error, PlayedStream* stream);
   void pause(std::chrono::milliseconds pause) EXCLUDES(mutex_);
-  void fail(std::exception_ptr failure) EXCLUDES(mutex_);
-  bool closed() const;
+  void play_connection(PlayedStream* stream);
+  void play_first_to_last(EnvStream* connection, PlayedStream* stream, StreamStep first);
+  std::string play_once(EnvStream* connection, PlayedStream* stream);
+  PlayedStream new_stream(std::int64_t number, Endpoint endpoint) const;
+  std::uint64_t seed_of(const PlayedStream& stream, std::uint64_t connection) const;
 
-  // Called by run().
+  // The thread of run().
+  void start_streams(std::vector<std::thread>* threads);
   void watch(const std::function<void()>& poll, const Report& report) EXCLUDES(mutex_);
-  void tell(const Report& report) EXCLUDES(mutex_);
-  void start_new_streams() EXCLUDES(mutex_);
-  void join_ended_streams() EXCLUDES(mutex_);
+  void tell(const Report& report);
   void cancel_late_streams() EXCLUDES(mutex_);
-  void check_enough_streams() EXCLUDES(mutex_);
   void cancel_until_ended() EXCLUDES(mutex_);
 
-  // The number of streams of the pool; of those that are not retired; and of those that are neither
-  // retired nor away.
-  struct Strength {
-    std::int64_t all = 0, unretired = 0, present = 0;
-  };
-  Strength strength() const REQUIRES(mutex_);
-  std::int64_t needed(const Strength& strength) const;
-  std::optional<TooFewStreams> note_shortage() REQUIRES(mutex_);
+  void fail(std::exception_ptr failure) EXCLUDES(mutex_);
+  bool stopped() const EXCLUDES(mutex_);
+  bool closed() const;
 
   const ActorPoolOptions options_;
   const std::shared_ptr<RolloutQueue> learner_queue_;
   const std::shared_ptr<DynamicBatcher> inference_batcher_;
-  const ArrayNest initial_agent_state_;  // of one environment, leaves [layers, 1, ...]
-
-  std::atomic<std::int64_t> count_ = 0;
-  std::atomic<std::int64_t> steps_ = 0;
-  std::atomic<std::int64_t> live_ = 0;
-  std::atomic<std::int64_t> lost_ = 0;
-  std::atomic<std::int64_t> restarted_ = 0;
+  StreamPlayer player_;
+  StreamRoster roster_;
   std::atomic<bool> ran_ = false;
-  std::atomic<std::int64_t> options_version_ = 0;  // counts calls of set_env_options
 
   mutable Mutex mutex_;
   CondVar changed_;  // a stream has ended, or the pool stops
   bool stopped_ GUARDED_BY(mutex_) = false;
-  ShortageWatch shortage_watch_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);
-  std::int64_t next_number_ GUARDED_BY(mutex_) = 0;
-  std::map<std::int64_t, Member> members_ GUARDED_BY(mutex_);  // by number
-  std::size_t running_ GUARDED_BY(mutex_) = 0;                 // threads that have not ended
-  std::vector<std::string> reports_ GUARDED_BY(mutex_);
-  std::string env_options_ GUARDED_BY(mutex_);
-  std::string last_end_ GUARDED_BY(mutex_);   // the error that ended the most recent connection
-  StageTimes past_times_ GUARDED_BY(mutex_);  // of streams that are gone
+  // The streams that are being played. nullptr, or the connection, for other threads to cancel.
+  std::map<PlayedStream*, EnvStream*> playing_ GUARDED_BY(mutex_);
+  StageTimes past_times_ GUARDED_BY(mutex_);  // of streams that have ended
 };
 
 }  // namespace torchbeast

@@ -430,10 +430,9 @@ TEST(ActorPoolTest, TimeIsAddedUpWhereEachStreamIs) {
   RunningServer stuck(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(1));
   Play play(options_for({folder.address(0), folder.address(1)}));
   hanging.reached.wait();
-  until([&] { return play.queue().size() == 4; }, "a full queue");
-  // From here on the first stream waits for room and the second for its environment.
-  // Handing over into a queue with room takes microseconds.
-  until([&] { return play.pool().times().queueing > 50ms; }, "a stream waiting for room");
+  // The queue has room for four rollouts of three steps. From here on the first stream hands over
+  // its fifth, which waits for room, and the second waits for its environment.
+  until([&] { return play.pool().steps() == 5 * 3; }, "the last step before the queue is full");
   const StageTimes before = play.pool().times();
   const auto began = Clock::now();
   until([&] { return play.pool().times().queueing - before.queueing > 20ms; }, "more of that");
@@ -446,6 +445,7 @@ TEST(ActorPoolTest, TimeIsAddedUpWhereEachStreamIs) {
   play.queue().close();
   play.end();
   const StageTimes end = play.pool().times();
+  EXPECT_GE(end.queueing, after.queueing) << "what a stream spent counts after its end";
   EXPECT_EQ(play.pool().times().environment, end.environment) << "no stream runs any more";
   EXPECT_EQ(play.pool().times().queueing, end.queueing);
 }
@@ -538,6 +538,19 @@ TEST(ActorPoolTest, ClosingEndsRunWhileAServerIsNotThereYet) {
   Play play(options_for({folder.address()}));
   play.queue().close();
   play.end();
+}
+
+TEST(ActorPoolTest, AStopWhileTheThreadOfAStreamStartsEndsRun) {
+  TestFolder folder;  // no server is there, and the thread often begins after the end
+  ActorPoolOptions options = options_for({folder.address()});
+  options.retries.connect_timeout = std::chrono::hours(1);
+  for (int i = 0; i < 20; ++i) {
+    const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+    const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+    ActorPool pool(options, queue, batcher, ArrayNest());
+    Background<void> run([&] { pool.run([&] { pool.stop(); }); });
+    run.get();
+  }
 }
 
 TEST(ActorPoolTest, AStreamThatIsGivenUpAfterTheCloseIsNoFailure) {

@@ -104,6 +104,12 @@ py::object shortage(ActorPool& pool) {
   return py::make_tuple(found->connected, found->needed, in_seconds(found->left));
 }
 
+// Returns a method that takes a lock as one that Python can call: without the GIL.
+template <typename Result>
+auto locking(Result (ActorPool::*method)() const) {
+  return [method](const ActorPool& pool) { return without_gil([&] { return (pool.*method)(); }); };
+}
+
 py::dict seconds_of(const ActorPool& pool) {
   const StageTimes times = without_gil([&] { return pool.times(); });
   py::dict result;
@@ -132,12 +138,10 @@ void bind_actor_pool(py::module_& module) {
           py::arg("json"))
       .def("count", &ActorPool::count)
       .def("steps", &ActorPool::steps)
-      .def("live_streams", &ActorPool::live_streams)
-      .def("lost_streams", &ActorPool::lost_streams)
-      .def("restarted_streams", &ActorPool::restarted_streams)
-      .def(
-          "retired_streams",
-          [](const ActorPool& pool) { return without_gil([&] { return pool.retired_streams(); }); })
+      .def("live_streams", locking(&ActorPool::live_streams))
+      .def("lost_streams", locking(&ActorPool::lost_streams))
+      .def("restarted_streams", locking(&ActorPool::restarted_streams))
+      .def("retired_streams", locking(&ActorPool::retired_streams))
       .def("away_streams", &away_streams)
       .def("shortage", &shortage)
       .def("seconds", &seconds_of);
