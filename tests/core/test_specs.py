@@ -198,12 +198,20 @@ def test_keyword_arguments_that_are_taken_pass() -> None:
         (
             {"size": 8, "colour": "red"},
             {},
-            r'^grid takes the keyword arguments size, wrap, seed, got colour="red"$',
+            r"^grid takes the keyword arguments 'size', 'wrap', 'seed', got colour=\"red\"$",
         ),
-        ({"size": 8}, {"positional": 1}, "^grid takes the keyword arguments wrap, seed, got size"),
-        ({"size": 8}, {"ours": ("size",)}, "^grid takes the keyword arguments wrap, seed, got si"),
-        ({}, {}, "^grid needs the keyword argument size, got none$"),
-        ({"wrap": True}, {}, "^grid needs the keyword argument size, got wrap=true$"),
+        (
+            {"size": 8},
+            {"positional": 1},
+            "^grid takes the keyword arguments 'wrap', 'seed', got",
+        ),
+        (
+            {"size": 8},
+            {"ours": ("size",)},
+            "^grid takes the keyword arguments 'wrap', 'seed', got",
+        ),
+        ({}, {}, "^grid needs the keyword argument 'size', got none$"),
+        ({"wrap": True}, {}, "^grid needs the keyword argument 'size', got wrap=true$"),
     ],
 )
 def test_others_are_refused_with_what_is_taken_and_what_came(

@@ -98,14 +98,22 @@ def test_keyword_arguments_reach_a_game_of_minatar() -> None:
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "sentence"),
     [
-        ("Catch", {"size": 8}, "^Catch takes the keyword arguments rows, columns, got size=8$"),
+        ("Catch", {"size": 8}, "^Catch takes the keyword arguments 'rows', 'columns', got size=8$"),
         ("Dials", {"size": 8}, "^Dials takes no keyword arguments, got size=8$"),
-        ("Memory", {"num_envs": 8}, "^Memory takes the keyword argument episode_length, got num_e"),
-        ("Mock", {"length": 8}, "^Mock takes the keyword argument episode_length, got length=8$"),
-        (SIZED, {}, "Sized needs the keyword argument size, got none$"),
-        (SIZED, {"fill": 1}, "Sized needs the keyword argument size, got fill=1$"),
-        (SIZED, {"sise": 1}, "Sized takes the keyword arguments size, fill, got sise=1$"),
-        (VECTOR, {"num_envs": 1}, "vector takes the keyword argument episode_length, got num_envs"),
+        (
+            "Memory",
+            {"num_envs": 8},
+            "^Memory takes the keyword argument 'episode_length', got ",
+        ),
+        ("Mock", {"length": 8}, "^Mock takes the keyword argument 'episode_length', got length=8$"),
+        (SIZED, {}, "Sized needs the keyword argument 'size', got none$"),
+        (SIZED, {"fill": 1}, "Sized needs the keyword argument 'size', got fill=1$"),
+        (SIZED, {"sise": 1}, "Sized takes the keyword arguments 'size', 'fill', got sise=1$"),
+        (
+            VECTOR,
+            {"num_envs": 1},
+            "vector takes the keyword argument 'episode_length', got ",
+        ),
         ("CartPole-v1", {"size": 8}, "^CartPole-v1 takes .*, max_episode_steps, got size=8$"),
     ],
 )

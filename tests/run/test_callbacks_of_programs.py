@@ -192,7 +192,7 @@ def test_an_error_of_a_callback_ends_the_run_with_its_name_and_keeps_what_was_le
         ("nowhere:Callback", "there is no module nowhere"),
         ("math:pi", "pi is 3.14"),
         (f"{HERE}:Path", "is a .*Path: expected a subclass of torchbeast.learner.Callback"),
-        (f"{HERE}:Needing", "needs the keyword argument goal"),
+        (f"{HERE}:Needing", "needs the keyword argument 'goal'"),
     ],
 )
 def test_a_wrong_callback_is_refused_before_training(

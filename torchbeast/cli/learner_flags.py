@@ -22,7 +22,7 @@ from torchbeast.collect.config import (
     TransitionsConfig,
 )
 from torchbeast.core.algos import registry
-from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded, usual_of
 from torchbeast.core.base.checks import names_with, require, setting, typed
 from torchbeast.core.base.specs import ModelConfig, kwargs_of
 from torchbeast.envs.spec import EnvConfig, EnvSpec
@@ -277,7 +277,9 @@ class MonoBeastFlags(LearnerFlags):
             f"use --max_lag {lag} or more",
         )
         if not self.learns_from_transitions or not self.is_reproducible:
-            self.processes.check_fixed_lag(self.rollouts.batch_size)
+            is_usual = lag == usual_of(type(self.algorithm)).get("fixed_lag")
+            whose = f", the default of {self.defaults.algo}" if is_usual else ""
+            self.processes.check_fixed_lag(self.rollouts.batch_size, whose)
             return
         require(
             self.processes.fixed_lag == 0,

@@ -158,7 +158,7 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
         assert model.core.hidden_size == (24 + 1 + 3 if follows_its_input else 24)
 
 
-OPTIONS = "hidden, core, norm, shared_body, orthogonal, state_deviation"
+OPTIONS = "'hidden', 'core', 'norm', 'shared_body', 'orthogonal', 'state_deviation'"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_arguments_of_a_model_that_fails_are_named() -> None:
 
 
 def test_keyword_arguments_that_a_users_model_needs_are_named(user_module: str) -> None:
-    with pytest.raises(ValueError, match="Wide needs the keyword argument width, got depth=2$"):
+    with pytest.raises(ValueError, match="Wide needs the keyword argument 'width', got depth=2$"):
         make_model(ActorSpec(f"{user_module}:Wide", {"depth": 2}), OBSERVATION, ACTIONS)
 
 

@@ -216,7 +216,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def _arguments(names: Collection[str]) -> str:
     if not names:
         return "no keyword arguments"
-    return f"the keyword argument{'s' * (len(names) > 1)} {', '.join(names)}"
+    return f"the keyword argument{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
 
 
 def values_in(kwargs: Mapping[str, Any]) -> str:
