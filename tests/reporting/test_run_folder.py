@@ -118,7 +118,7 @@ def test_a_name_alone_is_a_run_of_the_usual_folder_unless_it_is_here(
     here.mkdir()
     monkeypatch.chdir(here)
     assert run_path("pong-1") == usual / "pong-1"
-    assert run_path("pong-2") == Path("pong-2")
+    assert run_path("pong-2") == usual / "pong-2"
     Path("pong-1").mkdir()
     assert run_path("pong-1") == Path("pong-1")
 

@@ -59,6 +59,8 @@ _LONG = functools.partial(OnPolicyGAEBuffer.create_factory, size=PPOConfig.usual
 _VTRACE = functools.partial(OnPolicyVTraceBuffer.create_factory, size=20)
 _OFF_POLICY = OffPolicyActorCritic.create_factory
 
+_SIZES = {"n_steps", "num_steps", "unroll_length"}  # names of flags and of other libraries
+
 _COLLECTING = {"col_remote_workers": 2, "col_communication": "asynchronous"}
 _LEARNING = {"grad_remote_workers": 2}
 _JOINT = {**_LEARNING, "update_execution": "decentralised"}
@@ -95,6 +97,11 @@ def settings(
             "train_envs_factory must be make_vec(...), or the first result of "
             f"VecEnv.create_factory(...), got "
             f"{train_envs_factory!r}"
+        )
+    for size in {*hyperparameters} & _SIZES:
+        raise TypeError(
+            f"{size} is the size of the storage: pass storage_factory, for example "
+            "OnPolicyGAEBuffer.create_factory(size=128)"
         )
     preset, envs = PRESETS[name], train_envs_factory
     given = {*hyperparameters, *(OTHER_NAMES.get(key) for key in hyperparameters)}
