@@ -97,7 +97,7 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         """The run's folder, {savedir}/{xpid}."""
-        with refusing_paths("use another --savedir"):
+        with refusing_paths("use another savedir"):
             return expanded(self.savedir).absolute() / self.xpid
 
 
@@ -112,7 +112,7 @@ class RunFolder:
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
-        with ExitStack() as opened, refusing_paths("use another --savedir", what):
+        with ExitStack() as opened, refusing_paths("use another savedir", what):
             self._is_new = _make(path)
             opened.enter_context(keeping_reserve())
             file, held = _lock(path)
