@@ -189,8 +189,8 @@ def command_line() -> str:
 
 _INTRODUCTION = """Each program is a module, and `--help` prints its flags with their defaults.
 You can write a flag with underscores or with dashes (`--num_envs`, `--num-envs`). A flag whose
-value is *switch* takes no value: `--NAME` turns it on, and `--no_NAME` turns it off, for example
-when you resume a run that had it on."""
+value is *switch* is true or false; `--NAME` alone turns it on, and `--no_NAME` turns it off, for
+example when you resume a run that had it on."""
 LINK_TO_SHARED = "(#flags-of-every-learner-program)"
 _HAS_TOO = f"""In addition to the flags below, it has the [flags of every learner
 program]{LINK_TO_SHARED} and the [settings of its algorithm](#settings-of-the-algorithms)"""

@@ -118,6 +118,8 @@ WRONG = [
     (["--frame_skip", "0"], "--frame_skip must be at least 1, got 0."),
     (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, got 1.0."),
     (["--sampled"], "--sampled is for --mode test"),
+    (["--use_lstm=maybe"], "--use_lstm: must be true or false, got maybe."),
+    (["--use_lstm", "maybe"], "Unrecognized options: maybe. See"),
     (["--follow"], "--follow evaluates a run while it trains: use --mode test, not train."),
     (["--mode", "test_render", "--xpid", "a", "--follow"], "use --mode test, not test_render."),
     (["--mode", "test", "--xpid", "a", "--follow", "--checkpoint", "b"], "remove --checkpoint b."),
@@ -210,8 +212,7 @@ def test_every_flag_has_a_help_text(program: str, capsys: pytest.CaptureFixture[
         parse(PROGRAMS[program], program, ["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    usual = flatten(PROGRAMS[program]())
-    names = ["no_" * (value is True) + name for name, value in usual.items()]
+    names = flag_names(PROGRAMS[program])
     assert names
     for group in dataclasses.fields(PROGRAMS[program]):
         assert f"{TITLES.get(group.name, group.name)} options" in shown
@@ -266,7 +267,13 @@ def test_every_line_of_help_fits_the_terminal(
 
 @pytest.mark.parametrize(
     ("words", "value"),
-    [("--use_lstm", True), ("--no_use_lstm", False), ("--use_lstm --no_use_lstm", False)],
+    [
+        ("--use_lstm", True),
+        ("--no_use_lstm", False),
+        ("--use_lstm --no_use_lstm", False),
+        ("--use_lstm False", False),
+        ("--no_use_lstm --use_lstm=true", True),
+    ],
 )
 def test_the_last_of_two_opposite_flags_counts_whatever_the_default(
     words: str, value: bool

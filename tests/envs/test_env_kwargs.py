@@ -114,7 +114,7 @@ def test_keyword_arguments_reach_a_game_of_minatar() -> None:
             {"num_envs": 1},
             "vector takes the keyword argument 'episode_length', got ",
         ),
-        ("CartPole-v1", {"size": 8}, "^CartPole-v1 takes .*, max_episode_steps, got size=8$"),
+        ("CartPole-v1", {"size": 8}, "^CartPole-v1 takes .*, 'max_episode_steps', got size=8$"),
     ],
 )
 def test_wrong_keyword_arguments_are_refused_with_the_accepted_ones(

@@ -69,6 +69,7 @@ Flags = TypeVar("Flags")
 OfLearner = TypeVar("OfLearner", bound=LearnerFlags)
 
 _BOX = "╭╮╰╯│─ "
+_SWITCHED = {"true": True, "false": False}
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 TITLES = {  # of groups of flags in --help, where it is not the name of the field
     "checkpoints": "checkpoint",
@@ -157,7 +158,6 @@ def parse(
     with _as_far_as_it_is_read():
         flags_type, default = _read_first(flags_type, _by_name(words, flag_names(flags_type)))
         words = _by_name(words, flag_names(flags_type))  # includes the algorithm's own flags
-        words = list(_with_values(words, flags_type))
         parsed, unknown = _cli(flags_type, program, words, default)
     if unknown:
         raise UsageError(_about_unknown(unknown, [*flag_names(flags_type), *known]))
@@ -199,11 +199,11 @@ def _cli(
             return tyro.cli(
                 flags_type,
                 prog=f"python -m torchbeast.{program}",
-                args=_deciding(words, flags_type, default),
+                args=list(_with_values(words, flags_type)),
                 default=default,
                 return_unknown_args=True,
                 use_underscores=True,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
                 registry=REGISTRY,
             )
     except _CheckFailed as failed:
@@ -232,21 +232,6 @@ class _Wrapping:
         plain = _COLOUR.sub("", line)
         is_short = len(plain) <= self._width
         return line if is_short else textwrap.fill(plain, self._width, break_on_hyphens=False)
-
-
-def _deciding(words: Sequence[str], flags_type: type, default: Any) -> list[str]:
-    """Returns the words without flags such as --follow or --no_follow that repeat the default, or
-    that a later one overrides: tyro only has the other ones, which keeps --help short.
-    """
-    usual = flatten(default) if dataclasses.is_dataclass(default) else {}
-    values = {name: usual.get(name, False) for name, kind in kinds(flags_type) if kind is bool}
-    switches = {f"--{no * 'no_'}{name}": (name, not no) for name in values for no in (False, True)}
-    kept: list[str] = []
-    for word in reversed(words):
-        name, value = switches.get(word, ("", None))
-        if not name or values.pop(name, value) != value:
-            kept.append(word)
-    return kept[::-1]
 
 
 @contextmanager
@@ -285,15 +270,13 @@ def by_its_name(word: str, known: Collection[str]) -> str:
 
 
 def _with_values(words: Sequence[str], flags_type: type) -> Iterator[str]:
-    """Yields the words, with a value for --name and --no_name where a flag may be true, false, or
-    neither, which is its default.
-    """
-    open_ones = {name for name, kind in kinds(flags_type) if kind == SWITCH}
-    for word, following in pairwise([*words, "--"]):
+    """Yields the words, with a value for --name and --no_name where a flag is true or false."""
+    switches = {name for name, kind in kinds(flags_type) if kind in (bool, SWITCH)}
+    for word, following in pairwise([*words, ""]):
         name = word.removeprefix("--")
-        if name in open_ones and following.startswith("--"):
+        if name in switches and following.lower() not in _SWITCHED:
             yield f"{word}=true"
-        elif name.startswith("no_") and name[3:] in open_ones:
+        elif name.startswith("no_") and name[3:] in switches:
             yield f"--{name[3:]}=false"
         else:
             yield word
@@ -524,8 +507,6 @@ def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFi
     def hint(label: str) -> str:
         if "Default: " in helptext():
             return "" if is_made or value == usual else f"(here: {label})"
-        if label == "True":
-            return "(default: on; this flag turns it off)"
         return "" if label in ("None", "", "''") else f"(default: {label})"
 
     kind: Any = typing.get_type_hints(owner, include_extras=True)[field.name]
@@ -557,10 +538,9 @@ def _read(words: Sequence[str]) -> dict[str, Any]:
 
 def _read_switch(words: Sequence[str]) -> bool:
     """Parses the value; raises ValueError unless it is true or false."""
-    value = {"true": True, "false": False}.get(words[0].lower())
-    if value is None:
+    if words[0].lower() not in _SWITCHED:
         raise ValueError(f"must be true or false, got {words[0]}")
-    return value
+    return _SWITCHED[words[0].lower()]
 
 
 def _read_integer(words: Sequence[str]) -> int:
@@ -591,6 +571,7 @@ def _add_kind(
 
 _add_kind(KWARGS, "JSON", _read, json.dumps)
 _add_kind(Shape, "|".join(SHAPES), itemgetter(0))  # the Config checks it
+_add_kind(bool, "{true,false}", _read_switch, lambda v: str(v).lower())
 _add_kind(SWITCH, "{true,false}", _read_switch, lambda v: "auto" if v is None else str(v).lower())
 _add_kind(int, "INT", _read_integer)
 _add_kind(int | None, "{None}|INT", _read_integer_or_none)
