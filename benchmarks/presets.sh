@@ -20,7 +20,7 @@ for seed in $seeds; do
   run=(--savedir "$runs" --xpid "$preset-$program-$seed")
   # shellcheck disable=SC2086
   "$python" -m "torchbeast.$program" "${run[@]}" --preset "$preset" --seed "$seed" ${FLAGS:-} |
-    { grep -a "^Trained for" || true; } # a failed training ends this script before any evaluation
+    { grep -a "^Trained for\|^Mean return" || true; } # a failed training ends this script before any evaluation
   evaluate evaluation.txt
   evaluate evaluation-sampled.txt --sampled
 done

@@ -98,13 +98,16 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+_SUMMARY = ("Trained for", "Mean return")
+
+
 def train(run: Run, runs: Path) -> None:
     """Trains one run and prints its summary; a complete run says so."""
     flags = ["--preset", "minatar-breakout", "--env", f"MinAtar/{run.game}-v1"]
     place = ["--savedir", str(runs), "--xpid", run.name, "--seed", str(run.seed)]
     command = [sys.executable, "-m", "torchbeast.monobeast", *flags, *VARIANTS[run.variant], *place]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    said = [line for line in done.stdout.splitlines() if line.startswith("Trained for")]
+    said = [line for line in done.stdout.splitlines() if line.startswith(_SUMMARY)]
     print(run.name, *said, flush=True)
 
 

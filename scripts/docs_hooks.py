@@ -54,6 +54,15 @@ PACKAGES = (  # a name is documented on the page of the first package that expor
     "torchbeast.core.storages",
     "torchbeast",
 )
+SOURCES = {
+    "torchbeast/cli/learner_flags.py": "reference/command-line.md",
+    "torchbeast/cli/presets.py": "reference/presets.md",
+    **{name.replace(".", "/"): f"reference/api/{name}.md" for name in PACKAGES},
+    **{source: page for page, source in INCLUDED.items()},
+}
+"""Pages of the site that are made from these files. Links to the files lead to the pages, so that
+they also work in the repository.
+"""
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _NAMED_PAGE = re.compile(r"docs/((?:[\w-]+/)*[\w-]+\.md)")
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*(?=[^<>]*</code>)")
@@ -93,9 +102,8 @@ def link_to(path: str, page: str, repository: str) -> str | None:
         page: that has the link, from docs/.
         repository: its address.
     """
-    included = {source: of_site for of_site, source in INCLUDED.items()}
-    if path in included:
-        return posixpath.relpath(included[path], posixpath.dirname(page) or ".")
+    if path in SOURCES:
+        return posixpath.relpath(SOURCES[path], posixpath.dirname(page) or ".")
     if path.startswith("docs/") and (ROOT / path).is_file():
         return posixpath.relpath(path.removeprefix("docs/"), posixpath.dirname(page) or ".")
     if not (ROOT / path).exists():  # MkDocs warns, unless it is a generated page
@@ -181,8 +189,8 @@ def command_line() -> str:
 
 _INTRODUCTION = """Each program is a module, and `--help` prints its flags with their defaults.
 You can write a flag with underscores or with dashes (`--num_envs`, `--num-envs`). A flag whose
-value is *switch* takes no value: `--NAME` turns it on, and `--no_NAME` turns it off, for example
-when you resume a run that had it on."""
+value is *switch* is true or false; `--NAME` alone turns it on, and `--no_NAME` turns it off, for
+example when you resume a run that had it on."""
 LINK_TO_SHARED = "(#flags-of-every-learner-program)"
 _HAS_TOO = f"""In addition to the flags below, it has the [flags of every learner
 program]{LINK_TO_SHARED} and the [settings of its algorithm](#settings-of-the-algorithms)"""
@@ -297,13 +305,12 @@ def _cell(text: str) -> str:
 
 def presets() -> str:
     """Returns the page of the presets."""
-    from torchbeast.cli import presets
+    from torchbeast.cli.presets import PRESETS
 
     lines = ["# Presets", "", _OF_PRESETS]
-    listed = iter(presets.listing().splitlines())
-    for name, sentence, flags in zip(listed, listed, listed, strict=True):
-        words = [f"`--{word}`" for word in re.split(r"(?:^| )--", flags.strip())[1:]]
-        lines += ["", f"## {name}", "", sentence.strip(), "", ", ".join(words)]
+    for name, preset in PRESETS.items():
+        flags = [f"`{flag}`" for flag in re.split(" (?=--)", preset.words)]
+        lines += ["", f"## {name}", "", preset.sentence, "", ", ".join(flags)]
     return "\n".join(lines) + "\n"
 
 

@@ -82,6 +82,14 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(hooks: ModuleType) -
     assert list(broken_links(pages)) == []
 
 
+def test_every_link_also_works_in_the_repository_without_the_pages_of_the_site(
+    hooks: ModuleType,
+) -> None:
+    files = {page: text for page, text in pages_of(hooks).items() if (ROOT / page).exists()}
+    assert len(files) > 40
+    assert list(broken_links(files)) == []
+
+
 def test_every_page_that_a_docstring_or_message_names_exists(hooks: ModuleType) -> None:
     folders = ("torchbeast", "libtorchbeast", "benchmarks", "examples")
     sources = [file for folder in folders for file in (ROOT / folder).rglob("*.*")]
@@ -139,6 +147,9 @@ def test_the_page_of_presets_has_their_flags(hooks: ModuleType) -> None:
         ("CONTRIBUTING.md", "../contributing/index.md"),
         ("docs/results/README.md", "../results/README.md"),
         ("docs/results/performance", f"{ADDRESS}/tree/main/docs/results/performance"),
+        ("torchbeast/core/storages", "../reference/api/torchbeast.core.storages.md"),
+        ("torchbeast/cli/presets.py", "../reference/presets.md"),
+        ("torchbeast/cli", f"{ADDRESS}/tree/main/torchbeast/cli"),
         ("examples/no_such_file.py", None),
     ],
 )

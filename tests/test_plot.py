@@ -52,7 +52,9 @@ def test_a_run_without_an_ended_episode_is_refused_with_a_message(tmp_path: Path
         plot.group_runs([write_run(tmp_path / "a", [float("nan")])])
 
 
-def test_other_columns_are_drawn_and_unknown_ones_refused(tmp_path: Path) -> None:
+def test_other_columns_are_drawn_and_unknown_ones_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run := tmp_path / "a").mkdir()
     files = LogFiles(run)
     files.write(10, {"mean_episode_return": float("nan"), "entropy": 1.5})
@@ -62,6 +64,7 @@ def test_other_columns_are_drawn_and_unknown_ones_refused(tmp_path: Path) -> Non
         plot.group_runs([run], column="entropie")
     with pytest.raises(UsageError, match="column tropy; did you mean entropy"):
         plot.group_runs([run], column="tropy")
+    assert not capsys.readouterr().err, "one message is enough"
 
 
 def test_no_run_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,14 +7,17 @@ python -m torchbeast.monobeast --preset pong
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from torchbeast.cli import command_line
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.collect.config import ProcessesConfig
 from torchbeast.collect.source import FleetCollection, local_fleet
 from torchbeast.core.base.checks import counted
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import EXIT_DONE
+from torchbeast.fleets.fleet import LocalFleet
 from torchbeast.fleets.supervisor import end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
@@ -38,8 +41,6 @@ def run(flags: MonoBeastFlags) -> int:
     processes = dataclasses.replace(flags.processes, num_envs=num_envs)
     flags = dataclasses.replace(flags, processes=processes)
     with session(flags.run.folder, command_line.flatten(flags)) as opened:
-        workers = counted(processes.processes(), "worker")
-        say(f"{counted(num_envs, 'environment')} in {workers}.")
         env = flags.environment.spec
         spaces = spaces_of(env, opened.supervisor.check_goes_on)
         collection = FleetCollection(
@@ -47,11 +48,18 @@ def run(flags: MonoBeastFlags) -> int:
             processes=processes.processes(),
             fixed_lag=processes.fixed_lag,
             actors=processes,
-            make_fleet=local_fleet,
+            make_fleet=functools.partial(workers_of, processes),
             on_demand=flags.synchronous_rollouts > 0,
         )
         LearnerRun(flags.plan(PROGRAM, env, spaces, collection), opened).train()
     return EXIT_DONE
+
+
+def workers_of(processes: ProcessesConfig) -> LocalFleet:
+    """Returns the fleet of workers, and prints its size: after all checks of the settings."""
+    workers = counted(processes.processes(), "worker")
+    say(f"{counted(processes.environments(), 'environment')} in {workers}.")
+    return local_fleet()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import did_you_mean, names_with
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.reporting.run_folder import read_meta, run_path
+from torchbeast.reporting.run_folder import read_meta, run_path, runs_next_to
 
 RETURN = "mean_episode_return"
 _SMOOTHED = 20  # updates in the moving average, at most
@@ -57,10 +57,12 @@ Points = list[tuple[float, float]]
 class PlotFlags:
     """Plots the mean episode return of runs: a thin line for each run, a thick one for the mean."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN [RUN ...]]")
+    ]
     """Runs, by the names or folders that they print, or saved curves named PROGRAM-SEED.csv. Runs
     that differ only in their seed are averaged into one line."""
-    output: tuple[Path, ...] = ()
+    output: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[IMAGE [IMAGE ...]]")] = ()
     """Image files to write: .png, .svg or .pdf. Default: curve.png in the run's folder, or in the
     folder that contains all runs."""
     clock: bool = False
@@ -119,8 +121,10 @@ def group_runs(
     Skips runs without a value, with a message. Raises UsageError if no run is left.
     """
     groups: dict[str, RunGroup] = {}
-    for folder in folders:
-        points = curve(folder, clock, column)
+    curves = {folder: curve(folder, clock, column) for folder in folders}
+    if not any(curves.values()):
+        raise UsageError(_lack(folders[0], column))
+    for folder, points in curves.items():
         if not points:
             lack = _lack(folder, column)
             print(f"{lack[:1].upper()}{lack[1:]}: skipping it.", file=sys.stderr)
@@ -128,8 +132,6 @@ def group_runs(
         settings = settings_of_run(folder)
         group = groups.setdefault(json.dumps(settings, sort_keys=True), RunGroup(settings))
         group.curves[folder] = points
-    if not groups:
-        raise UsageError(f"{_lack(folders[0], column)}: there is nothing to plot")
     return list(groups.values())
 
 
@@ -142,6 +144,7 @@ def _lack(folder: Path, column: str) -> str:
         return f"no episode has ended in {folder} yet"
     similar = [name for name in sorted(known) if column in name]  # such as mean_episode_length
     hint = f"; did you mean {' or '.join(similar)}" if similar else did_you_mean(column, known)
+    hint = hint or "; fields.csv lists the columns"
     return f"{folder} has no values in a column {column}{hint}"
 
 
@@ -192,6 +195,8 @@ def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
 
     Raises UsageError when `folder` is neither a run's folder nor a kept curve.
     """
+    if not folder.exists():
+        raise UsageError(f"there is no run at {folder}: {runs_next_to(folder)}")
     if not (folder.is_file() or (folder / "logs.csv").exists()):
         raise UsageError(f"{folder} is not the folder of a run: it has no logs.csv")
     is_kept = folder.is_file()

@@ -17,14 +17,27 @@ from typing import Any
 import pytest
 
 from torchbeast import monobeast, polybeast
-from torchbeast.cli.command_line import TITLES, as_typed, flatten, parse, run_with
+from torchbeast.cli.command_line import (
+    _OF_NETWORKS,
+    _SUGGESTED,
+    TITLES,
+    as_typed,
+    flag_names,
+    flatten,
+    parse,
+    run_with,
+)
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.config import MAX_FIXED_LAG, ProcessesConfig
+from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.algos.registry import config_of
 from torchbeast.core.base.specs import ModelConfig
 from torchbeast.errors import RunError, UsageError
+from torchbeast.export import ExportFlags
 from torchbeast.fleets.system import available_cores
+from torchbeast.plot import PlotFlags
 from torchbeast.servers.config import FleetConfig, ServersConfig
 
 ORIGINAL_LEARNER_FLAGS = [
@@ -83,6 +96,12 @@ WRONG = [
     (["--tau", "1"], "--tau, 1. --target_rate is a setting of the algorithms dqn, sac, td3. See"),
     (["--seeds", "1", "--num_env", "4"], "4. Did you mean --seed and --num_envs? See"),
     (["--n_steps", "20"], "--n_steps, 20. Did you mean --unroll_length? See"),
+    (["--no-anneal-lr"], "--no_anneal_lr. Did you mean --learning_rate_schedule? See"),
+    (["--hidden=64"], "--hidden=64. Did you mean --model_kwargs '{\"hidden\": ...}'? See"),
+    (["--train-frequency", "4"], "4. Did you mean --replay_ratio? See"),
+    (["--target-network-frequency", "4"], "--target_period is a setting of the algorithms dqn,"),
+    (["--num_envs", "some"], "--num_envs: must be an integer such as 8 or 1e6, got some."),
+    (["--algo=ppo", "--num_envs", "0"], "--num_envs must be at least 1, got 0."),
     (["--lr", "0"], "--learning_rate must be greater than 0, got 0.0."),
     (["--algo=ppo", "--clip_parm", "1"], "--clip_parm, 1. Did you mean --clip_param? See"),
     (["--no_such_flag", "3"], "--no_such_flag, 3. See"),
@@ -100,6 +119,8 @@ WRONG = [
     (["--frame_skip", "0"], "--frame_skip must be at least 1, got 0."),
     (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, got 1.0."),
     (["--sampled"], "--sampled is for --mode test"),
+    (["--use_lstm=maybe"], "--use_lstm: must be true or false, got maybe."),
+    (["--use_lstm", "maybe"], "Unrecognized options: maybe. See"),
     (["--follow"], "--follow evaluates a run while it trains: use --mode test, not train."),
     (["--mode", "test_render", "--xpid", "a", "--follow"], "use --mode test, not test_render."),
     (["--mode", "test", "--xpid", "a", "--follow", "--checkpoint", "b"], "remove --checkpoint b."),
@@ -192,8 +213,7 @@ def test_every_flag_has_a_help_text(program: str, capsys: pytest.CaptureFixture[
         parse(PROGRAMS[program], program, ["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    usual = flatten(PROGRAMS[program]())
-    names = ["no_" * (value is True) + name for name, value in usual.items()]
+    names = flag_names(PROGRAMS[program])
     assert names
     for group in dataclasses.fields(PROGRAMS[program]):
         assert f"{TITLES.get(group.name, group.name)} options" in shown
@@ -245,9 +265,27 @@ def test_no_line_of_help_is_wider_than_the_terminal(
     assert len(lines) > 10 and max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize("kind", [PolyBeastLearnerFlags, PlotFlags, ExportFlags])
+def test_every_line_of_help_fits_the_terminal(
+    kind: type, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(kind, "plot", ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("usage: python -m torchbeast.plot [-h]")
+    assert max(map(len, lines)) == 80
+
+
 @pytest.mark.parametrize(
     ("words", "value"),
-    [("--use_lstm", True), ("--no_use_lstm", False), ("--use_lstm --no_use_lstm", False)],
+    [
+        ("--use_lstm", True),
+        ("--no_use_lstm", False),
+        ("--use_lstm --no_use_lstm", False),
+        ("--use_lstm False", False),
+        ("--no_use_lstm --use_lstm=true", True),
+    ],
 )
 def test_the_last_of_two_opposite_flags_counts_whatever_the_default(
     words: str, value: bool
@@ -314,6 +352,7 @@ def test_a_terminal_without_box_characters_gets_the_same_sentence(
         ("model must be one that the model knows", "--model must be one that the model knows"),
         ("max_num_envs is no flag", "max_num_envs is no flag"),
         ("/logs/num_envs/model.tar is damaged", "/logs/num_envs/model.tar is damaged"),
+        ("takes 'num_envs', got num_envs=2", "takes 'num_envs', got num_envs=2"),
     ],
 )
 def test_names_of_fields_become_flags_and_plain_words_stay(sentence: str, typed: str) -> None:
@@ -360,10 +399,18 @@ FIXED_LAG_WRONG = [
     (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, got -1."),
     (["--max_lag", "0"], "--fixed_lag 1 is above --max_lag 0, so almost no data"),
     (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),
-    (["--num_envs", "5", "--num_workers", "2"], "with --fixed_lag, --num_envs 5 must be a m"),
+    (
+        ["--num_envs", "5", "--num_workers", "2"],
+        "--num_envs 5 must be a multiple of --num_workers 2, because --fixed_lag is 1: change one",
+    ),
     (
         ["--batch_size", "3"],
-        "--batch_size 3 a multiple of the environments of a process: give such numbers, or --fixed",
+        "--batch_size 3 must be a multiple of the 2 environments of a worker (--num_envs 4 / "
+        "--num_workers 2), because --fixed_lag is 1: use --batch_size 2, or set --fixed_lag None",
+    ),
+    (
+        ["--algo", "ppo", "--fixed_lag", "0", "--num_envs", "3", "--batch_size", "64"],
+        "because --fixed_lag is 0, the default of ppo: use --batch_size 63, or set --fixed_lag",
     ),
     (["--num_learner_threads", "2"], "--num_learner_threads 2, or give --fixed_lag None."),
 ]
@@ -374,6 +421,18 @@ def test_an_impossible_fixed_lag_is_refused_in_one_sentence(args: list[str], sen
     with pytest.raises(UsageError) as error:
         parse(MonoBeastFlags, "monobeast", ["--fixed_lag", "1", *args])
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+_GIVEN = ("observation_space", "action_space", "shared_body", "use_lstm")  # by flags of their own
+
+
+def test_what_is_suggested_for_flags_of_other_libraries_exists() -> None:
+    known = {name for kind in (*PROGRAMS.values(), MonoBeastFlags) for name in flatten(kind())}
+    known |= {*flag_names(config_of("dqn"))}
+    assert {text.partition(" ")[0] for text in _SUGGESTED.values()} <= known
+    assert not {*_SUGGESTED} & known, "no flag needs a suggestion"
+    options = set(inspect.signature(MLPNet).parameters)
+    assert {*_OF_NETWORKS} == options - {*_GIVEN}
 
 
 def test_a_switch_takes_no_value() -> None:

@@ -74,7 +74,7 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
         ),
         (
             ["--algo", "dqn", "--fixed_lag", "0", "--num_envs", "3", "--num_workers", "2"],
-            "--num_envs 3 must be a multiple of --num_workers 2.*, or --fixed_lag None",
+            "--num_envs 3 must be a multiple of --num_workers 2.*, or set --fixed_lag None",
         ),
         (
             ["--algo", "dqn", "--max_lag", "3"],

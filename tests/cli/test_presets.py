@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,9 @@ def test_without_a_preset_the_defaults_are_those_of_the_program() -> None:
 
 
 def test_preset_help_lists_every_preset_with_its_sentence(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit) as end:
         parse(PolyBeastFlags, "polybeast", ["--preset", "help"])
     assert end.value.code == 0
@@ -113,6 +115,18 @@ def test_preset_help_lists_every_preset_with_its_sentence(
     for name, preset in PRESETS.items():
         assert f"{name}\n  {preset.sentence}" in shown
         assert preset.sentence.endswith(".")
+
+
+def test_the_flags_of_preset_help_fit_the_terminal_and_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = listing()
+    assert 70 < max(map(len, shown.splitlines())) <= 80
+    pasted = shown.replace("\\\n", "")
+    for preset in PRESETS.values():
+        words = shlex.split(preset.words)
+        assert any(shlex.split(line) == words for line in pasted.splitlines() if "--" in line)
 
 
 @pytest.mark.parametrize("args", [["--preset", "cathc"], ["--preset=cathc"], ["--preset="]])

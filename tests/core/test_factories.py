@@ -67,10 +67,10 @@ def make_cartpole(limit: int = 500) -> Any:
         (HindsightExperienceReplayBuffer.create_factory, "hindsight", "hindsight_share"),
     ],
 )
-def test_a_misspelt_name_is_refused_at_once_with_the_names_that_there_are(
+def test_a_misspelt_name_is_refused_at_once_with_a_similar_one(
     create: Any, wrong: str, meant: str
 ) -> None:
-    with pytest.raises(TypeError, match=rf"{wrong}.*did you mean {meant}.*\? It takes .*{meant}"):
+    with pytest.raises(TypeError, match=rf"{wrong}.*did you mean {meant}.*\? (It takes|See)"):
         create(**{wrong: 1})
 
 

@@ -191,11 +191,11 @@ def test_keyword_arguments_that_are_taken_pass() -> None:
         (
             {"size": 8, "colour": "red"},
             {},
-            "^grid: .*unexpected .*'colour'; it takes size, wrap, seed, got .*colour=\"red\"$",
+            "^grid: .*'colour'; it takes 'size', 'wrap', 'seed', got .*colour=\"red\"$",
         ),
-        ({"size": 8}, {"positional": 1}, "^grid: .*'size'; it takes wrap, seed, got size=8$"),
-        ({"size": 8}, {"ours": ("size",)}, "^grid: .*'size'; it takes wrap, seed, got size=8$"),
-        ({}, {}, "^grid: missing .*'size'; it takes size, wrap, seed, got none$"),
+        ({"size": 8}, {"positional": 1}, "^grid: .*'size'; it takes 'wrap', 'seed', got size=8$"),
+        ({"size": 8}, {"ours": ("size",)}, "^grid: .*'size'; it takes 'wrap', 'seed', got size=8$"),
+        ({}, {}, "^grid: missing .*'size'; it takes 'size', 'wrap', 'seed', got none$"),
         ({"wrap": True}, {}, "^grid: missing .*'size'; .* got wrap=true$"),
     ],
 )

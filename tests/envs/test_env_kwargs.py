@@ -98,18 +98,18 @@ def test_keyword_arguments_reach_a_game_of_minatar() -> None:
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "sentence"),
     [
-        ("Catch", {"size": 8}, "^Catch: .*'size'; it takes rows, columns, got size=8$"),
+        ("Catch", {"size": 8}, "^Catch: .*'size'; it takes 'rows', 'columns', got size=8$"),
         ("Dials", {"size": 8}, "^Dials: .*'size'; it takes nothing, got size=8$"),
-        ("Memory", {"num_envs": 8}, "^Memory: .*'num_envs'; it takes episode_length, got num_e"),
-        ("Mock", {"length": 8}, "^Mock: .*'length'; it takes episode_length, got length=8$"),
-        (SIZED, {}, "Sized: missing .*'size'; it takes size, fill, got none$"),
-        (SIZED, {"fill": 1}, "Sized: missing .*'size'; it takes size, fill, got fill=1$"),
-        (SIZED, {"sise": 1}, "Sized: .*'si[sz]e'; it takes size, fill, got sise=1$"),
-        (VECTOR, {"num_envs": 1}, "vector: .*'num_envs'; it takes episode_length, got num_envs"),
+        ("Memory", {"num_envs": 8}, "^Memory: .*'num_envs'; it takes 'episode_length', got num_e"),
+        ("Mock", {"length": 8}, "^Mock: .*'length'; it takes 'episode_length', got length=8$"),
+        (SIZED, {}, "Sized: missing .*'size'; it takes 'size', 'fill', got none$"),
+        (SIZED, {"fill": 1}, "Sized: missing .*'size'; it takes 'size', 'fill', got fill=1$"),
+        (SIZED, {"sise": 1}, "Sized: .*'si[sz]e'; it takes 'size', 'fill', got sise=1$"),
+        (VECTOR, {"num_envs": 1}, "vector: .*'num_envs'; it takes 'episode_length', got num_envs"),
         (
             "CartPole-v1",
             {"size": 8},
-            "^CartPole-v1: .*'size'; it takes .*, max_episode_steps, got size=8$",
+            "^CartPole-v1: .*'size'; it takes .*, 'max_episode_steps', got size=8$",
         ),
     ],
 )

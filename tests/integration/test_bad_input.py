@@ -109,7 +109,7 @@ def test_more_streams_than_there_are_cannot_be_needed(
 def test_a_users_own_environment_is_trained_on(workshop: Workshop, env: str) -> None:
     code, said = workshop.run("polybeast", "--env", f"environments:{env}", *SMALL)
     assert code == 0, said
-    assert "mean return 10.00" in said, said
+    assert "Mean return 10.00" in said, said
     workshop.assert_nothing_is_left()
 
 

@@ -31,7 +31,7 @@ def test_an_image_and_a_number_are_learnt_from_in_slices_across_time_limits(
     args = [*SMALL, *PROGRAMS[program], *IN_PIECES, "--total_steps", "400"]
     code, said = workshop.run(program, "--env", "environments:Mixed", *args)
     assert code == 0, said
-    assert "mean return 10.00" in said, said
+    assert "Mean return 10.00" in said, said
     workshop.assert_nothing_is_left()
 
 

@@ -53,7 +53,7 @@ def test_compiled_modules_cannot_be_imported_in_these_tests(workshop: Workshop) 
 
 @pytest.mark.long
 def test_a_users_own_environment_is_trained_on(workshop: Workshop) -> None:
-    assert "mean return 10.00" in learnt(workshop, 2000, env="environments:Legacy")
+    assert "Mean return 10.00" in learnt(workshop, 2000, env="environments:Legacy")
     workshop.assert_nothing_is_left()
 
 

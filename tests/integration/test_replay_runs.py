@@ -154,5 +154,5 @@ def test_cartpole_is_learnt_with_a_replay(workshop: Workshop) -> None:
         "monobeast", *words, "--xpid", "a", "--torch_threads", "1", "--seed", "1", timeout=200.0
     )
     assert code == 0, said
-    match = re.search(r"mean return ([\d.]+) and length", said)
+    match = re.search(r"Mean return ([\d.]+) and length", said)
     assert match and float(match[1]) > 100, said

@@ -140,39 +140,39 @@ def test_the_limiting_stage_is_found(found: Shares, limit: str) -> None:
 def test_more_processes_are_only_recommended_if_cores_are_free() -> None:
     assert said(STARVED, setup(cores=4)) == (
         "learner idle 62 %, environments busy 80 %: "
-        "raise --num_workers; 2 of 4 cores step environments"
+        "raise num_workers; 2 of 4 cores step environments"
     )
     full = said(STARVED, setup(cores=2))
     assert "all 2 cores are in use; only more cores or a faster environment help" in full
 
 
 def test_with_one_environment_per_process_more_environments_are_recommended() -> None:
-    assert "raise --num_envs;" in said(STARVED, setup(cores=4, num_envs=2))
+    assert "raise num_envs;" in said(STARVED, setup(cores=4, num_envs=2))
 
 
-def test_recommendations_name_the_flag_of_the_program() -> None:
-    assert "--num_workers" in said(STARVED, setup("monobeast", cores=4))
-    assert "--num_servers" in said(STARVED, setup("polybeast", cores=4))
-    assert "polybeast_env --num_servers" in said(STARVED, setup("polybeast_learner"))
-    assert "--num_inference_threads" in said(SLOW_POLICY, setup("polybeast"))
-    assert "--num_buffers" in said(NO_ROOM, setup("monobeast"))
-    assert "--max_learner_queue_size" in said(NO_ROOM, setup("polybeast"))
-    assert "--num_workers" in said(STARVED, setup("raybeast", cores=4))
-    assert "--num_buffers" in said(NO_ROOM, setup("raybeast"))
+def test_recommendations_name_the_setting_of_the_program() -> None:
+    assert "num_workers" in said(STARVED, setup("monobeast", cores=4))
+    assert "num_servers" in said(STARVED, setup("polybeast", cores=4))
+    assert "num_servers of polybeast_env" in said(STARVED, setup("polybeast_learner"))
+    assert "num_inference_threads" in said(SLOW_POLICY, setup("polybeast"))
+    assert "num_buffers" in said(NO_ROOM, setup("monobeast"))
+    assert "max_learner_queue_size" in said(NO_ROOM, setup("polybeast"))
+    assert "num_workers" in said(STARVED, setup("raybeast", cores=4))
+    assert "num_buffers" in said(NO_ROOM, setup("raybeast"))
 
 
 def test_a_learner_alone_names_the_program_that_makes_environments() -> None:
-    """Its own --num_envs is the number that it expects to find."""
+    """Its own num_envs is the number that it expects to find."""
     sentence = said(SLOW_POLICY, setup("polybeast_learner"))
-    assert "more polybeast_env --num_envs make larger batches" in sentence
-    assert sentence.count("--num_envs") == 1
-    assert "more --num_envs make" in said(SLOW_POLICY, setup("polybeast"))
+    assert "more num_envs of polybeast_env make larger batches" in sentence
+    assert sentence.count("num_envs") == 1
+    assert "more num_envs make" in said(SLOW_POLICY, setup("polybeast"))
 
 
 def test_a_limiting_learner_gets_recommendations_for_learning() -> None:
     assert said(SLOW_LEARNER, setup()) == (
-        "the learner is the bottleneck (workers blocked 70 %): larger updates (--batch_size, "
-        "--unroll_length) or a smaller --model help"
+        "the learner is the bottleneck (workers blocked 70 %): larger updates (batch_size, "
+        "unroll_length) or a smaller model help"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_fixed_lag_is_the_only_reason_that_is_named_when_workers_wait_for_it()
     """In the middle of a run and at its end, when the shares differ."""
     for found in (NO_ROOM, SLOW_LEARNER):
         sentence = said(found, setup(fixed_lag=1))
-        assert "with --fixed_lag 1" in sentence and "--model" not in sentence
+        assert "with fixed_lag 1" in sentence and "smaller model" not in sentence
 
 
 def test_every_diagnosis_fits_a_line_and_names_only_flags_of_the_program() -> None:

@@ -351,10 +351,10 @@ def test_the_summary_has_steps_episodes_and_return() -> None:
     progress.returns.extend([1.0, 0.0])
     progress.lengths.extend([10, 14])
     assert summary(progress, 2000, 10.0) == (
-        "Trained for 2,000 steps in 0:00:10 (200 steps/s), 3,000 in total; "
-        "mean return 0.50 and length 12 over the last 2 episodes."
+        "Trained for 2,000 steps in 0:00:10 (200 steps/s), 3,000 in total.\n"
+        "Mean return 0.50 and length 12 over the last 2 episodes."
     )
-    assert "no episode has ended yet" in summary(Progress(), 0, 0.0)
+    assert "No episode has ended yet" in summary(Progress(), 0, 0.0)
 
 
 def test_the_suggested_command_resumes_the_run_by_its_name_alone() -> None:

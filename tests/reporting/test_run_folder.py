@@ -118,7 +118,7 @@ def test_a_name_alone_is_a_run_of_the_usual_folder_unless_it_is_here(
     here.mkdir()
     monkeypatch.chdir(here)
     assert run_path("pong-1") == usual / "pong-1"
-    assert run_path("pong-2") == Path("pong-2")
+    assert run_path("pong-2") == usual / "pong-2"
     Path("pong-1").mkdir()
     assert run_path("pong-1") == Path("pong-1")
 
@@ -269,7 +269,7 @@ def test_a_record_that_cannot_be_read_at_present_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RunFolder(tmp_path / "a", {"of": "the run"}).finish(successful=True)
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="another --savedir"):
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="another savedir"):
         patch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.ESTALE, "stale")))
         RunFolder(tmp_path / "a", {"of": "another"})
     assert read_meta(tmp_path / "a")["args"] == {"of": "the run"}
@@ -277,7 +277,7 @@ def test_a_record_that_cannot_be_read_at_present_is_not_replaced(
 
 def test_a_folder_that_cannot_be_made_is_refused_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="use another --savedir"):
+    with pytest.raises(UsageError, match="use another savedir"):
         RunFolder(tmp_path / "file" / "a", {})
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,15 @@ def test_a_torn_file_is_refused_with_a_message(tmp_path: Path, data: bytes) -> N
 
 
 def test_a_missing_file_is_refused_with_a_message(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no checkpoint at /.*use the folder of a run"):
-        checkpoints.load(tmp_path / "model.tar")
+    with pytest.raises(UsageError, match=f"no checkpoint at .*: there are no runs in {tmp_path}$"):
+        checkpoints.load(tmp_path / "none" / "model.tar")
+    for number in range(7):
+        (tmp_path / f"run-{number}").mkdir()
+        (meta := tmp_path / f"run-{number}" / "meta.json").touch()
+        os.utime(meta, (number, number))
+    newest = ", ".join(f"run-{number}" for number in (6, 5, 4, 3, 2))
+    with pytest.raises(UsageError, match=f": the newest runs in {tmp_path} are {newest}$"):
+        checkpoints.load(tmp_path / "none")
 
 
 def test_a_file_that_lacks_a_key_is_refused_with_a_message(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ import textwrap
 import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import cache, partial
 from itertools import dropwhile, pairwise, takewhile
 from operator import itemgetter
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar, cast
 
 import tyro
 from docstring_parser import parse_from_object
@@ -69,9 +69,8 @@ Flags = TypeVar("Flags")
 OfLearner = TypeVar("OfLearner", bound=LearnerFlags)
 
 _BOX = "╭╮╰╯│─ "
-_UNKNOWN = "Unrecognized options: "
-# tyro's prefix to the message of a check. If a flag cannot be parsed, the prefix names the flag.
-_OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^:]+: ")
+_SWITCHED = {"true": True, "false": False}
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 TITLES = {  # of groups of flags in --help, where it is not the name of the field
     "checkpoints": "checkpoint",
     "command": "mode",
@@ -100,8 +99,26 @@ _ALIASES = {
     "total_timesteps": "total_steps",
     "lambda": "gae_lambda",
 }
-# Names that mean different things in other libraries, so that they are only suggested.
-_AMBIGUOUS = {"vf_coef": "baseline_cost", "n_steps": "unroll_length"}
+_OF_NETWORKS = ("core", "hidden", "norm", "orthogonal", "state_deviation")
+# What to type in place of flags of other libraries that mean something else, or take other values.
+_SUGGESTED = {
+    **{name: f"model_kwargs '{{\"{name}\": ...}}'" for name in _OF_NETWORKS},
+    "anneal_lr": "learning_rate_schedule",
+    "capture_video": "mode test_render",
+    "cuda": "device",
+    "exp_name": "xpid",
+    "exploration_fraction": "exploration_steps",
+    "n_steps": "unroll_length",
+    "net_arch": "model_kwargs",
+    "policy_kwargs": "model_kwargs",
+    "target_network_frequency": "target_period",
+    "target_update_interval": "target_period",
+    "track": "wandb_project",
+    "train_freq": "replay_ratio",
+    "train_frequency": "replay_ratio",
+    "vf_coef": "baseline_cost",
+    "wandb_project_name": "wandb_project",
+}
 _SIMILAR = 0.7  # least similarity, from 0 to 1, for which a flag is suggested
 
 
@@ -141,9 +158,9 @@ def parse(
     with _as_far_as_it_is_read():
         flags_type, default = _read_first(flags_type, _by_name(words, flag_names(flags_type)))
         words = _by_name(words, flag_names(flags_type))  # includes the algorithm's own flags
-        words = list(_with_values(words, flags_type))
-        with _sentences(flags_type, known):
-            parsed: Flags = _cli(flags_type, program, words, default=default)
+        parsed, unknown = _cli(flags_type, program, words, default)
+    if unknown:
+        raise UsageError(_about_unknown(unknown, [*flag_names(flags_type), *known]))
     if isinstance(parsed, LearnerFlags):
         _check_replay(parsed, words)
         check_recorded(flatten(parsed.algorithm))
@@ -157,8 +174,8 @@ def parse_known(
     program.
     """
     words = _by_name(_words(args), flag_names(flags_type))
-    with _as_far_as_it_is_read(), _sentences(flags_type):
-        return _cli(flags_type, program, words, return_unknown_args=True)
+    with _as_far_as_it_is_read():
+        return _cli(flags_type, program, words, tyro.MISSING_NONPROP)
 
 
 def _words(args: Sequence[str] | None) -> list[str]:
@@ -169,41 +186,52 @@ def _by_name(words: Sequence[str], known: Collection[str]) -> list[str]:
     return [by_its_name(word, known) for word in words]
 
 
-def _cli(flags_type: type[Flags], program: str, words: Sequence[str], **options: Any) -> Any:
-    """Calls tyro with the options that all programs use."""
-    return tyro.cli(
-        flags_type,
-        prog=f"python -m torchbeast.{program}",
-        description=_wrapped(flags_type.__doc__ or ""),
-        args=_deciding(words, flags_type, options.get("default")),
-        use_underscores=True,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        registry=REGISTRY,
-        **options,
-    )
+def _cli(
+    flags_type: type[Flags], program: str, words: Sequence[str], default: Any
+) -> tuple[Flags, list[str]]:
+    """Parses the words with tyro; returns the flags, and the words that are not flags.
 
-
-def _wrapped(text: str) -> str:
-    """Returns paragraphs with lines that fit the terminal; tyro keeps the ends of indented ones."""
-    wrapper = textwrap.TextWrapper(
-        shutil.get_terminal_size().columns, initial_indent="  ", subsequent_indent="  "
-    )
-    return "\n".join(wrapper.fill(" ".join(part.split())) for part in text.split("\n\n"))
-
-
-def _deciding(words: Sequence[str], flags_type: type, default: Any) -> list[str]:
-    """Returns the words without flags such as --follow or --no_follow that repeat the default, or
-    that a later one overrides: tyro only has the other ones, which keeps --help short.
+    Raises UsageError, in place of tyro's box on stderr, if they are wrong.
     """
-    usual = flatten(default) if dataclasses.is_dataclass(default) else {}
-    values = {name: usual.get(name, False) for name, kind in kinds(flags_type) if kind is bool}
-    switches = {f"--{no * 'no_'}{name}": (name, not no) for name in values for no in (False, True)}
-    kept: list[str] = []
-    for word in reversed(words):
-        name, value = switches.get(word, ("", None))
-        if not name or values.pop(name, value) != value:
-            kept.append(word)
-    return kept[::-1]
+    shown = io.StringIO()
+    try:
+        with redirect_stderr(shown), redirect_stdout(cast(TextIO, _Wrapping(sys.stdout))):
+            return tyro.cli(
+                flags_type,
+                prog=f"python -m torchbeast.{program}",
+                args=list(_with_values(words, flags_type)),
+                default=default,
+                return_unknown_args=True,
+                use_underscores=True,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
+                registry=REGISTRY,
+            )
+    except _CheckFailed as failed:
+        message = as_typed(str(failed), flags_type)
+    except SystemExit as end:
+        if end.code != 2:
+            raise
+        message = _first_sentence(shown.getvalue())
+    raise UsageError(f"{message.removesuffix('.')}. See --help.")
+
+
+class _Wrapping:
+    """Wraps lines that are too long for the terminal: tyro's usage and description of a program."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._width = stream, shutil.get_terminal_size().columns
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes one or more lines."""
+        return self._stream.write("\n".join(map(self._wrapped, text.split("\n"))))
+
+    def _wrapped(self, line: str) -> str:
+        plain = _COLOUR.sub("", line)
+        is_short = len(plain) <= self._width
+        return line if is_short else textwrap.fill(plain, self._width, break_on_hyphens=False)
 
 
 @contextmanager
@@ -218,19 +246,6 @@ def _as_far_as_it_is_read() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again
         raise SystemExit(EXIT_DONE) from None
-
-
-@contextmanager
-def _sentences(flags_type: type, known: Sequence[str] = ()) -> Iterator[None]:
-    """Raises a UsageError in place of tyro's output about wrong flags."""
-    shown = io.StringIO()
-    try:
-        with redirect_stderr(shown):
-            yield
-    except SystemExit as end:
-        if end.code != 2:
-            raise
-        raise UsageError(f"{_sentence(shown.getvalue(), flags_type, known)} See --help.") from None
 
 
 def by_its_name(word: str, known: Collection[str]) -> str:
@@ -255,15 +270,13 @@ def by_its_name(word: str, known: Collection[str]) -> str:
 
 
 def _with_values(words: Sequence[str], flags_type: type) -> Iterator[str]:
-    """Yields the words, with a value for --name and --no_name where a flag may be true, false, or
-    neither, which is its default.
-    """
-    open_ones = {name for name, kind in kinds(flags_type) if kind == SWITCH}
-    for word, following in pairwise([*words, "--"]):
+    """Yields the words, with a value for --name and --no_name where a flag is true or false."""
+    switches = {name for name, kind in kinds(flags_type) if kind in (bool, SWITCH)}
+    for word, following in pairwise([*words, ""]):
         name = word.removeprefix("--")
-        if name in open_ones and following.startswith("--"):
+        if name in switches and following.lower() not in _SWITCHED:
             yield f"{word}=true"
-        elif name.startswith("no_") and name[3:] in open_ones:
+        elif name.startswith("no_") and name[3:] in switches:
             yield f"--{name[3:]}=false"
         else:
             yield word
@@ -303,8 +316,8 @@ def _with_followers(
         if isinstance(other, str) and following.get(name) == other:
             followed = resuming.given(words, f"--{other}") or str(following.get(other))
             del following[name]
-            with suppress(ValueError):  # None, or a mistake that is reported later
-                following[name] = _read_integer([followed])
+            with suppress(ValueError):  # None, or a mistake that is reported later, such as 0
+                following[name] = max(1, _read_integer([followed]))
     return following
 
 
@@ -409,41 +422,40 @@ def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
             raise UsageError(f"--{name} needs a replay: set --replay_size too. See --help.")
 
 
-def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
-    """Returns the error message in one line, with names of fields replaced by flags."""
-    sentence = _first_sentence(box)
-    if sentence.startswith(_UNKNOWN):
-        unknown, known = re.findall(r"--(\w+)", sentence), [*flag_names(flags_type), *known]
-        meant = [f"--{name}" for word in unknown for name in _similar(word, known)]
-        question = [f"Did you mean {' and '.join(meant)}?"] if meant else []
-        return " ".join([sentence, *_of_other_algorithms(unknown, known), *question])
-    if not _OF_A_CHECK.match(sentence):
-        return sentence
-    return as_typed(_OF_A_CHECK.sub("", sentence), flags_type)
+def _about_unknown(words: Sequence[str], known: Sequence[str]) -> str:
+    """Returns the error message for words that are not flags; known: the names of the flags."""
+    names = [re.sub("^--(no_)?|=.*", "", word) for word in words if word.startswith("--")]
+    meant = [f"--{text}" for name in names for text in _similar(name, known)]
+    question = [f"Did you mean {' and '.join(meant)}?"] if meant else []
+    of_others = _of_other_algorithms(names, known)
+    sentences = [f"Unrecognized options: {', '.join(words)}.", *of_others, *question]
+    return " ".join([*sentences, "See --help."])
 
 
 def as_typed(sentence: str, flags_type: type) -> str:
     """Replaces names of fields in a message by flags.
 
     Names that are plain words, such as "model", are only replaced at the start of the message, and
-    names in quotes, such as keys of JSON, nowhere.
+    names in quotes or before "=", such as keyword arguments, nowhere.
     """
     for name in flag_names(flags_type):
         where = r"(?<![-\w/.\"'])" if "_" in name else "^"
-        sentence = re.sub(rf"{where}{name}(?![-\w/])", f"--{name}", sentence)
+        sentence = re.sub(rf"{where}{name}(?![-\w/=])", f"--{name}", sentence)
     return sentence
 
 
 def _similar(word: str, known: Sequence[str]) -> list[str]:
     """Returns a list with the flag that a word probably means, or []."""
-    other = _AMBIGUOUS.get(word, "")
-    return [other] if other in known else get_close_matches(word, known, 1, _SIMILAR)
+    suggested = _SUGGESTED.get(word, "")
+    if suggested.partition(" ")[0] in known:
+        return [suggested]
+    return get_close_matches(word, known, 1, _SIMILAR)
 
 
 def _of_other_algorithms(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]:
     """Yields messages that name built-in algorithms with a flag that is unknown here."""
     for word in unknown:
-        name = _ALIASES.get(word, word)
+        name = _ALIASES.get(word, _SUGGESTED.get(word, word))
         having = [algo for algo in ALGOS if name in flag_names(config_of(algo))]
         if having and name not in known:
             yield f"--{name} is a setting of the algorithms {', '.join(having)}."
@@ -456,8 +468,7 @@ def _first_sentence(box: str) -> str:
     """
     texts = [line.strip(_BOX) for line in box.splitlines()[1:]]
     section = dropwhile(lambda text: not text.strip("-"), texts)
-    sentence = " ".join(takewhile(lambda text: text.strip("-"), section))
-    return f"{sentence.removesuffix('.').rstrip()}."
+    return " ".join(takewhile(lambda text: text.strip("-"), section))
 
 
 def flag_names(flags_type: type) -> list[str]:
@@ -471,7 +482,19 @@ def _group(info: StructTypeInfo) -> StructConstructorSpec | None:
     if not dataclasses.is_dataclass(info.type):
         return None
     fields = [_field(info.type, a_field, info.default) for a_field in dataclasses.fields(info.type)]
-    return StructConstructorSpec(info.type, tuple(fields))
+
+    def checked(**values: Any) -> Any:
+        try:
+            return info.type(**values)
+        except ValueError as error:
+            raise _CheckFailed(str(error)) from error
+
+    checked.__doc__ = info.type.__doc__  # for --help
+    return StructConstructorSpec(checked, tuple(fields))
+
+
+class _CheckFailed(Exception):
+    """A check of a Config failed. It is not a ValueError, which tyro would draw into its box."""
 
 
 def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFieldSpec:
@@ -484,8 +507,6 @@ def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFi
     def hint(label: str) -> str:
         if "Default: " in helptext():
             return "" if is_made or value == usual else f"(here: {label})"
-        if label == "True":
-            return "(default: on; this flag turns it off)"
         return "" if label in ("None", "", "''") else f"(default: {label})"
 
     kind: Any = typing.get_type_hints(owner, include_extras=True)[field.name]
@@ -517,10 +538,9 @@ def _read(words: Sequence[str]) -> dict[str, Any]:
 
 def _read_switch(words: Sequence[str]) -> bool:
     """Parses the value; raises ValueError unless it is true or false."""
-    value = {"true": True, "false": False}.get(words[0].lower())
-    if value is None:
+    if words[0].lower() not in _SWITCHED:
         raise ValueError(f"must be true or false, got {words[0]}")
-    return value
+    return _SWITCHED[words[0].lower()]
 
 
 def _read_integer(words: Sequence[str]) -> int:
@@ -531,6 +551,10 @@ def _read_integer(words: Sequence[str]) -> int:
         if (value := float(words[0])).is_integer():
             return int(value)
     raise ValueError(f"must be an integer such as 8 or 1e6, got {words[0]}")
+
+
+def _read_integer_or_none(words: Sequence[str]) -> int | None:
+    return None if words[0] == "None" else _read_integer(words)
 
 
 def _add_kind(
@@ -547,5 +571,7 @@ def _add_kind(
 
 _add_kind(KWARGS, "JSON", _read, json.dumps)
 _add_kind(Shape, "|".join(SHAPES), itemgetter(0))  # the Config checks it
+_add_kind(bool, "{true,false}", _read_switch, lambda v: str(v).lower())
 _add_kind(SWITCH, "{true,false}", _read_switch, lambda v: "auto" if v is None else str(v).lower())
 _add_kind(int, "INT", _read_integer)
+_add_kind(int | None, "{None}|INT", _read_integer_or_none)

@@ -7,7 +7,10 @@ Their results are in docs/results/. Flags on the command line override the prese
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -180,7 +183,12 @@ def settings(args: Sequence[str]) -> Mapping[str, Any]:
 
 
 def listing() -> str:
-    """Describes every preset with its settings."""
-    return "\n".join(
-        f"{name}\n  {preset.sentence}\n  {preset.words}" for name, preset in PRESETS.items()
-    )
+    """Describes every preset with its settings, in lines that fit the terminal."""
+    width = shutil.get_terminal_size().columns - len("   \\")
+    lines = []
+    for name, preset in PRESETS.items():
+        flags = re.sub(" (?!--)", "\0", preset.words)  # a value stays on the line of its flag
+        commands = textwrap.wrap(flags, width, break_on_hyphens=False)
+        lines += [name, *(f"  {line}" for line in textwrap.wrap(preset.sentence, width))]
+        lines.append("  " + " \\\n  ".join(commands).replace("\0", " "))
+    return "\n".join(lines)

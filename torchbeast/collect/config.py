@@ -327,16 +327,26 @@ class ProcessesConfig(BufferedActorsConfig):
             return 2 if self.environments() % 2 == 0 else 1
         return min(self.environments(), available_cores())
 
-    def check_fixed_lag(self, batch_size: int) -> None:
+    def check_fixed_lag(self, batch_size: int, whose: str = "") -> None:
         """Raises ValueError if the lag is fixed and batches cannot consist of whole rollouts of
-        processes.
+        workers.
+
+        whose: where the lag comes from, for the message, such as ", the default of ppo".
         """
         if self.fixed_lag is None:
             return
-        each, rest = divmod(self.environments(), self.processes())
+        num_envs, workers = self.environments(), self.processes()
+        share, rest = divmod(num_envs, workers)
+        why = f"because fixed_lag is {self.fixed_lag}{whose}"
+        free = "or set fixed_lag None to collect freely"
         require(
-            not rest and batch_size % each == 0,
-            f"with fixed_lag, num_envs {self.environments()} must be a multiple of "
-            f"num_workers {self.processes()}, and batch_size {batch_size} a multiple of the "
-            "environments of a process: give such numbers, or fixed_lag None to collect freely",
+            not rest,
+            f"num_envs {num_envs} must be a multiple of num_workers {workers}, {why}: change one "
+            f"of the two, {free}",
+        )
+        require(
+            batch_size % share == 0,
+            f"batch_size {batch_size} must be a multiple of the {share} environments of a worker "
+            f"(num_envs {num_envs} / num_workers {workers}), {why}: use batch_size "
+            f"{max(1, batch_size // share) * share}, {free}",
         )

@@ -112,20 +112,20 @@ def diagnose(shares: Shares, collection: CollectionPlan) -> Diagnosis | None:
         return Diagnosis(
             "files",
             f"the learner waits for files {percent(shares.writing)} of its time: use a faster file "
-            "system for --savedir or a larger --log_interval",
+            "system for savedir or a larger log_interval",
         )
     if shares.queueing >= _MUCH and collection.fixed_lag is not None:
-        turns = f"workers and learner take turns with --fixed_lag {collection.fixed_lag}"
+        turns = f"workers and learner take turns with fixed_lag {collection.fixed_lag}"
         return Diagnosis("room", f"{turns} ({idle}, workers blocked {room})")
     if shares.queueing >= _MUCH and shares.learning >= _BUSY:
         return Diagnosis(
             "learner",
             f"the learner is the bottleneck (workers blocked {room}): larger updates "
-            "(--batch_size, --unroll_length) or a smaller --model help",
+            "(batch_size, unroll_length) or a smaller model help",
         )
     if shares.queueing >= _MUCH:
-        flag = "--num_buffers" if collection.acts_where_it_steps else "--max_learner_queue_size"
-        advice = f"a larger {flag} lets them continue, with older data"
+        room_of = "num_buffers" if collection.acts_where_it_steps else "max_learner_queue_size"
+        advice = f"a larger {room_of} lets them continue, with older data"
         return Diagnosis("room", f"{idle}, but workers blocked {room}: {advice}")
     if shares.waiting < _MUCH:
         return Diagnosis("none", f"balanced ({idle}, workers blocked {room})")
@@ -151,26 +151,26 @@ def diagnose_lost_streams(lost_streams: Sequence[LostStream], live: int) -> Diag
 
 def _faster_environments(collection: CollectionPlan) -> str:
     if collection.processes is None:
-        return "more servers (polybeast_env --num_servers) help if cores are free"
+        return "more servers (num_servers of polybeast_env) help if cores are free"
     if collection.has_free_cores:
         return _more_processes(collection)
     return f"all {collection.cores} cores are in use; only more cores or a faster environment help"
 
 
 def _more_processes(collection: CollectionPlan) -> str:
-    """Advises to use more processes, with the flag that limits their number."""
+    """Advises to use more processes, with the setting that limits their number."""
     has_most = collection.processes == collection.num_envs
-    flag = "--num_envs" if has_most else f"--{collection.of_processes}"
-    return f"raise {flag}; {collection.processes} of {collection.cores} cores step environments"
+    limit = "num_envs" if has_most else collection.of_processes
+    return f"raise {limit}; {collection.processes} of {collection.cores} cores step environments"
 
 
 def _larger_batches(collection: CollectionPlan) -> str:
     if collection.acts_where_it_steps and collection.has_free_cores:
         return _more_processes(collection)
-    # polybeast_learner has such a flag too, but it does not make environments.
-    program = "polybeast_env " if collection.processes is None else ""
-    threads = "" if collection.acts_where_it_steps else ", or on a GPU --num_inference_threads"
-    return f"more {program}--num_envs make larger batches{threads}"
+    # polybeast_learner has num_envs too, but it does not make environments.
+    whose = " of polybeast_env" if collection.processes is None else ""
+    threads = "" if collection.acts_where_it_steps else ", or on a GPU num_inference_threads"
+    return f"more num_envs{whose} make larger batches{threads}"
 
 
 def percent(share: float) -> str:

@@ -358,21 +358,21 @@ def _bar(cells: Mapping[str, str], shown: Shown) -> Table:
 
 
 def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
-    """Returns a summary of the results.
+    """Returns a summary of the results, in two lines.
 
     steps_learnt: by this process, which may have resumed an earlier run.
     """
     length = figure(progress.mean_length(), ".0f")
     returns = (
-        f"mean return {progress.mean_return():.2f} and length {length} over the last "
-        f"{len(progress.returns)} episodes"
+        f"Mean return {progress.mean_return():.2f} and length {length} over the last "
+        f"{len(progress.returns)} episodes."
         if progress.returns
-        else "no episode has ended yet"
+        else "No episode has ended yet."
     )
     rate = steps_learnt / seconds if seconds > 0 else 0.0
     return (
         f"Trained for {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
-        f"{progress.step:,} in total; {returns}."
+        f"{progress.step:,} in total.\n{returns}"
     )
 
 

@@ -139,7 +139,7 @@ class CsvLogger:
 
     def open(self, run: LoggedRun) -> LogFiles:
         """Opens the files. Raises UsageError if it cannot, because plots need them."""
-        with refusing_paths("make it writable, or use another --savedir"):
+        with refusing_paths("make it writable, or use another savedir"):
             return LogFiles(run.folder, run.step)
 
 
@@ -452,7 +452,7 @@ class TensorBoardLogger:
 def _say_missing() -> None:
     say(
         "TensorBoard is not installed, so this run writes no events: pip install "
-        "'torchbeast[tensorboard]', or use --disable_tensorboard."
+        "'torchbeast[tensorboard]', or set disable_tensorboard."
     )
 
 

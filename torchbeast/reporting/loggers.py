@@ -24,8 +24,8 @@ _OF_EPISODES = ("mean_episode_", "info_")  # columns that are means over the epi
 
 
 class StdoutLogger:
-    """Prints rows of metrics on stdout at intervals; metrics of skipped rows come with the next
-    one.
+    """Prints rows of metrics on stdout at intervals, made of the updates between like those of
+    ThinnedLogger.
     """
 
     def __init__(
@@ -44,37 +44,27 @@ class StdoutLogger:
         at_least(0, every_seconds=every_seconds)
         self._names, self._every, self._clock = names, every_seconds, clock
 
-        self._printed = -math.inf
-        self._kept: dict[str, float] = {}  # newest values since the last printed row
-        self._step = 0
-
-    def open(self, run: LoggedRun) -> StdoutLogger:
+    def open(self, run: LoggedRun) -> Log:
         """Starts with the next row."""
-        return StdoutLogger(self._names, self._every, self._clock)
+        return ThinnedLog(_Lines(self._names), self._every, self._clock)
+
+
+class _Lines:
+    """Prints rows on stdout, without values that are NaN."""
+
+    def __init__(self, names: Collection[str] | None) -> None:
+        self._names = names
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints a row if it is time, without values that are NaN.
-
-        Args:
-            step: Environment steps of the row.
-            metrics: Its metrics by name.
-        """
-        self._step = step
-        for name, value in metrics.items():
-            if not math.isnan(value) and (self._names is None or name in self._names):
-                self._kept[name] = value
-        if self._clock() - self._printed >= self._every:
-            self._print()
+        shown = {
+            name: f"{value:.4g}"
+            for name, value in metrics.items()
+            if not math.isnan(value) and (self._names is None or name in self._names)
+        }
+        print(line_of({"step": f"{step:,}"} | shown), flush=True)
 
     def close(self) -> None:
-        """Prints the last row, if it was skipped."""
-        if self._kept:
-            self._print()
-
-    def _print(self) -> None:
-        cells = {"step": f"{self._step:,}"} | {k: f"{v:.4g}" for k, v in self._kept.items()}
-        print(line_of(cells), flush=True)
-        self._printed, self._kept = self._clock(), {}
+        pass
 
 
 class ThinnedLogger:

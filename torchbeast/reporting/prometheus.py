@@ -122,7 +122,7 @@ def _serve(config: MetricsConfig, endpoint: PrometheusEndpoint, ending: ExitStac
     except (OSError, UnicodeError) as error:
         _log.warning(
             "metrics cannot be served at %s (%s), so this run serves none: use another "
-            "--metrics_port next time",
+            "metrics_port next time",
             _shown(config),
             getattr(error, "strerror", None) or error,
         )

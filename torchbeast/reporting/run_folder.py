@@ -53,6 +53,8 @@ _log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 _ATTEMPTS = 20
 _PAUSE_S = 0.01
 
+_LISTED = 5  # runs in a message
+
 # Other variables of Slurm may be credentials, for example SLURM_JWT.
 _OF_SLURM = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 
@@ -101,7 +103,7 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         """The run's folder, {savedir}/{xpid}."""
-        with refusing_paths("use another --savedir"):
+        with refusing_paths("use another savedir"):
             return expanded(self.savedir).absolute() / self.xpid
 
 
@@ -116,7 +118,7 @@ class RunFolder:
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
-        with ExitStack() as opened, refusing_paths("use another --savedir", what):
+        with ExitStack() as opened, refusing_paths("use another savedir", what):
             self._is_new = _make(path)
             opened.enter_context(keeping_reserve())
             file, held = _lock(path)
@@ -231,17 +233,25 @@ class RunFolder:
 
 def run_path(path: str | Path) -> Path:
     """Returns the path of a run or a file with ~ expanded; for the link `latest`, the run's folder,
-    and for latest/FILE its file. A name without a folder may also be a run in the usual folder.
+    and for latest/FILE its file. A name that does not exist here is a run in the usual folder.
 
     Raises OSError if the home directory is unknown.
     """
     found = expanded(path)
     if len(found.parts) == 1 and not found.exists():
-        usual = expanded(RunConfig.savedir) / found
-        found = usual if usual.exists() else found
+        found = expanded(RunConfig.savedir) / found
     if found.parent.name == "latest":
         return run_path(found.parent) / found.name
     return found.resolve().parent if found.name == "latest" and found.is_file() else found
+
+
+def runs_next_to(folder: Path) -> str:
+    """Returns the end of a message about a run that does not exist: the newest runs next to it."""
+    metas = folder.parent.glob(f"*/{META}")
+    newest = sorted(metas, key=lambda meta: meta.stat().st_mtime, reverse=True)[:_LISTED]
+    if not newest:
+        return f"there are no runs in {folder.parent}"
+    return f"the newest runs in {folder.parent} are {', '.join(m.parent.name for m in newest)}"
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -494,7 +494,7 @@ def _named(path: str) -> Callback:
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises UsageError unless all are callbacks, each with a different name."""
-    if isinstance(callbacks, Callback):
+    if not isinstance(callbacks, Sequence):
         raise UsageError(
             f"callbacks must be a list of callbacks, got {callbacks!r}: write callbacks=[...]"
         )

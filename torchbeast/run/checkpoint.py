@@ -60,7 +60,7 @@ from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.core.update.saving import ALGORITHM, check_fits
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error, expanded
-from torchbeast.reporting.run_folder import replaced_atomically, write_atomically
+from torchbeast.reporting.run_folder import replaced_atomically, runs_next_to, write_atomically
 
 # 1: has the name of the network. Files of TorchBeast 2019 lack a format.
 FORMAT = 1
@@ -121,10 +121,9 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     except Damaged:
         raise
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no checkpoint at {path.absolute()}: use the folder of a run, such as "
-            "~/logs/torchbeast/latest"
-        ) from None
+        path = path.absolute()
+        run = path.parent if path.suffix else path
+        raise UsageError(f"there is no checkpoint at {path}: {runs_next_to(run)}") from None
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch raises various types for files of other kinds

@@ -87,7 +87,8 @@ class RunDisplay:
         bottleneck = diagnose(shares(last, first), self.plan.collection)
         is_long = last.time - first.time >= _LEAST_S
         if bottleneck is not None and is_long and rows.count >= _LEAST_UPDATES:
-            say(f"Overall: {bottleneck.sentence}.")
+            advice_below = bottleneck.sentence.replace(": ", ":\n  ")  # lines fit a terminal
+            say(f"Overall: {advice_below}.")
 
     def _show(
         self,

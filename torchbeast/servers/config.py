@@ -122,8 +122,8 @@ class ServedEnvConfig:
     """The environment. In training the servers decide it."""
 
     env: str | None = setting(None, "task", "served")
-    """Refuse servers that serve another environment. Default: accept any. With --mode test, which
-    does not need servers: the environment to play. Default: the run's environment."""
+    """Refuse servers that serve another environment; with --mode test, which does not need servers,
+    play this one. Default: accept any; with --mode test, the run's."""
     env_kwargs: Mapping[str, Any] = setting(dict, "task", "served")
     """With --mode test, --eval_every or --hindsight_share, whose environments run on this machine:
     keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default: the

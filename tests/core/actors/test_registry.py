@@ -157,7 +157,7 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
         assert model.core.hidden_size == (24 + 1 + 3 if follows_its_input else 24)
 
 
-OPTIONS = "hidden, core, norm, shared_body, orthogonal, state_deviation"
+OPTIONS = "'hidden', 'core', 'norm', 'shared_body', 'orthogonal', 'state_deviation'"
 
 
 @pytest.mark.parametrize(

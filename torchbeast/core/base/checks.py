@@ -138,6 +138,9 @@ F = TypeVar("F")
 C = TypeVar("C", bound=type)
 
 
+_LISTED = 8  # names in a message, at most
+
+
 def in_any_case(name: str, known: Iterable[str]) -> str:
     """Returns the known name that differs from `name` only in case, or else `name`.
 
@@ -161,7 +164,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) -> None:
-    """Raises TypeError, with the names that there are, unless every given name is accepted.
+    """Raises TypeError, with similar names or a short list, unless every given name is accepted.
 
     Args:
         owner: Names what takes the names, in the message.
@@ -171,7 +174,9 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) 
     for name in given:
         if name not in accepted:
             hint = did_you_mean(name, accepted) or "."
-            raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
+            is_short = len(accepted) <= _LISTED
+            known = f"It takes {', '.join(accepted)}" if is_short else f"See help({owner})"
+            raise TypeError(f"{owner} takes no {name!r}{hint} {known}")
 
 
 def suggesting(cls: C) -> C:

@@ -204,7 +204,7 @@ def check_takes(
     try:
         signature.bind(**{key: value for key, value in kwargs.items() if key not in also})
     except TypeError as error:
-        takes = ", ".join([*signature.parameters, *also]) or "nothing"
+        takes = ", ".join(map(repr, [*signature.parameters, *also])) or "nothing"
         raise SpecError(f"{name}: {error}; it takes {takes}, got {values_in(kwargs)}") from None
 
 
