@@ -18,7 +18,6 @@ from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetCollection, FleetSource
-from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE
@@ -82,9 +81,8 @@ class ClusterCollection(FleetCollection):
 
     def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; raises UsageError if the object store is too small."""
-        length, weights = learner.rollouts.unroll_length, learner.weights
-        rollout = slot_bytes(RolloutSpec(learner.agent, learner.extras, length), num_envs=1)
-        version = weights.num_bytes // weights.size
+        rollout = slot_bytes(learner.rollouts, num_envs=1)
+        version = learner.weights.num_bytes // learner.weights.size
         check_object_store(self.room, rollout, self.actors.buffers(), version)
         return super().source(learner, env, ending)
 

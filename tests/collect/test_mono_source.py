@@ -67,7 +67,7 @@ def test_every_buffer_and_every_version_of_the_weights_counts_as_memory(
     small = Setup(env_id="source_envs:Counting", model="mlp", extras=(), unroll_length=9)
     setup = dataclasses.replace(small, batch_size=given.pop("batch_size"))
     source = source_of(setup, LocalFleet(WORKER, {}), **given)
-    state = source._learner.agent.model.state_dict()
+    state = source._learner.rollouts.agent.model.state_dict()
     own = sum(-(-tensor.nbytes // 64) * 64 for tensor in state.values())
     assert source.num_bytes == rollouts * ROLLOUT + versions * own
 

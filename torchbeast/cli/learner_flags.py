@@ -38,10 +38,11 @@ from torchbeast.run.config import (
 )
 
 if TYPE_CHECKING:  # they import torch, as the methods do that use them
-    from torchbeast.collect.collection_plan import CollectionPlan
+    from torchbeast.collect.contract import CollectionPlan
     from torchbeast.collect.replay import Join
     from torchbeast.envs.env_process import Spaces
-    from torchbeast.run.plan import LearnerConfig, Plan
+    from torchbeast.run.assemble import LearnerConfig
+    from torchbeast.run.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +194,7 @@ class LearnerFlags:
 
     def learner_config(self, env_id: str) -> LearnerConfig:
         """Returns the settings of a learner for this environment."""
-        from torchbeast.run.plan import LearnerConfig
+        from torchbeast.run.assemble import LearnerConfig
 
         return LearnerConfig(
             actor=self.model.spec,

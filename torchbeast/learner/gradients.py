@@ -55,7 +55,8 @@ def make_worker(
     actor, weights = plan.learner.actor, plan.collection.weights
     made = assemble(plan.learner, lambda _: plan.make_agent(actor), weights, ranks=ranks)
     keep_freed_memory(made.compute.device.type)
-    learner = made.learner_info(plan.learner, own, stops_early=stops_early)
+    keywords = plan.env.options.info_keywords
+    learner = made.learner_info(plan.learner, keywords, own, stops_early=stops_early)
     return WorkerParts(
         source=plan.collection.source(learner, plan.env, ending),
         optimiser_step=made.optimiser_step,

@@ -243,7 +243,6 @@ class Learner(LearnerWithCallbacks):
         folder = RunFolder(self._config.folder, dict(plan.recorded))
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         run = LearnerRun(plan, Session(supervisor, folder), resumed)
-        run.assemble()
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
         also_saved = functools.partial(self._callbacks.entries, self._env_options)
         self._run = run
@@ -258,7 +257,6 @@ class Learner(LearnerWithCallbacks):
             with self._training.own:
                 if workers := _workers(self.scheme):
                     print(f"Starting {workers}.", flush=True)
-                self._run.begin()
                 self._run.start(self._training)
                 self._thread = LearnerThread(self._training)
         return self._thread

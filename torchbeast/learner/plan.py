@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from torchbeast.collect.collection_plan import CollectionPlan
+from torchbeast.collect.contract import CollectionPlan
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import ActorFactory, make_agent
 from torchbeast.core.algos.config import recorded
@@ -27,9 +27,9 @@ from torchbeast.gradients.config import GradientConfig
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.run.assemble import CPU_BYTES_AT_ONCE
+from torchbeast.run.assemble import CPU_BYTES_AT_ONCE, LearnerConfig
 from torchbeast.run.config import HardwareConfig, TrainingConfig
-from torchbeast.run.plan import LearnerConfig, MakeGradientWorkers, Plan
+from torchbeast.run.plan import MakeGradientWorkers, Plan
 from torchbeast.schemes.scheme import Scheme
 
 if TYPE_CHECKING:  # only schemes with workers on Ray import it

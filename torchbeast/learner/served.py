@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchbeast.collect.batch_taker import BatchTaker
-from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.collect.contract import LearnerInfo
+from torchbeast.collect.contract import CollectionPlan, LearnerInfo
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec

@@ -31,9 +31,7 @@ import torch
 from torch import Tensor
 
 import libtorchbeast
-from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.contract import LearnerInfo
+from torchbeast.collect.contract import CollectionPlan, LearnerInfo
 from torchbeast.collect.lost_streams import (
     LostStream,
     TooFewStreams,
@@ -44,7 +42,7 @@ from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_e
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
-from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
 from torchbeast.fleets.supervisor import Supervisor
@@ -68,8 +66,6 @@ class PolySource:
     with its own iterator.
     """
 
-    yields = Rollout
-
     def __init__(
         self,
         learner: LearnerInfo[Any],
@@ -88,8 +84,9 @@ class PolySource:
         """
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
-        actor, rollouts, spare = learner.agent.model, learner.rollouts, learner.spare_columns
-        specs_of_extras(actor, learner.extras)
+        rollouts, size, spare = learner.rollouts, learner.batch_size, learner.spare_columns
+        actor = rollouts.agent.model
+        specs_of_extras(actor, rollouts.extras)
         self._learner = learner
         self._start_servers = start_servers
         self._join_server = join_server
@@ -99,9 +96,9 @@ class PolySource:
             pipeline.num_inference_threads, learner.device
         )
         self._torch_threads = torch.get_num_threads()  # per inference thread
-        columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
+        columns = self._columns = rollout_columns(size, fleet.envs_per_stream)
         self._num_envs = fleet.num_envs  # 0: nobody has dialled in yet
-        self._queue = learner_queue(rollouts, pipeline, columns, spare)
+        self._queue = learner_queue(size, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         state = actor.initial_state(1), actor.distribution.zero_action((1, 1))
         self._pool = libtorchbeast.ActorPool(
@@ -115,19 +112,17 @@ class PolySource:
             min_streams=pipeline.min_streams or 0,
             credentials=fleet.credentials,
         )
-        written, queued = self._num_envs, pipeline.queue_size(rollouts.batch_size)
-        joined = (1 + learner.batches_at_once) * (rollouts.batch_size + spare)
-        keywords = fleet.env.options.info_keywords
-        spec = RolloutSpec(learner.agent, learner.extras, rollouts.unroll_length, keywords)
-        self.num_bytes = spec.num_bytes(written + queued + joined)  # waiting, or in batches
-        self._env_bytes = spec.num_bytes()
+        written, queued = self._num_envs, pipeline.queue_size(size)
+        joined = (1 + learner.batches_at_once) * (size + spare)
+        self.num_bytes = rollouts.num_bytes(written + queued + joined)  # waiting, or in batches
+        self._env_bytes = rollouts.num_bytes()
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts inference, the pool, and the servers that belong to the source."""
         supervisor.on_close(self.close)
         if self._start_servers is not None:
             self._servers = self._start_servers(supervisor)
-        actor = self._learner.agent.model
+        actor = self._learner.rollouts.agent.model
         replicas = [copy.deepcopy(actor) for _ in range(self._num_inference_threads)]
         use_cuda_graphs(replicas, self._num_envs)
         for i, replica in enumerate(replicas):
@@ -148,7 +143,7 @@ class PolySource:
         observations of the first batch_size columns.
         """
         spare = self._learner.spare_columns
-        columns = self._learner.rollouts.batch_size + spare
+        columns = self._learner.batch_size + spare
         for nest, info in self._queue.with_info():
             rollout = _to_rollout(nest, info, spare)
             if not spare:
@@ -225,13 +220,13 @@ class PolySource:
     def _infer(self, replica: Actor) -> None:
         """Answers inference batches, each with one version of the weights."""
         torch.set_num_threads(self._torch_threads)
-        learner, version = self._learner, None
+        learner, extras, version = self._learner, self._learner.rollouts.extras, None
         cuda_stream = CudaStream(learner.device)
         for batch in self._batcher:
             with cuda_stream:
                 version = learner.weights.refresh(replica, version)
                 inputs = batch.get_inputs()
-                outputs = answer(replica, cuda_stream, inputs, learner.extras, learner.mode)
+                outputs = answer(replica, cuda_stream, inputs, extras, learner.mode)
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
@@ -284,13 +279,13 @@ def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
 
 
 def learner_queue(
-    rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int, spare_columns: int = 0
+    batch_size: int, pipeline: PipelineConfig, columns: int, spare_columns: int = 0
 ) -> libtorchbeast.BatchingQueue:
     """Returns a queue of items with `columns` columns. It yields complete batches, with spare
     columns at the end.
     """
-    items = rollouts.batch_size // columns
-    capacity = pipeline.queue_size(rollouts.batch_size)
+    items = batch_size // columns
+    capacity = pipeline.queue_size(batch_size)
     return libtorchbeast.BatchingQueue(
         batch_dim=1,
         minimum_batch_size=items,
