@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from torchbeast.cli import command_line
 from torchbeast.cli.ray_flags import RayBeastFlags
@@ -79,7 +78,7 @@ class ClusterCollection(FleetCollection):
 
     room: Room
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> FleetSource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; raises UsageError if the object store is too small."""
         rollout = slot_bytes(learner.rollouts, num_envs=1)
         version = learner.weights.num_bytes // learner.weights.size

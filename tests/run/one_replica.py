@@ -22,7 +22,6 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.lost_streams import LostStream
-from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import exit_code_of
 from torchbeast.fleets.supervisor import Supervisor
@@ -131,9 +130,9 @@ def learn(case: str, flags: MonoBeastFlags, among: replicas.Replica | None) -> i
     if among is not None:
         among.check_can_share(flags.rollouts, flags.replay, flags.hardware)
         among.check_same(flags)
-    learners: list[LearnerInfo[PublishedWeights]] = []
+    learners: list[LearnerInfo] = []
 
-    def source(learner: LearnerInfo[PublishedWeights]) -> GivenSource:
+    def source(learner: LearnerInfo) -> GivenSource:
         learners.append(learner)
         return GivenSource(case, run.made.optimiser_step.version, rank)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torchbeast.fleets.system import available_cores
 
@@ -74,16 +74,13 @@ class Publisher(Protocol):
         """Publishes the model's current weights as this version."""
 
 
-Published = TypeVar("Published", bound=Publisher)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LearnerInfo(Generic[Published]):
+class LearnerInfo:
     """The facts about a learner that its source needs to know."""
 
     rollouts: RolloutSpec  # whose agent acts
     batch_size: int  # new rollouts in a batch
-    weights: Published
+    weights: Any  # a Publisher and Weights, of the CollectionPlan
     device: torch.device  # batches for a GPU are in pinned memory
     mode: Mode  # in which actions are chosen
     precision: Precision  # of the actor's features on the CPU
@@ -135,7 +132,7 @@ class CollectionPlan:
 
         return PublishedWeights(model, version)
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> Source:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> Source:
         """Makes the source of a run.
 
         Args:

@@ -64,7 +64,7 @@ class LocalSource:
 
     def __init__(
         self,
-        learner: LearnerInfo[Any],
+        learner: LearnerInfo,
         make_env: Callable[[int], VecEnv],
         num_envs: int,
     ) -> None:
@@ -239,7 +239,7 @@ class LocalCollection(CollectionPlan):
 
     make_env: Callable[[int], VecEnv]
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> LocalSource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> LocalSource:
         """Makes the source; `ending` closes its environments."""
         source = LocalSource(learner, self.make_env, self.num_envs)
         ending.callback(source.end)

@@ -220,7 +220,7 @@ def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=dtype, device="cpu", pin_memory=pin)
 
 
-def batch_buffers(learner: LearnerInfo[Any], count: int) -> list[BatchBuffer]:
+def batch_buffers(learner: LearnerInfo, count: int) -> list[BatchBuffer]:
     """Makes `count` buffers for the batches of a learner; raises UsageError without room."""
     rollouts, size, spare = learner.rollouts, learner.batch_size, learner.spare_columns
     pin = learner.device.type == "cuda"

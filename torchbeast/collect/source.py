@@ -41,9 +41,8 @@ from torch import nn
 
 from torchbeast.collect.config import BufferedActorsConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo
-from torchbeast.collect.dispatcher import Dispatcher, Event
+from torchbeast.collect.dispatch import Dispatcher, Event, pacing
 from torchbeast.collect.lost_streams import LostStream
-from torchbeast.collect.pacing import pacing
 from torchbeast.collect.rollout_buffers import (
     Collector,
     SharedRollouts,
@@ -99,7 +98,7 @@ class FleetSource:
 
     def __init__(
         self,
-        learner: LearnerInfo[SharedWeights],
+        learner: LearnerInfo,
         env: EnvSpec,
         fleet: Fleet,
         actors: BufferedActorsConfig,
@@ -115,9 +114,9 @@ class FleetSource:
         """
         self._batch_size, num_envs = learner.batch_size, actors.environments()
         self._learner, self._env, self._fleet = learner, env, fleet
-        self._weights = weights = learner.weights
+        self._weights: SharedWeights = learner.weights
         paced = self._batch_size, num_workers, fixed_lag, on_demand
-        self._pacing = pacing(weights, *paced, self._grant_after)
+        self._pacing = pacing(self._weights, *paced, self._grant_after)
         self._dispatcher = Dispatcher(fleet.shares_memory, self._poll)
         self._played: queue.Queue[tuple[int, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
@@ -129,7 +128,7 @@ class FleetSource:
         self._collector = Collector(batch_buffers(learner, num_batches))
         self.num_slots = actors.slots_per_process()
         slots = self.num_slots * slot_bytes(learner.rollouts, num_envs)
-        self.num_bytes = self._collector.num_bytes + slots + weights.num_bytes
+        self.num_bytes = self._collector.num_bytes + slots + self._weights.num_bytes
         counts = split_evenly(num_envs, num_workers)
         first_envs = itertools.accumulate(counts, initial=0)
         slots_of = functools.partial(SharedRollouts, learner.rollouts, num_slots=self.num_slots)
@@ -521,7 +520,7 @@ class FleetCollection(CollectionPlan):
         """Returns weights that workers share, with the versions that a fixed lag needs."""
         return SharedWeights(model, version, ring_size(self.fixed_lag))
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> FleetSource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; `ending` ends the fleet."""
         fleet = ending.enter_context(self.make_fleet())
         how = self.actors, self.processes, self.fixed_lag, self.on_demand

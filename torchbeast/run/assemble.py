@@ -22,8 +22,7 @@ from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
-from torchbeast.core.storages.rollout import RolloutSpec
-from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
@@ -71,7 +70,7 @@ class LearnerConfig:
     @property
     def learns_from_transitions(self) -> bool:
         """Whether batches are single steps of a replay."""
-        return issubclass(self.algo.takes, Transitions)
+        return not issubclass(self.algo.takes, Rollout)
 
     @property
     def online_batch_size(self) -> int:
@@ -196,7 +195,7 @@ class Assembled:
 
     def learner_info(
         self, config: LearnerConfig, info_keywords: Sequence[str], seed: int, **others: Any
-    ) -> LearnerInfo[Any]:
+    ) -> LearnerInfo:
         """Returns what its source needs to know; others: further fields of LearnerInfo.
 
         info_keywords: of the environment. seed: of the environments.

@@ -52,7 +52,7 @@ from torchbeast.seeds import seed_of
 def with_replay(
     config: LearnerConfig,
     online: Source,
-    learner: LearnerInfo[Any],
+    learner: LearnerInfo,
     free: int | None,
     session: Session,
     is_resumed: bool,

@@ -240,10 +240,6 @@ class Replica:
             self.ranks.told(_BATCH, pause, before=str(number - 1))
 
 
-def _at_once(number: int, has_ended: Callable[[], bool]) -> None:
-    """Waits for nothing."""
-
-
 def _files(folder: Path) -> dict[str, bytes]:
     """Returns the newest checkpoint of a run, or else the files that record its settings."""
     if checkpoints.existing(newest := folder / CHECKPOINT):
@@ -317,7 +313,7 @@ class RankedLearner(JointLearner):
         gather: Gather,
         rank: int,
         step: OptimiserStep[Any],
-        meet: Callable[[int, Callable[[], bool]], None] = _at_once,
+        meet: Callable[[int, Callable[[], bool]], None],
     ) -> None:
         """gather: returns the messages of all ranks; raises RankGone. step: joins its gradients
         with the other ranks. meet: called before the roll calls for each batch, with its number

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 import libtorchbeast
+from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.contract import CollectionPlan, LearnerInfo
 from torchbeast.collect.lost_streams import (
     LostStream,
@@ -42,19 +43,22 @@ from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_e
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
+from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.system import allow_descriptors, available_cores
+from torchbeast.fleets.system import allow_descriptors, available_cores, limit_kept
 from torchbeast.fleets.waiting import WAIT_S
-from torchbeast.servers.config import PipelineConfig, check_streams
+from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
+from torchbeast.servers.config import FleetConfig, PipelineConfig, check_streams
 from torchbeast.servers.discovery import ServerFleet
-from torchbeast.servers.env_servers import EnvServers
+from torchbeast.servers.env_servers import EnvServers, ServerPlan, plans_for_local_servers
 from torchbeast.servers.join_server import JoinServer
 
 _log = logging.getLogger("torchbeast.streams")
 
+_LOOK_S = 1.0  # between two looks whether the run has ended
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 
 
@@ -68,17 +72,15 @@ class PolySource:
 
     def __init__(
         self,
-        learner: LearnerInfo[Any],
+        learner: LearnerInfo,
         fleet: ServerFleet,
         pipeline: PipelineConfig,
         *,
-        start_servers: Callable[[Supervisor], EnvServers] | None = None,
         join_server: JoinServer | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
-        start_servers: called by `start`; `end` ends these servers. None: servers are running.
-        door: where hosts dial in, also later. None: the pool connects to the servers.
+        join_server: where hosts dial in, also later. None: the pool connects to the servers.
 
         Raises UsageError if this process may not have that many streams.
         """
@@ -88,9 +90,7 @@ class PolySource:
         actor = rollouts.agent.model
         specs_of_extras(actor, rollouts.extras)
         self._learner = learner
-        self._start_servers = start_servers
         self._join_server = join_server
-        self._servers: EnvServers | None = None
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(
             pipeline.num_inference_threads, learner.device
@@ -118,10 +118,8 @@ class PolySource:
         self._env_bytes = rollouts.num_bytes()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts inference, the pool, and the servers that belong to the source."""
+        """Starts inference and the pool."""
         supervisor.on_close(self.close)
-        if self._start_servers is not None:
-            self._servers = self._start_servers(supervisor)
         actor = self._learner.rollouts.agent.model
         replicas = [copy.deepcopy(actor) for _ in range(self._num_inference_threads)]
         use_cuda_graphs(replicas, self._num_envs)
@@ -160,11 +158,6 @@ class PolySource:
         for queue in (self._batcher, self._queue):
             with contextlib.suppress(RuntimeError):  # already closed, perhaps by the pool
                 queue.close()
-
-    def end(self) -> None:
-        """Ends the servers that belong to the source. May be called again."""
-        if self._servers is not None:
-            self._servers.close()
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Sends options to the environments of every stream, now and whenever one connects."""
@@ -213,9 +206,8 @@ class PolySource:
         ]
 
     def _play(self) -> None:
-        if self._servers is None or self._servers.wait_ready():
-            failures = RepeatedFailures()
-            self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
+        failures = RepeatedFailures()
+        self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
 
     def _infer(self, replica: Actor) -> None:
         """Answers inference batches, each with one version of the weights."""
@@ -231,6 +223,52 @@ class PolySource:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
                 return
+
+
+class _OwnServersSource(PolySource):
+    """Starts environment servers for itself, and ends them. It takes batches in a thread of the
+    supervisor, because Ctrl-C does not end a wait in C++.
+    """
+
+    def __init__(
+        self,
+        learner: LearnerInfo,
+        fleet: ServerFleet,
+        start_servers: Callable[[Supervisor], EnvServers],
+    ) -> None:
+        """start_servers: called by `start`."""
+        super().__init__(learner, fleet, PipelineConfig())
+        self._start_servers = start_servers
+        self._servers: EnvServers | None = None
+        self._taking, self._number = BatchTaker(super().batches), 1  # of the next batch
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts the servers, collecting, and the thread."""
+        supervisor.on_close(self.close)  # before the servers end
+        self._supervisor, self._servers = supervisor, self._start_servers(supervisor)
+        super().start(supervisor)
+        supervisor.on_close(self._taking.close)
+        supervisor.start_thread("batches", self._taking.run)
+
+    def _play(self) -> None:
+        assert self._servers is not None
+        if self._servers.wait_ready():
+            super()._play()
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts as PolySource does; an interrupted wait leaves its batch to the next."""
+        while True:
+            self._taking.ask(self._number)
+            while (batch := self._taking.wait(self._number, _LOOK_S)) is None:
+                if self._supervisor.ended:
+                    return
+            self._number += 1
+            yield batch
+
+    def end(self) -> None:
+        """Ends the servers. May be called again."""
+        if self._servers is not None:
+            self._servers.close()
 
 
 def inference_threads(count: int | None, device: torch.device) -> int:
@@ -341,6 +379,53 @@ class ServedCollection(CollectionPlan):
     acts_where_it_steps = False
     of_processes = "num_servers"
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> PolySource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
         """Makes the source, whose servers are running."""
         return PolySource(learner, self.fleet, self.pipeline, join_server=self.join_server)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedServers(CollectionPlan):
+    """Collects from environment servers that start and end with the source."""
+
+    config: FleetConfig
+    envs: VecEnvFactory
+
+    acts_where_it_steps = False
+    of_processes = "num_servers"
+
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
+        """Makes the source.
+
+        `ending` ends its servers, removes its sockets, and restores the limit of open files.
+        """
+        ending.enter_context(limit_kept())  # which the source raises
+        on_cpu = learner.device.type == "cpu"
+        plans = plans_for_local_servers(self.config, disable_cuda=on_cpu)
+        folder = ending.enter_context(run_folder())
+        addresses = server_addresses(folder_basename(folder), len(plans))
+        servers = functools.partial(
+            EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
+        )
+        source = _OwnServersSource(learner, _fleet(self.envs, env, plans, addresses), servers)
+        ending.callback(source.end)
+        return source
+
+
+def _fleet(
+    envs: VecEnvFactory, env: EnvSpec, plans: Sequence[ServerPlan], addresses: Sequence[str]
+) -> ServerFleet:
+    """Returns the streams of servers that nobody needs to ask: they make what the scheme made."""
+    streams = [
+        (address, plan.envs_per_stream)
+        for address, plan in zip(addresses, plans, strict=True)
+        for _ in range(plan.num_streams)
+    ]
+    return ServerFleet(
+        env=env,
+        observation_space=envs.single_frame_space,
+        action_space=envs.action_space,
+        frame_stack=envs.frame_stack,
+        stream_addresses=[address for address, _ in streams],
+        envs_per_stream=[size for _, size in streams],
+    )
