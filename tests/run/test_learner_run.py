@@ -22,7 +22,6 @@ from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.collect.config import ProcessesConfig, RolloutConfig
 from torchbeast.collect.contract import CollectionPlan, LearnerInfo
-from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import IMPALAConfig, OptimiserConfig
@@ -73,22 +72,22 @@ def old_agent(spec: ActorSpec) -> Agent:
     return agent(dataclasses.replace(spec, reads_values=False))
 
 
-LEARNERS: list[LearnerInfo[PublishedWeights]] = []  # of every run
+LEARNERS: list[LearnerInfo] = []  # of every run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GivenCollection(CollectionPlan):
     """Collects with a source of the test."""
 
-    make_source: Callable[[LearnerInfo[Any]], Any]
+    make_source: Callable[[LearnerInfo], Any]
 
-    def source(self, learner: LearnerInfo[Any], *_: Any) -> Any:
+    def source(self, learner: LearnerInfo, *_: Any) -> Any:
         return self.make_source(learner)
 
 
 def plan_of(
     flags: LearnerFlags,
-    make_source: Callable[[LearnerInfo[Any]], Any],
+    make_source: Callable[[LearnerInfo], Any],
     make_agent: Callable[[ActorSpec], Agent] = agent,
     env_id: str = "Catch",
 ) -> Plan:
@@ -135,7 +134,7 @@ def train_from(
 ) -> None:
     """Learns from the source until it ends the run."""
 
-    def source(learner: LearnerInfo[PublishedWeights]) -> EndingSource:
+    def source(learner: LearnerInfo) -> EndingSource:
         LEARNERS.append(learner)
         return make_source()
 

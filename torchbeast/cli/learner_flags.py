@@ -161,7 +161,7 @@ class LearnerFlags:
             collection: How the run collects.
         """
         from torchbeast.core.actors.registry import make_agent
-        from torchbeast.run.callbacks import of_config
+        from torchbeast.run.periodic import of_config
         from torchbeast.run.plan import Plan
 
         settings = recorded(self)

@@ -50,14 +50,10 @@ import torch
 
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.specs import ActorSpec, kwargs_of
-from torchbeast.core.envs.spaces import (
-    ActionSpace,
-    ObservationSpace,
-    space_from_json,
-    space_to_json,
-)
+from torchbeast.core.envs.spaces import space_from_json, space_to_json
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.core.update.saving import ALGORITHM, check_fits
+from torchbeast.envs.env_process import Spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error, expanded
 from torchbeast.reporting.run_folder import replaced_atomically, write_atomically
@@ -158,10 +154,6 @@ def recorded_env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
         return EnvSpec.from_json({"name": name, "kwargs": kwargs, "options": flags})
 
 
-Spaces = tuple[ObservationSpace, ActionSpace, int]
-"""Spaces of one environment, without stacks of frames, and the number of frames in a stack."""
-
-
 def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the entries of a checkpoint that do not change during a run: its flags, and what the
     agent is and was made for.
@@ -180,7 +172,8 @@ def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spaces(checkpoint: Mapping[str, Any]) -> Spaces | None:
-    """Returns the spaces of the run's environment; None for files that do not record them.
+    """Returns the spaces of the run's environment, without stacks of frames; None for files that do
+    not record them.
 
     Raises UsageError if the record makes no sense.
     """

@@ -27,7 +27,8 @@ from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import Source
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import describe_agent
-from torchbeast.core.algos.config import IMPALAConfig
+from torchbeast.core.algos.config import IMPALAConfig, recorded
+from torchbeast.core.algos.registry import DEFAULT
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
 from torchbeast.envs.env_process import EnvProcess, Outcome, outcome_in, outcome_of
@@ -72,7 +73,7 @@ class LearnerRun:
         session: Its supervisor and its folder.
         earlier: The run that it resumes.
         made: The learner.
-        progress: Steps, episodes and recent metrics of the run.
+        progress: Steps and episodes of the run.
     """
 
     def __init__(
@@ -129,8 +130,7 @@ class LearnerRun:
             return
         callbacks = Callbacks(self.plan.callbacks)
         with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
-            learner.prepare()
-            with self.training(learner.saved) as training:
+            with self.training(callbacks.entries) as training:
                 self._learn(training, learner)
 
     def _env_process(self, num_envs: int) -> EnvProcess:
@@ -166,11 +166,11 @@ class LearnerRun:
         starts, now = step.counters.schedule_starts, step.counters.env_steps
         if now >= total:
             return {}
-        recorded, was = self.earlier.recorded or {}, {}
-        for name, schedule in schedules_of(recorded).items():
+        before, was = self.earlier.recorded or {}, {}
+        for name, schedule in schedules_of(before).items():
             is_changed = not self._changed.keys().isdisjoint((name, f"{name}_schedule"))
             if is_changed and name in step.schedules.of and self.plan.run.restart_schedules:
-                end, start = recorded.get("total_steps", total), starts.get(name, 0)
+                end, start = before.get("total_steps", total), starts.get(name, 0)
                 is_known = schedule.shape in SHAPES  # otherwise a function, perhaps of a notebook
                 was[name] = f" (was {schedule.at(now, end, start):.3g})" if is_known else ""
         step.restart_schedules(was)
@@ -353,16 +353,9 @@ class LearnerRun:
 
     def _has_defaults(self) -> bool:
         """Returns whether a program starts a new run with IMPALA's default settings."""
-        learner, algorithm = self.plan.learner, self.plan.learner.algorithm
-        if type(algorithm) is not IMPALAConfig or "preset" not in self.plan.recorded:
-            return False
-        usual = replace(
-            IMPALAConfig(),
-            reward_clipping=algorithm.reward_clipping,
-            normalise_returns=algorithm.normalise_returns,
-        )
-        is_new = self.earlier.recorded is None
-        return is_new and algorithm == usual and learner.rollouts == RolloutConfig()
+        usual = {"preset": None, "algo": DEFAULT}
+        usual |= recorded(IMPALAConfig()) | recorded(RolloutConfig())
+        return self.earlier.recorded is None and usual.items() <= self.plan.recorded.items()
 
     def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.plan.program
