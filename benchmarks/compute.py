@@ -34,9 +34,8 @@ from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.fleets.system import available_cores, keep_freed_memory
-from torchbeast.run.assemble import assemble
+from torchbeast.run.assemble import LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig
-from torchbeast.run.plan import LearnerConfig
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
 LAYOUTS = {

@@ -34,9 +34,8 @@ from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.fleets.system import available_cores, keep_freed_memory
-from torchbeast.run.assemble import Assembled, assemble
+from torchbeast.run.assemble import Assembled, LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig
-from torchbeast.run.plan import LearnerConfig
 
 STAGES = ("environment", "inference", "learning")
 

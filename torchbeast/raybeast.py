@@ -11,14 +11,12 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from torchbeast.cli import command_line
 from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetCollection, FleetSource
-from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE
@@ -80,11 +78,10 @@ class ClusterCollection(FleetCollection):
 
     room: Room
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> FleetSource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; raises UsageError if the object store is too small."""
-        length, weights = learner.rollouts.unroll_length, learner.weights
-        rollout = slot_bytes(RolloutSpec(learner.agent, learner.extras, length), num_envs=1)
-        version = weights.num_bytes // weights.size
+        rollout = slot_bytes(learner.rollouts, num_envs=1)
+        version = learner.weights.num_bytes // learner.weights.size
         check_object_store(self.room, rollout, self.actors.buffers(), version)
         return super().source(learner, env, ending)
 

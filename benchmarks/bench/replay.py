@@ -29,7 +29,7 @@ from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import free_memory
 from torchbeast.on_ray.replay import joined
-from torchbeast.run.plan import LearnerConfig
+from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.replay import joined_replay, make_replay, mixed_source
 from torchbeast.shared_replay.service import serving
 
@@ -44,7 +44,7 @@ def replay(
     """Yields the measurement of batches with replayed rollouts; its steps are env steps."""
     free = free_memory()
     online = _online(config, agent, extras)
-    stored = make_replay(config, agent, extras, _SEED, online.num_bytes, free)
+    stored = make_replay(config, _rollouts(config, agent, extras), _SEED, online.num_bytes, free)
     with _mixing(online, OwnReplay(stored), config, agent, supervisor) as take:
         yield functools.partial(in_threads, [take], supervisor=supervisor)
 
@@ -59,7 +59,7 @@ def shared_replay(
         config = dataclasses.replace(config, replay=service)
         join = functools.partial(joined, served.address)
         with (
-            joined_replay(config, agent, extras, _SEED, "bench", join) as shared,
+            joined_replay(config, _rollouts(config, agent, extras), _SEED, "bench", join) as shared,
             _mixing(_online(config, agent, extras), shared, config, agent, supervisor) as take,
         ):
 
@@ -75,9 +75,12 @@ def shared_replay(
 def _online(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> _Endless:
     """Returns a source of the same batches, with room for replayed rollouts."""
     batch = still_rollout(config, agent, extras)
-    columns, unroll_length = _IN_FLIGHT * batch.batch_size, config.rollouts.unroll_length
-    size = RolloutSpec(agent, extras, unroll_length).num_bytes(columns)
+    size = _rollouts(config, agent, extras).num_bytes(_IN_FLIGHT * batch.batch_size)
     return _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)], size)
+
+
+def _rollouts(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> RolloutSpec:
+    return RolloutSpec(agent, extras, config.rollouts.unroll_length)
 
 
 @contextmanager

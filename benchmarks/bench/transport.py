@@ -76,7 +76,7 @@ class _Pipeline:
         columns = rollout_columns(rollouts.batch_size, [plan.envs_per_stream for plan in plans])
         self._zero_action = zero_action
         self._supervisor = supervisor
-        self._queue = learner_queue(rollouts, pipeline, columns)
+        self._queue = learner_queue(rollouts.batch_size, pipeline, columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length, self._queue, self._batcher, streams, (), rollout_columns=columns

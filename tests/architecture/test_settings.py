@@ -36,7 +36,6 @@ SENT = (
 # its runs.
 ALIKE = [
     *(f"torchbeast.export.ExportFlags.{name}" for name in ("env", "env_kwargs", "precision")),
-    "torchbeast.reporting.display.Progress.max_lag",
     "torchbeast.status.StatusFlags.learner",
     "torchbeast.suite.SuiteFlags.name",
     "torchbeast.suite.SuiteFlags.preset",

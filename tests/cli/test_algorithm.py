@@ -18,7 +18,7 @@ from bench.flags import BenchFlags
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.collection_plan import CollectionPlan
+from torchbeast.collect.contract import CollectionPlan
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent

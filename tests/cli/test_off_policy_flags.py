@@ -42,15 +42,14 @@ def test_a_batch_of_ppo_follows_the_number_of_environments_however_it_is_typed()
 def test_the_source_collects_one_rollout_at_a_time() -> None:
     config = parsed("--algo", "sac", "--unroll_length", "7").learner_config("Pendulum-v1")
     assert config.learns_from_transitions and config.spare_columns == 0
-    online = config.online_rollouts
-    assert (online.batch_size, online.unroll_length) == (1, 7)
+    assert (config.online_batch_size, config.rollouts.unroll_length) == (1, 7)
     assert config.rollouts.batch_size == 256
 
 
 def test_with_a_fixed_lag_of_0_all_environments_collect_between_updates() -> None:
     flags = parsed("--algo", "dqn", "--fixed_lag", "0", "--num_envs", "6")
     config = flags.learner_config("Catch")
-    assert config.synchronous_rollouts == config.online_rollouts.batch_size == 6
+    assert config.synchronous_rollouts == config.online_batch_size == 6
 
 
 def test_updates_a_step_are_the_ratio_over_the_batch() -> None:

@@ -45,7 +45,7 @@ def running_on(fleet: Fleet, setup: Setup, **options: Any) -> Iterator[Running]:
     source, supervisor = source_of(setup, fleet, **options), Supervisor()
     try:
         source.start(supervisor)
-        yield Running(source, source._learner.agent, source._weights, supervisor)
+        yield Running(source, source._learner.rollouts.agent, source._weights, supervisor)
     finally:
         supervisor.stop("the test ended")
         assert supervisor.join(SOON) == []

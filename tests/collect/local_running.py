@@ -21,11 +21,11 @@ def running_local(setup: Setup, stops_early: Any = None) -> Iterator[Running]:
     """Starts a source."""
     learner = setup.learner(PublishedWeights, stops_early=stops_early)
     make = functools.partial(make_environment, setup.env_id)
-    source = LocalSource(learner, (), make, setup.num_envs)
+    source = LocalSource(learner, make, setup.num_envs)
     supervisor = Supervisor()
     try:
         source.start(supervisor)
-        yield Running(source, learner.agent, learner.weights, supervisor)
+        yield Running(source, learner.rollouts.agent, learner.weights, supervisor)
     finally:
         supervisor.stop("the test ended")
         source.end()

@@ -101,7 +101,7 @@ class ByHand:
     def __init__(self, setup: Setup = SETUP, **options: Any) -> None:
         self.fleet, self.supervisor = FakeFleet(), OneThread()
         self.source = source_of(setup, self.fleet, **options)
-        self.agent, self.weights = self.source._learner.agent, self.source._weights
+        self.agent, self.weights = self.source._learner.rollouts.agent, self.source._weights
         self.source.start(self.supervisor)
         self.run()
 

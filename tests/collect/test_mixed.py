@@ -117,7 +117,6 @@ Event = tuple[str, int]  # what happened to which batch
 class Line:
     """An online source that plays the line in the thread that asks."""
 
-    yields = Rollout
     num_bytes = 1000
 
     def __init__(self, events: list[Event], spare: int, is_recurrent: bool) -> None:
@@ -563,7 +562,6 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
         assert status["samples_per_insert"] == pytest.approx(read * 2 / (29 * B), abs=1e-4)
         assert run.source.seconds() == {"environment": 1.0}
         assert run.source.hanging() == "worker 5 hangs" and run.source.lost_streams() == []
-        assert run.source.yields is Rollout
 
 
 def test_a_replay_without_room_for_an_episode_is_told_once(

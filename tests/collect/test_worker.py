@@ -180,9 +180,9 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(number)
 
 
-def start(worker: RolloutWorker, env: str) -> Any:
+def start(worker: RolloutWorker, env: str, **others: Any) -> Any:
     agent = make_agent(SETUP.actor(), *SETUP.spaces())
-    return worker.start(arguments(env), (7, packed(agent.model)))
+    return worker.start({**arguments(env), **others}, (7, packed(agent.model)))
 
 
 def play(worker: RolloutWorker, rollout: int = 0) -> Any:
@@ -281,8 +281,7 @@ def test_a_worker_may_be_started_again(threads: None) -> None:
     start(worker, "source_envs:Raises")
     worker.end()
     worker.close()
-    start(worker, "source_envs:Numbered")
-    worker._arguments = {**worker._arguments, "unroll_length": 3}
+    start(worker, "source_envs:Numbered", unroll_length=3)
     played = play(worker)
     assert isinstance(played, PlayedRollout) and played.activity.steps == 2 * 3
     assert played.arrays["policy_version"][1:4].tolist() == [[7, 7]] * 3

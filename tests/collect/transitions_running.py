@@ -28,8 +28,6 @@ CAPACITY = 400  # transitions: soon full
 class Counted:
     """Yields the rollouts that a TransitionSource has inserted, once its batches count them."""
 
-    yields = Rollout
-
     def __init__(self, running: Running, setup: Setup) -> None:
         agent = running.agent
         fields = RolloutSpec(agent, setup.extras, setup.unroll_length).fields()
@@ -69,8 +67,6 @@ class Counted:
 
 class _Outer:
     """What the compliance suite sees."""
-
-    yields = Rollout
 
     def __init__(self, counted: Counted) -> None:
         self._counted = counted

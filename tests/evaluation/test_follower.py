@@ -36,7 +36,7 @@ from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import EvaluationConfig
 from torchbeast.run.episodes import Episodes, play
-from torchbeast.run.scores import Scores
+from torchbeast.run.periodic import Scores
 
 Event = Callable[[], object]
 TOTAL = 1000

@@ -15,7 +15,7 @@ import pytest
 from torchbeast import envs, load_agent
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.collection_plan import CollectionPlan
+from torchbeast.collect.contract import CollectionPlan
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.registry import make_agent, make_model
 from torchbeast.core.base.specs import ActorSpec

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from learners import impala, ppo
 
-from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.local import LocalSource
 from torchbeast.collect.weights import PublishedWeights
@@ -31,7 +30,7 @@ from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.envs import make
 from torchbeast.fleets.fleet import LocalFleet, WorkerLost
@@ -253,18 +252,17 @@ def of_catch(
     step = learn(agent.model, learning_rate=0.001, total_steps=10**6, ranks=ranks)
     weights = PublishedWeights(agent.model, step.version)
     learner = LearnerInfo(
-        agent=agent,
+        rollouts=RolloutSpec(agent, step.algo.needs, 10),
+        batch_size=num_envs,
         weights=weights,
         device=torch.device("cpu"),
-        extras=step.algo.needs,
         mode="sample",
         precision="float32",
-        rollouts=RolloutConfig(batch_size=num_envs, unroll_length=10),
         seed=seed_of(5, "gradient worker", index),
         spare_columns=0,
         batches_at_once=1,
     )
-    source = LocalSource(learner, (), partial(SeenSeeds, folder=folder), num_envs)
+    source = LocalSource(learner, partial(SeenSeeds, folder=folder), num_envs)
     return WorkerParts(source=source, optimiser_step=step, publish=weights.publish, end=source.end)
 
 

@@ -19,10 +19,10 @@ from torchbeast import Learner, RunError, UsageError
 from torchbeast.learner import Callback, Checkpoints, Evaluation
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.run import callbacks as builtin_callbacks
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run import periodic as builtin_callbacks
+from torchbeast.run.callbacks import RunningLearner
 from torchbeast.run.episodes import Episodes
-from torchbeast.run.running import RunningLearner
 
 STEPS = 2 * 10  # of an update
 

@@ -39,6 +39,7 @@ def shown(
     lost_streams: Sequence[LostStream] = (),
     shares: Shares = UNKNOWN,
     diagnosis: Diagnosis | None = None,
+    row: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> Shown:
     usual = {
@@ -46,11 +47,10 @@ def shown(
         "episodes": 3,
         "returns": deque([0.25]),
         "lengths": deque([12.4]),
-        "mean_lag": 1.5,
-        "max_lag": 4.0,
     }
     return Shown(
         progress=Progress(**(usual | changes)),
+        row={"mean_lag": 1.5, "max_lag": 4.0} | dict(row or {}),
         total_steps=total_steps,
         status={"learner_queue_size": 2, "live_streams": 4} | dict(status or {}),
         lost_streams=lost_streams,
@@ -126,7 +126,7 @@ def test_collected_steps_are_shown_until_the_first_update() -> None:
         (1, shown(0, {"collected_steps": 16})),
         (2, shown(0, {"collected_steps": 300})),
         (6, shown(0, {"collected_steps": 1200})),
-        (7, shown(640, {"collected_steps": 1500}, loss=2.5)),
+        (7, shown(640, {"collected_steps": 1500}, row={"total_loss": 2.5})),
     )
     begins = [line.partition("  steps/s")[0] for line in lines]
     assert begins == [
@@ -141,7 +141,7 @@ def test_a_replay_is_shown_where_there_is_one() -> None:
     without, online_alone, later = plain_lines(
         (0, shown(0)),
         (5, shown(640, {"replay_fill": 0.004})),
-        (10, shown(1280, {"replay_fill": 0.341}, relevant_share=0.92)),
+        (10, shown(1280, {"replay_fill": 0.341}, row={"relevant_share": 0.92})),
     )
     assert "replay" not in without
     assert "queue 2  replay 0 %, - relevant  streams 4" in online_alone
@@ -164,10 +164,8 @@ def test_no_plain_line_is_longer_than_190_columns() -> None:
         total_steps=1_000_000_000,
         episodes=1_234_567,
         returns=deque([-12_345.67]),
-        loss=-1_234_567.89,
         lengths=deque([12_345]),
-        mean_lag=123.4,
-        max_lag=456.0,
+        row={"total_loss": -1_234_567.89, "mean_lag": 123.4, "max_lag": 456.0},
     )
     (first, line) = plain_lines((0, shown(100_000_000)), (3600, metrics))
     assert "steps/s 6,516" in line and "lag 123.4/456" in line and len(line) <= 190
@@ -263,7 +261,7 @@ def test_a_terminal_of_80_columns_shows_the_return_first_and_the_time_left(
     with Display("Catch, first", terminal) as display:
         display.show(shown(0), now=0.0)
         terminal.frame()
-        display.show(shown(1000, shares=BUSY, diagnosis=found, loss=0.5), now=1.0)
+        display.show(shown(1000, shares=BUSY, diagnosis=found, row={"total_loss": 0.5}), now=1.0)
         lines = terminal.frame()
     assert lines[:3] == [
         "Catch, first",
@@ -283,9 +281,9 @@ def test_columns_do_not_move_when_values_become_shorter(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, last: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    long = {"returns": deque([-12_345_678.9]), "episodes": 1_234_567, "loss": -1.0}
+    long: dict[str, Any] = {"returns": deque([-12_345_678.9]), "episodes": 1_234_567}
     with Display("Catch", terminal) as display:
-        display.show(shown(1_000, {"replay_fill": 0.34}, **long), now=0.0)
+        display.show(shown(1_000, {"replay_fill": 0.34}, row={"total_loss": -1.0}, **long), now=0.0)
         first = terminal.frame()
         display.show(shown(99_999, {"replay_fill": 0.35}), now=1.0)
         second = terminal.frame()
@@ -306,9 +304,10 @@ def test_what_is_too_long_for_a_column_is_below_the_table(terminal: Terminal) ->
 
 def test_the_last_frame_has_the_numbers_of_the_summary(terminal: Terminal) -> None:
     with Display("Catch", terminal) as display:
-        display.show(shown(90_000, loss=1.0), now=0.0)
+        learnt = {"total_loss": 1.0}
+        display.show(shown(90_000, row=learnt), now=0.0)
         terminal.frame()
-        known = shown(100_080, shares=BUSY, diagnosis=Diagnosis("none", "balanced"), loss=1.0)
+        known = shown(100_080, shares=BUSY, diagnosis=Diagnosis("none", "balanced"), row=learnt)
         last = dataclasses.replace(known, learnt_here=50_000, took=12.5)
         display.show(last, now=1.0)
         lines = terminal.frame()

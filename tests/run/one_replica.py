@@ -22,7 +22,6 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.lost_streams import LostStream
-from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import exit_code_of
 from torchbeast.fleets.supervisor import Supervisor
@@ -131,31 +130,23 @@ def learn(case: str, flags: MonoBeastFlags, among: replicas.Replica | None) -> i
     if among is not None:
         among.check_can_share(flags.rollouts, flags.replay, flags.hardware)
         among.check_same(flags)
-    learners: list[LearnerInfo[PublishedWeights]] = []
+    learners: list[LearnerInfo] = []
 
-    def source(learner: LearnerInfo[PublishedWeights]) -> GivenSource:
+    def source(learner: LearnerInfo) -> GivenSource:
         learners.append(learner)
-        return GivenSource(case, run.updates_before, rank)
+        return GivenSource(case, run.made.optimiser_step.version, rank)
 
     is_kept = among is None or among.leads
     try:
         with session(flags.run.folder, flatten(flags), is_kept) as opened:
-            run = _Run(plan_of(flags, source), opened, replica=among)
+            run = LearnerRun(plan_of(flags, source), opened, replica=among)
             run.train()
     finally:
         draw = torch.randint(2**31, ()).item()
         if learners:
-            weights = learners[0].agent.model.state_dict()
+            weights = learners[0].rollouts.agent.model.state_dict()
             say(weights=digest(weights), seed=learners[0].seed, draw=draw)
     return 0
-
-
-class _Run(LearnerRun):
-    updates_before = 0  # of the run that is resumed
-
-    def assemble(self) -> None:
-        super().assemble()
-        self.updates_before = self.made.optimiser_step.version
 
 
 def write_slowly(*arguments: Any) -> None:

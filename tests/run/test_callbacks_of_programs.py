@@ -18,10 +18,9 @@ from torchbeast.learner import Callback
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.callbacks import ProgramLearner
+from torchbeast.run.callbacks import ProgramLearner, RunningLearner
 from torchbeast.run.config import CallbacksConfig, TrainingConfig
 from torchbeast.run.episodes import Episodes
-from torchbeast.run.running import RunningLearner
 
 STEPS = T * B  # of an update
 ENV = "four_numbers:FourNumbers"
@@ -62,7 +61,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         return Episodes([score] * num_episodes, [3] * num_episodes, [0] * num_episodes)
 
     monkeypatch.setattr(RunningLearner, "evaluate", evaluate)
-    monkeypatch.setattr(ProgramLearner, "prepare", lambda learner: None)
+    monkeypatch.setattr(ProgramLearner, "_envs_for", lambda *_: None)
     yield left
     assert not left, "every evaluation took place"
 

@@ -20,10 +20,8 @@ from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
-from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.config import ProcessesConfig, RolloutConfig
-from torchbeast.collect.contract import LearnerInfo
-from torchbeast.collect.weights import PublishedWeights
+from torchbeast.collect.contract import CollectionPlan, LearnerInfo
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import IMPALAConfig, OptimiserConfig
@@ -74,22 +72,22 @@ def old_agent(spec: ActorSpec) -> Agent:
     return agent(dataclasses.replace(spec, reads_values=False))
 
 
-LEARNERS: list[LearnerInfo[PublishedWeights]] = []  # of every run
+LEARNERS: list[LearnerInfo] = []  # of every run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GivenCollection(CollectionPlan):
     """Collects with a source of the test."""
 
-    make_source: Callable[[LearnerInfo[Any]], Any]
+    make_source: Callable[[LearnerInfo], Any]
 
-    def source(self, learner: LearnerInfo[Any], *_: Any) -> Any:
+    def source(self, learner: LearnerInfo, *_: Any) -> Any:
         return self.make_source(learner)
 
 
 def plan_of(
     flags: LearnerFlags,
-    make_source: Callable[[LearnerInfo[Any]], Any],
+    make_source: Callable[[LearnerInfo], Any],
     make_agent: Callable[[ActorSpec], Agent] = agent,
     env_id: str = "Catch",
 ) -> Plan:
@@ -136,7 +134,7 @@ def train_from(
 ) -> None:
     """Learns from the source until it ends the run."""
 
-    def source(learner: LearnerInfo[PublishedWeights]) -> EndingSource:
+    def source(learner: LearnerInfo) -> EndingSource:
         LEARNERS.append(learner)
         return make_source()
 
@@ -344,7 +342,7 @@ def test_the_network_gets_rewards_in_the_form_that_the_loss_uses(
     tmp_path: Path, clipping: str
 ) -> None:
     train(tmp_path, GOOD, **with_rewards(clipping))
-    assert LEARNERS[-1].agent.model.reward_input == clipping
+    assert LEARNERS[-1].rollouts.agent.model.reward_input == clipping
     assert checkpoints.load(tmp_path / "run" / "model.tar")["reward_input"] == clipping
 
 
@@ -352,14 +350,14 @@ def test_the_network_of_a_resumed_run_gets_rewards_as_before(tmp_path: Path) -> 
     """The weights depend on that form; the loss uses the form that the flag selects."""
     train(tmp_path, GOOD, **with_rewards("none"))
     train(tmp_path, GOOD, **with_rewards("abs_one"))
-    assert LEARNERS[-1].agent.model.reward_input == "none"
+    assert LEARNERS[-1].rollouts.agent.model.reward_input == "none"
     path = tmp_path / "run" / "model.tar"
     saved = checkpoints.load(path)
     assert saved.pop("reward_input") == "none"
     checkpoints.save(path, saved)  # as before it was recorded
     train(tmp_path, GOOD, **with_rewards("none"))
     expected: str = "abs_one"
-    assert LEARNERS[-1].agent.model.reward_input == expected
+    assert LEARNERS[-1].rollouts.agent.model.reward_input == expected
 
 
 def with_model(name: str) -> dict[str, Any]:
@@ -387,7 +385,7 @@ def test_a_run_is_not_resumed_with_other_keyword_arguments_of_its_network(tmp_pa
     saved = checkpoints.load(tmp_path / "run" / "model.tar")
     assert saved["flags"]["model_kwargs"] == {"hidden": 24}
     assert saved["stats"]["step"] == 2 * T * B
-    assert LEARNERS[-1].agent.model.fc.out_features == 24
+    assert LEARNERS[-1].rollouts.agent.model.fc.out_features == 24
 
 
 def test_settings_that_were_not_recorded_are_not_compared() -> None:

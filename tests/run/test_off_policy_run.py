@@ -4,6 +4,8 @@ the program's own settings, assembly, training loop, log and files, with transit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run import replay as run_replay
+from torchbeast.run.assemble import LearnerConfig
 
 TOY = f"{Toy.__module__}:{Toy.__name__}"
 COLLECTED, SAMPLED = 2, 6  # steps of a batch
@@ -28,7 +32,16 @@ COLLECTED, SAMPLED = 2, 6  # steps of a batch
 class Replay(EndingSource):
     """Gives samples of a replay."""
 
-    yields = Transitions
+
+@pytest.fixture(autouse=True)
+def samples_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source of a run stands for its replay."""
+
+    @contextmanager
+    def as_it_is(_: LearnerConfig, source: Replay, *others: Any) -> Iterator[tuple[Replay, None]]:
+        yield source, None
+
+    monkeypatch.setattr(run_replay, "with_replay", as_it_is)
 
 
 def batch(number: int) -> Transitions:

@@ -38,7 +38,6 @@ State = list[Tensor]  # leaves [layers, columns, hidden]
 class Line:
     """An online source of environments that show the sine and cosine of their step."""
 
-    yields = Rollout
     num_bytes = 0
 
     def __init__(self, agent: Agent) -> None:

@@ -18,14 +18,15 @@ from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import in_bytes
 from torchbeast.run import replay as learning_replay
+from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.checkpoint_writer import REPLAY as FILE
 from torchbeast.run.checkpoint_writer import CheckpointNotWritten, CheckpointWriter
 from torchbeast.run.config import CheckpointConfig
 from torchbeast.run.learner_run import check_learns_from_replay
-from torchbeast.run.plan import LearnerConfig
 from torchbeast.run.replay import make_replay, resume_replay
 
 T, B = 10, 4
@@ -49,7 +50,7 @@ def config(*words: str) -> LearnerConfig:
 
 def made(size: int = 1000, free: int | None = None) -> RolloutReplay:
     settings = config("--replay_size", str(size))
-    replay: RolloutReplay = make_replay(settings, agent(), NEEDS, 1, BUFFERS, free)
+    replay: RolloutReplay = make_replay(settings, RolloutSpec(agent(), NEEDS, T), 1, BUFFERS, free)
     return replay
 
 
@@ -136,7 +137,7 @@ def test_no_part_of_a_run_repeats_the_draws_of_another(
     """A replay that is not saved begins with random numbers of its own."""
     seeds: list[int] = []
 
-    def noting(config: LearnerConfig, agent: Agent, extras: Any, seed: int, *_: Any) -> Any:
+    def noting(config: LearnerConfig, rollouts: RolloutSpec, seed: int, *_: Any) -> Any:
         seeds.append(seed)
         return made()
 

@@ -18,6 +18,7 @@ from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.storages.replay.transition_replay import TransitionReplay
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import EnvSpec
 from torchbeast.envs.env_process import outcome_of
 from torchbeast.errors import UsageError
@@ -25,8 +26,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.monobeast import main
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.assemble import assemble
-from torchbeast.run.plan import LearnerConfig
+from torchbeast.run.assemble import LearnerConfig, assemble
 from torchbeast.run.replay import make_replay
 
 BUFFERS = 1_000_000
@@ -44,8 +44,9 @@ def agent(spec: ActorSpec) -> Agent:
 def replay_of(size: int, *words: str, free: int | None = None) -> TransitionReplay:
     settings = config("--algo", "dqn", "--replay_size", str(size), *words)
     outcome = functools.partial(outcome_of, EnvSpec("Catch"), Supervisor())
-    made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, outcome
-    replay: TransitionReplay = make_replay(settings, *made)
+    rollouts = RolloutSpec(agent(ActorSpec("q-mlp")), (), settings.rollouts.unroll_length)
+    made = settings, rollouts, 1, BUFFERS, free, outcome
+    replay: TransitionReplay = make_replay(*made)
     return replay
 
 

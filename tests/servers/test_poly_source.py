@@ -25,14 +25,13 @@ from serving import serving
 from source_envs import Numbered
 
 from torchbeast import envs
-from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import space_to_json
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.servers import server_main as env_process
@@ -339,13 +338,12 @@ def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Ru
     agent = make_agent(setup.actor(), *spaces, fleet.frame_stack)
     weights = PublishedWeights(agent.model, setup.version)
     learner = LearnerInfo(
-        agent=agent,
+        rollouts=RolloutSpec(agent, setup.extras, setup.unroll_length),
+        batch_size=setup.batch_size,
         weights=weights,
         device=torch.device("cpu"),
-        extras=setup.extras,
         mode=setup.mode,
         precision="float32",
-        rollouts=RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),
         seed=setup.seed,
         spare_columns=spare_columns,
         batches_at_once=1,

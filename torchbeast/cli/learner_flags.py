@@ -36,10 +36,11 @@ from torchbeast.run.config import (
 )
 
 if TYPE_CHECKING:  # they import torch, as the methods do that use them
-    from torchbeast.collect.collection_plan import CollectionPlan
+    from torchbeast.collect.contract import CollectionPlan
     from torchbeast.collect.replay import Join
     from torchbeast.envs.env_process import Spaces
-    from torchbeast.run.plan import LearnerConfig, Plan
+    from torchbeast.run.assemble import LearnerConfig
+    from torchbeast.run.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +159,7 @@ class LearnerFlags:
             collection: How the run collects.
         """
         from torchbeast.core.actors.registry import make_agent
-        from torchbeast.run.callbacks import of_config
+        from torchbeast.run.periodic import of_config
         from torchbeast.run.plan import Plan
 
         settings = recorded(self)
@@ -191,7 +192,7 @@ class LearnerFlags:
 
     def learner_config(self, env_id: str) -> LearnerConfig:
         """Returns the settings of a learner for this environment."""
-        from torchbeast.run.plan import LearnerConfig
+        from torchbeast.run.assemble import LearnerConfig
 
         return LearnerConfig(
             actor=self.model.spec,

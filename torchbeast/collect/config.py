@@ -44,22 +44,18 @@ class ActorsConfig:
     """Name of the field that holds the number of processes that step the environments."""
 
     def __post_init__(self) -> None:
-        given = self.given_processes
-        at_least(1, num_envs=self.num_envs, **{self.of_processes: given})
+        given, name, num_envs = self.given_processes, self.of_processes, self.environments()
+        at_least(1, num_envs=self.num_envs, **{name: given})
         require(
-            given is None or given <= self.environments(),
-            f"{self.of_processes} {given} leaves some processes without an environment: use at "
-            f"most as many as {self.limit()}",
+            given is None or given <= num_envs,
+            f"{name} {given} leaves some processes without one of the {num_envs} environments: use "
+            f"at most {name} {num_envs}, or set num_envs to {given} or more",
         )
 
     @property
     def given_processes(self) -> int | None:
         """The number of processes that step the environments, if it was given."""
         return getattr(self, self.of_processes, None)
-
-    def limit(self) -> str:
-        """Returns the setting that limits the number of processes, for an error message."""
-        return f"num_envs {self.environments()}"
 
     def environments(self) -> int:
         """Returns the number of environments; by default one process per core steps them."""
@@ -271,10 +267,6 @@ class BufferedActorsConfig(ActorsConfig):
     def usual_environments(self, processes: int) -> int:
         usual = super().usual_environments(processes)
         return min(usual, self.num_buffers or usual)  # each needs a buffer
-
-    def limit(self) -> str:
-        is_given = self.num_envs is None and self.num_buffers == self.environments()
-        return f"num_{'buffers' if is_given else 'envs'} {self.environments()}"
 
     def buffers(self) -> int:
         """Returns the number of rollout buffers."""

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner and its source promise each other; tests/support/compliance/ checks sources."""
+"""What a learner and its source promise each other; tests/support/compliance/ checks sources.
+
+LearnerInfo --> CollectionPlan.source() --> Source --> batches --> the learner
+                      the threads and processes that act <-- Weights, of a Publisher
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torchbeast.fleets.system import available_cores
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from torchbeast.collect.config import RolloutConfig
     from torchbeast.collect.lost_streams import LostStream
-    from torchbeast.core.actors.contract import Agent, Mode
+    from torchbeast.core.actors.contract import Mode
     from torchbeast.core.base.specs import Precision
+    from torchbeast.core.storages.rollout import RolloutSpec
+    from torchbeast.envs.spec import EnvSpec
     from torchbeast.fleets.supervisor import Supervisor
 
 ACTOR_STAGES = ("environment", "inference", "queueing")
@@ -23,10 +31,6 @@ ACTOR_STAGES = ("environment", "inference", "queueing")
 
 class Source(Protocol):
     """Yields the batches that a learner trains on."""
-
-    @property
-    def yields(self) -> type:
-        """The class of its batches."""
 
     @property
     def num_bytes(self) -> int:
@@ -70,20 +74,16 @@ class Publisher(Protocol):
         """Publishes the model's current weights as this version."""
 
 
-Published = TypeVar("Published", bound=Publisher)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LearnerInfo(Generic[Published]):
+class LearnerInfo:
     """The facts about a learner that its source needs to know."""
 
-    agent: Agent
-    weights: Published
+    rollouts: RolloutSpec  # whose agent acts
+    batch_size: int  # new rollouts in a batch
+    weights: Any  # a Publisher and Weights, of the CollectionPlan
     device: torch.device  # batches for a GPU are in pinned memory
-    extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
     mode: Mode  # in which actions are chosen
     precision: Precision  # of the actor's features on the CPU
-    rollouts: RolloutConfig  # the batches of the source
     seed: int  # of the environments; differs after each resumption
     spare_columns: int  # of a batch, after the new rollouts: for replayed ones
     batches_at_once: int  # that the learner holds, at most: taken and not yet returned
@@ -101,3 +101,43 @@ class Weights(Protocol):
 
     def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
         """Loads the wanted or newest version, unless `replica` holds it; returns its number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPlan:
+    """How a run collects. It makes the weights that act and the source of the run.
+
+    Each kind of source has a subclass in its own module, so a program imports only its own kind.
+    The fields are the facts on which advice about the run's speed depends.
+    """
+
+    num_envs: int
+    processes: int | None  # processes of this run that step environments; None: others' servers do
+    fixed_lag: int | None
+    cores: int = field(default_factory=available_cores)  # of all machines together
+
+    acts_where_it_steps: ClassVar[bool] = True
+    """Whether actions are chosen in the processes that step environments."""
+    of_processes: ClassVar[str] = "num_workers"
+    """Name of the setting that holds the number of processes."""
+
+    @property
+    def has_free_cores(self) -> bool:
+        """Whether there are more cores than processes of this run that step environments."""
+        return self.processes is not None and self.processes < self.cores
+
+    def weights(self, model: nn.Module, version: int) -> Any:
+        """Returns the Publisher, which publishes the model's weights as this version."""
+        from torchbeast.collect.weights import PublishedWeights
+
+        return PublishedWeights(model, version)
+
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> Source:
+        """Makes the source of a run.
+
+        Args:
+            learner: The learner's agent, weights and batches.
+            env: The environment.
+            ending: Ends the workers or closes the environments of the source.
+        """
+        raise NotImplementedError

@@ -109,8 +109,6 @@ class JointLearner(ABC):
     A training loop uses it both as its source and as its OptimiserStep.
     """
 
-    yields = JointBatch
-
     def __init__(self, step: OptimiserStep[Any]) -> None:
         """step: of this process."""
         self._step = step

@@ -15,7 +15,7 @@ import copy
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
+from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo
 from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.rollout_buffers import (
     BatchBuffer,
@@ -40,7 +39,7 @@ from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import give_options
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.fleets.supervisor import Supervisor
@@ -63,35 +62,30 @@ class LocalSource:
     episodes with new seeds.
     """
 
-    yields = Rollout
-
     def __init__(
         self,
-        learner: LearnerInfo[Any],
-        info_keywords: Sequence[str],
+        learner: LearnerInfo,
         make_env: Callable[[int], VecEnv],
         num_envs: int,
     ) -> None:
         """Allocates buffers. The environments are made with the first batch.
 
-        info_keywords: numbers to keep from the info of an episode's last step. make_env: makes the
-        given number of environments.
+        make_env: makes the given number of environments.
         """
         self._learner, self._make_env, self._num_envs = learner, make_env, num_envs
         self._stops = learner.stops_early
-        length = learner.rollouts.unroll_length
-        spec = RolloutSpec(learner.agent, learner.extras, length, info_keywords)
+        rollouts = learner.rollouts
         self._free: queue.SimpleQueue[BatchBuffer | None] = queue.SimpleQueue()
-        self.num_bytes = slot_bytes(spec, num_envs)
-        for batch in batch_buffers(learner, spec, learner.batches_at_once):
+        self.num_bytes = slot_bytes(rollouts, num_envs)
+        for batch in batch_buffers(learner, learner.batches_at_once):
             self.num_bytes += batch.num_bytes
             self._free.put(batch)
         self._closed = threading.Event()
-        self._actor = copy.deepcopy(learner.agent.model).to("cpu")
+        self._actor = copy.deepcopy(rollouts.agent.model).to("cpu")
         self._actor.set_precision(learner.precision, torch.device("cpu"))
         self._stage_clock = StageClock()
         self._slot: RolloutArrays = map_leaves(
-            lambda spec: np.empty(spec.shape, spec.dtype), slot_fields(spec, num_envs)
+            lambda spec: np.empty(spec.shape, spec.dtype), slot_fields(rollouts, num_envs)
         )
         self._length = 0  # steps of the rollout that is in the slot
         self._taken = num_envs  # columns of the slot that batches have taken
@@ -194,8 +188,7 @@ class LocalSource:
         """Returns whether to continue after t steps; lengths: of the columns that the batch has."""
         if self._stops is None or self._closed.is_set():
             return not self._closed.is_set()
-        rollouts = self._learner.rollouts
-        batch_size, length = rollouts.batch_size, rollouts.unroll_length
+        batch_size, length = self._learner.batch_size, self._learner.rollouts.unroll_length
         missing = min(batch_size - len(lengths), self._num_envs)
         collected = sum(lengths) + missing * t
         return collected == 0 or not self._stops(collected / (batch_size * length))
@@ -213,8 +206,7 @@ class LocalSource:
         if self._env is None:
             self._open()
         writer = SlotWriter(self._slot, self._loop.acted.state, 0, self._next_rollout)
-        length = self._learner.rollouts.unroll_length
-        self._length = self._player.play(writer, length, None, goes_on)
+        self._length = self._player.play(writer, None, goes_on)
         self._next_rollout += 1
         self._taken = 0
 
@@ -247,9 +239,8 @@ class LocalCollection(CollectionPlan):
 
     make_env: Callable[[int], VecEnv]
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> LocalSource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> LocalSource:
         """Makes the source; `ending` closes its environments."""
-        keywords = env.options.info_keywords
-        source = LocalSource(learner, keywords, self.make_env, self.num_envs)
+        source = LocalSource(learner, self.make_env, self.num_envs)
         ending.callback(source.end)
         return source

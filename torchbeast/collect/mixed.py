@@ -59,8 +59,6 @@ class MixedSource(WithReplay):
     source and is valid until its iterator advances or ends.
     """
 
-    yields = Rollout
-
     def __init__(
         self,
         online: Source,

@@ -80,7 +80,10 @@ def slot_bytes(spec: RolloutSpec, num_envs: int) -> int:
 
 
 class SlotWriter:
-    """Writes one rollout into a slot, row by row."""
+    """Writes one rollout into a slot, row by row.
+
+    unroll_length: number of steps for which the slot has room.
+    """
 
     def __init__(
         self, slot: RolloutArrays, state: Nest[torch.Tensor], first_env: int, index: int
@@ -92,6 +95,7 @@ class SlotWriter:
         """
         self._slot = slot
         self._num_rows = len(slot["reward"])
+        self.unroll_length = self._num_rows - 1
         self._finals = 0
         slot["env_index"][...] = first_env + np.arange(slot["env_index"].shape[1])
         slot["rollout_index"][...] = index
@@ -216,12 +220,13 @@ def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=dtype, device="cpu", pin_memory=pin)
 
 
-def batch_buffers(learner: LearnerInfo[Any], spec: RolloutSpec, count: int) -> list[BatchBuffer]:
+def batch_buffers(learner: LearnerInfo, count: int) -> list[BatchBuffer]:
     """Makes `count` buffers for the batches of a learner; raises UsageError without room."""
-    size, pin = learner.rollouts.batch_size, learner.device.type == "cuda"
+    rollouts, size, spare = learner.rollouts, learner.batch_size, learner.spare_columns
+    pin = learner.device.type == "cuda"
     # Before the allocator fails, whose message names no setting.
-    check_buffers(count * spec.num_bytes(size + learner.spare_columns), free_memory())
-    return [BatchBuffer(spec, size, pin, learner.spare_columns) for _ in range(count)]
+    check_buffers(count * rollouts.num_bytes(size + spare), free_memory())
+    return [BatchBuffer(rollouts, size, pin, spare) for _ in range(count)]
 
 
 class Written(NamedTuple):

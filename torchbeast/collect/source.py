@@ -39,12 +39,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from torchbeast.collect.collection_plan import CollectionPlan
 from torchbeast.collect.config import BufferedActorsConfig, split_evenly
-from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
-from torchbeast.collect.dispatcher import Dispatcher, Event
+from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo
+from torchbeast.collect.dispatch import Dispatcher, Event, pacing
 from torchbeast.collect.lost_streams import LostStream
-from torchbeast.collect.pacing import pacing
 from torchbeast.collect.rollout_buffers import (
     Collector,
     SharedRollouts,
@@ -53,7 +51,7 @@ from torchbeast.collect.rollout_buffers import (
     slot_bytes,
 )
 from torchbeast.collect.weights import SharedWeights, address_of, ring_size
-from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.fleet import Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost, error_in
 from torchbeast.fleets.restarts import RestartPolicy, Restarts
@@ -96,11 +94,9 @@ class FleetSource:
     num_bytes: of batches, weights, and slots (without their final observations).
     """
 
-    yields = Rollout
-
     def __init__(
         self,
-        learner: LearnerInfo[SharedWeights],
+        learner: LearnerInfo,
         env: EnvSpec,
         fleet: Fleet,
         actors: BufferedActorsConfig,
@@ -114,28 +110,26 @@ class FleetSource:
         collect only when the learner asks for a batch, in one thread, whatever the version of the
         weights; needs a fixed lag of 0.
         """
-        self._batch_size, num_envs = learner.rollouts.batch_size, actors.environments()
+        self._batch_size, num_envs = learner.batch_size, actors.environments()
         self._learner, self._env, self._fleet = learner, env, fleet
-        self._weights = weights = learner.weights
+        self._weights: SharedWeights = learner.weights
         paced = self._batch_size, num_workers, fixed_lag, on_demand
-        self._pacing = pacing(weights, *paced, self._grant_after)
+        self._pacing = pacing(self._weights, *paced, self._grant_after)
         self._dispatcher = Dispatcher(fleet.shares_memory, self._poll)
         self._played: queue.Queue[tuple[int, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
         self._options: Mapping[str, Any] | None = None  # for the resets of environments
         self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
         self._restarts = Restarts(_log)
-        length, keywords = learner.rollouts.unroll_length, env.options.info_keywords
-        spec = RolloutSpec(learner.agent, learner.extras, length, keywords)
         in_use = 1 + learner.batches_at_once  # one is in preparation
         num_batches = in_use + actors.batches_ahead(self._batch_size)
-        self._collector = Collector(batch_buffers(learner, spec, num_batches))
+        self._collector = Collector(batch_buffers(learner, num_batches))
         self.num_slots = actors.slots_per_process()
-        slots = self.num_slots * slot_bytes(spec, num_envs)
-        self.num_bytes = self._collector.num_bytes + slots + weights.num_bytes
+        slots = self.num_slots * slot_bytes(learner.rollouts, num_envs)
+        self.num_bytes = self._collector.num_bytes + slots + self._weights.num_bytes
         counts = split_evenly(num_envs, num_workers)
         first_envs = itertools.accumulate(counts, initial=0)
-        slots_of = functools.partial(SharedRollouts, spec, num_slots=self.num_slots)
+        slots_of = functools.partial(SharedRollouts, learner.rollouts, num_slots=self.num_slots)
         self._actors = [
             _Actor(index, slots_of(count) if fleet.shares_memory else None, count, first, self)
             for index, (count, first) in enumerate(zip(counts, first_envs, strict=False))
@@ -368,12 +362,13 @@ class FleetSource:
     def _arguments_of(self, actor: _Actor) -> dict[str, Any]:
         """Returns the arguments of an actor's worker."""
         learner, fleet = self._learner, self._fleet
+        rollouts = learner.rollouts
         return {
             "env": self._env.as_json(),
-            "actor": learner.agent.spec.as_json(),
-            "precision": self._learner.precision,
-            "unroll_length": learner.rollouts.unroll_length,
-            "extras": learner.extras,
+            "actor": rollouts.agent.spec.as_json(),
+            "precision": learner.precision,
+            "unroll_length": rollouts.unroll_length,
+            "extras": rollouts.extras,
             "mode": learner.mode,
             "options": self._options,
             "num_slots": self.num_slots,
@@ -521,7 +516,7 @@ class FleetCollection(CollectionPlan):
         """Returns weights that workers share, with the versions that a fixed lag needs."""
         return SharedWeights(model, version, ring_size(self.fixed_lag))
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> FleetSource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; `ending` ends the fleet."""
         fleet = ending.enter_context(self.make_fleet())
         how = self.actors, self.processes, self.fixed_lag, self.on_demand

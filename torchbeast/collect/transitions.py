@@ -89,8 +89,6 @@ class TransitionSource(WithReplay):
     threads may iterate `batches`, each with its own iterator. A batch does not share memory.
     """
 
-    yields = Transitions
-
     def __init__(self, online: Source, replay: TransitionReplay, schedule: Schedule) -> None:
         """Makes a source; nothing is collected before `start`."""
         super().__init__(online, replay.stats)

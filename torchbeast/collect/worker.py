@@ -166,8 +166,8 @@ class RolloutWorker(FleetWorker):
         arrays = slots[slot % len(slots)]
         assert self._loop is not None
         writer = SlotWriter(arrays, self._loop.acted.state, arguments["first_env"], rollout)
-        length = arguments["unroll_length"]
-        if self._player.play(writer, length, wanted, lambda t: not self._ended.is_set()) < length:
+        played = self._player.play(writer, wanted, lambda t: not self._ended.is_set())
+        if played < writer.unroll_length:
             return None
         is_shared = arguments["slots"] is not None
         return PlayedRollout(None if is_shared else writer.written(), self.activity())
@@ -240,7 +240,6 @@ class Player:
     def play(
         self,
         writer: SlotWriter,
-        unroll_length: int,
         wanted: int | None,
         goes_on: Callable[[int], bool] = lambda t: True,
     ) -> int:
@@ -257,7 +256,7 @@ class Player:
             self._acted_with = self._weights.version if wanted is None else wanted
         writer.write(0, loop.row, loop.acted, self._acted_with)
         t = 0
-        while t < unroll_length and goes_on(t):
+        while t < writer.unroll_length and goes_on(t):
             t += 1
             clock.enter("inference")
             self._version = self._weights.refresh(self._actor, self._version, wanted)
@@ -266,7 +265,7 @@ class Player:
             clock.enter("environment")
             clock.count(loop.step())
             writer.write(t, loop.row, loop.acted, self._acted_with)
-        if t < unroll_length:
+        if t < writer.unroll_length:
             writer.repeat(t)
         clock.enter("queueing")
         return t

@@ -29,12 +29,12 @@ from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.selection import leaf_keys, select
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, places
 from torchbeast.core.envs.sync_vec_env import action_rows
-from torchbeast.envs.env_process import EnvProcess
+from torchbeast.envs.env_process import EnvProcess, Spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, agent_spaces, env_of, newest_of, restored
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.checkpoint import FoundCheckpoint, Spaces
+from torchbeast.run.checkpoint import FoundCheckpoint
 
 Memory = tuple[FrameStacker, Acted | None]
 """The frames of the last steps, and what the network returned at the last one, if any."""

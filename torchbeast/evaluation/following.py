@@ -28,7 +28,7 @@ from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import CHECKPOINT, is_in_use
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import EvaluationConfig
-from torchbeast.run.scores import Scores, WeightsId, weights_id_of
+from torchbeast.run.periodic import Scores, WeightsId, weights_id_of
 
 # A run writes a row for each update. The lock alone does not suffice: it may not work across
 # machines, and a run that is started together with this process locks its folder seconds later.

@@ -21,7 +21,7 @@ from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.env_process import EnvProcess
+from torchbeast.envs.env_process import EnvProcess, Spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
 from torchbeast.fleets.child_process import show_output
@@ -160,12 +160,12 @@ def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
     return spec
 
 
-def agent_spaces(env: VecEnv) -> checkpoints.Spaces:
+def agent_spaces(env: VecEnv) -> Spaces:
     """Returns the spaces that the agent for an environment is made of."""
     return env.observation_space, env.action_space, env.frame_stack
 
 
-def restored(saved: Mapping[str, Any], spaces: checkpoints.Spaces, path: Path) -> Agent:
+def restored(saved: Mapping[str, Any], spaces: Spaces, path: Path) -> Agent:
     """Makes the agent for these spaces with the weights of a checkpoint.
 
     Raises UsageError if they do not fit, and as `make_agent`.

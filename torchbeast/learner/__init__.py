@@ -10,8 +10,8 @@ from torchbeast.core.base.lazy import importing
 if TYPE_CHECKING:
     from torchbeast.learner.learner import Learner as Learner
     from torchbeast.run.callbacks import Callback as Callback
-    from torchbeast.run.callbacks import Checkpoints as Checkpoints
-    from torchbeast.run.callbacks import Evaluation as Evaluation
-    from torchbeast.run.running import RunningLearner as RunningLearner
+    from torchbeast.run.callbacks import RunningLearner as RunningLearner
+    from torchbeast.run.periodic import Checkpoints as Checkpoints
+    from torchbeast.run.periodic import Evaluation as Evaluation
 
 __all__, __getattr__, __dir__ = importing(__name__)

@@ -37,7 +37,7 @@ from torchbeast.reporting.run_folder import (
     raise_failure,
 )
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.callbacks import Callback, Callbacks, LearnerWithCallbacks
+from torchbeast.run.callbacks import Callback, Callbacks, RunningLearner
 from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.training import LearnerThread
@@ -49,7 +49,7 @@ _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary(
 
 
 @suggesting
-class Learner(LearnerWithCallbacks):
+class Learner(RunningLearner):
     """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 
     The process stays yours: after every call, signals, torch's number of threads and its random
@@ -103,7 +103,6 @@ class Learner(LearnerWithCallbacks):
         self.scheme = scheme
         self.target_steps = target_steps
         self._loggers = (*FILES, *loggers)
-        self._env_options = {}
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self._config.folder)) is not None:
             earlier.close()  # the cell of a notebook that is run again
@@ -139,7 +138,7 @@ class Learner(LearnerWithCallbacks):
         if self._callbacks.is_running:
             raise RuntimeError("step() cannot be called from a callback, which step() itself calls")
         try:
-            row = self._started().step(self._call_back)
+            row = self._started().step(lambda step, row: self._callbacks.step(self, row))
         except Exception as error:
             self._fail(error)
         finally:  # an interrupt leaves the update, and the end, as they are
@@ -244,22 +243,19 @@ class Learner(LearnerWithCallbacks):
         folder = RunFolder(self._config.folder, dict(plan.recorded))
         ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
         run = LearnerRun(plan, Session(supervisor, folder), resumed)
-        run.assemble()
         # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
-        also_saved = functools.partial(self._callbacks.entries, self._env_options)
         self._run = run
-        training = ending.enter_context(run.training(also_saved, own))
+        training = ending.enter_context(run.training(self._callbacks.entries, own))
         self._hold(run.earlier, training)
         ending.callback(supervisor.stop, "the learner was closed")
 
     def _started(self) -> LearnerThread:
         """Starts the callbacks and, in the first step, the workers; returns the loop."""
-        self._start_callbacks()
+        self._callbacks.start(self)
         if self._thread is None:
             with self._training.own:
                 if workers := _workers(self.scheme):
                     print(f"Starting {workers}.", flush=True)
-                self._run.begin()
                 self._run.start(self._training)
                 self._thread = LearnerThread(self._training)
         return self._thread
@@ -302,10 +298,11 @@ class Learner(LearnerWithCallbacks):
         self._ended_by, run = _CLOSED, self._run
         with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
             last.callback(self._finalizer)
+            end_callbacks = functools.partial(self._callbacks.end, self)
             if is_saved:
-                last.callback(run.end, self._training, self._end_callbacks)
+                last.callback(run.end, self._training, end_callbacks)
             else:
-                last.callback(self._end_callbacks)
+                last.callback(end_callbacks)
             last.callback(run.session.supervisor.stop, "the learner was closed")
         return True
 

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the plan of a run from a scheme, as a program with the same flags would make it."""
+"""Makes the plan of a run from a scheme, as a program with the same flags would make it, and the
+gradient workers of the run, in each of which a learner collects for itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import secrets
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from torchbeast.collect.collection_plan import CollectionPlan
+import torch
+
+from torchbeast.collect.contract import CollectionPlan
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import ActorFactory, make_agent
 from torchbeast.core.algos.config import recorded
@@ -19,20 +23,24 @@ from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import ActorSpec, ModelConfig
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.core.update.ranks import Ranks
 from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.fleet import Fleet, LocalFleet
-from torchbeast.fleets.system import environment_of_share
+from torchbeast.fleets.system import environment_of_share, keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.run.assemble import CPU_BYTES_AT_ONCE
+from torchbeast.run.assemble import CPU_BYTES_AT_ONCE, Assembled, LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig, TrainingConfig
-from torchbeast.run.plan import LearnerConfig, MakeGradientWorkers, Plan
+from torchbeast.run.plan import MakeGradientWorkers, Plan
 from torchbeast.schemes.scheme import Scheme
+from torchbeast.seeds import seed_of
 
-if TYPE_CHECKING:  # only schemes with workers on Ray import it
+if TYPE_CHECKING:  # only schemes with gradient workers, and with workers on Ray, import them
+    from torchbeast.gradients.worker import WorkerParts
+    from torchbeast.gradients.workers import GradientWorkers
     from torchbeast.on_ray.fleet import Actors, RayFleet
 
 
@@ -129,7 +137,7 @@ def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
         "fixed_lag": scheme.fixed_lag,
     }
     if scheme.inference == "central":
-        from torchbeast.learner.served import StartedServers  # compiled
+        from torchbeast.servers.source import StartedServers  # compiled
 
         return StartedServers(**facts, config=actors, envs=envs)
     if not workers:
@@ -147,10 +155,56 @@ def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
 def _gradients(scheme: Scheme, env: EnvSpec) -> MakeGradientWorkers | None:
     if scheme.gradients is None:
         return None
-    from torchbeast.learner.gradients import gradient_workers_of
-
     fleet = functools.partial(_gradient_fleet, scheme, scheme.gradients, env)
-    return functools.partial(gradient_workers_of, scheme.gradients, fleet)
+    return functools.partial(_gradient_workers, scheme.gradients, fleet)
+
+
+def _gradient_workers(
+    config: GradientConfig,
+    make_fleet: Callable[[], AbstractContextManager[Fleet]],
+    plan: Plan,
+    made: Assembled,
+    seed: int,
+    ending: ExitStack,
+) -> GradientWorkers:
+    """Returns the gradient workers of a run, each with a learner as the plan says.
+
+    made: the learner of this process, whose network all have. seed: of the environments and actions
+    of all workers. `ending` ends them.
+    """
+    from torchbeast.gradients.workers import gradient_workers
+
+    hardware = HardwareConfig(
+        num_learner_threads=1, torch_threads=config.cores, disable_cuda=not config.gpus
+    )
+    learner = dataclasses.replace(plan.learner, actor=made.agent.spec, hardware=hardware)
+    sent = dataclasses.replace(plan, learner=learner, gradients=None, loggers=(), callbacks=())
+    make = functools.partial(_make_worker, sent, seed)
+    fleet = ending.enter_context(make_fleet())
+    workers = gradient_workers(make, config, made.optimiser_step, fleet)
+    return ending.enter_context(closing(workers))
+
+
+def _make_worker(
+    plan: Plan, seed: int, index: int, ranks: Ranks | None, stops_early: Callable[[float], bool]
+) -> WorkerParts:
+    """Makes the parts of a gradient worker, in its process."""
+    from torchbeast.gradients.worker import WorkerParts
+
+    own, ending = seed_of(seed, "gradient worker", index), ExitStack()
+    torch.manual_seed(seed_of(own, "actions"))
+    actor, weights = plan.learner.actor, plan.collection.weights
+    made = assemble(plan.learner, lambda _: plan.make_agent(actor), weights, ranks=ranks)
+    keep_freed_memory(made.compute.device.type)
+    keywords = plan.env.options.info_keywords
+    learner = made.learner_info(plan.learner, keywords, own, stops_early=stops_early)
+    return WorkerParts(
+        source=plan.collection.source(learner, plan.env, ending),
+        optimiser_step=made.optimiser_step,
+        publish=made.weights.publish,
+        end=ending.close,
+        device=made.compute.device,
+    )
 
 
 def _gradient_fleet(

@@ -40,14 +40,10 @@ _none_yet = functools.partial(collections.deque[Any], maxlen=100)
 
 @dataclass
 class Progress:
-    """Steps, episodes and recent metrics of a run. Written under the training lock."""
+    """Steps and episodes of a run. Written under the training lock."""
 
     step: int = 0
     episodes: int = 0
-    loss: float = math.nan
-    mean_lag: float = math.nan  # of the last batch
-    max_lag: float = math.nan  # of the last batch
-    relevant_share: float = math.nan  # of the last batch's replayed states
     returns: collections.deque[float] = field(default_factory=_none_yet)
     lengths: collections.deque[int] = field(default_factory=_none_yet)
 
@@ -298,10 +294,14 @@ class Display(Panel):
 def _cells(shown: Shown, rate: float) -> dict[str, str]:
     """Returns each metric as text; unknown ones are a dash."""
     progress = shown.progress
+    loss, mean_lag, max_lag, relevant_share = (
+        shown.row.get(name, math.nan)
+        for name in ("total_loss", "mean_lag", "max_lag", "relevant_share")
+    )
     left = (shown.total_steps - progress.step) / rate if rate > 0 else math.nan
     collectors, live = alive(shown.status)
-    fill, relevant = shown.status.get("replay_fill"), percent(progress.relevant_share)
-    is_first = math.isnan(progress.loss)  # no other metric changes before the first update
+    fill, relevant = shown.status.get("replay_fill"), percent(relevant_share)
+    is_first = math.isnan(loss)  # no other metric changes before the first update
     return {
         "steps": f"{progress.step:,} of {shown.total_steps:,}",
         **({"collected": f"{shown.collected:,}"} if is_first and shown.collected else {}),
@@ -310,8 +310,8 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "episodes": f"{progress.episodes:,}",
         "mean return": figure(progress.mean_return()),
         "length": figure(progress.mean_length(), ".0f"),
-        "loss": figure(progress.loss),
-        "lag": "/".join([figure(progress.mean_lag, ".1f"), figure(progress.max_lag, ".0f")]),
+        "loss": figure(loss),
+        "lag": "/".join([figure(mean_lag, ".1f"), figure(max_lag, ".0f")]),
         "queue": f"{shown.status['learner_queue_size']:.0f}",
         **({} if fill is None else {"replay": f"{percent(fill)}, {relevant} relevant"}),
         collectors: _alive(shown, live),

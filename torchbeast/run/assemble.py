@@ -7,27 +7,36 @@ All programs, bench and benchmarks/ use it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
-from torchbeast.collect.contract import LearnerInfo
+from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
+from torchbeast.collect.contract import LearnerInfo, Publisher
 from torchbeast.core.actors.contract import Actor, Agent, specs_of_extras
 from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
-from torchbeast.core.base.specs import Precision
+from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import available_cores
-from torchbeast.run.config import HardwareConfig
+from torchbeast.run.config import HardwareConfig, resolved
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.plan import LearnerConfig, MakeAgent, MakeWeights
+
+MakeAgent = Callable[[ActorSpec], Agent]
+"""Makes an agent whose network has this spec, for the run's environment; may raise UsageError."""
+
+MakeWeights = Callable[[nn.Module, int], Publisher]
+"""Makes the Publisher, which publishes the model's weights as this version."""
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
 # cache each: half of it has more overhead, and twice as much is slower with the deep network.
@@ -36,6 +45,66 @@ CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
 
 # Rows of a batch times weights. The most with which one thread was measured to be faster are 3e8.
 _CHEAP = 5e8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """The settings of a learner."""
+
+    actor: ActorSpec  # its name may be "auto": the observation space decides
+    algo: type[Algorithm[Any]]
+    algorithm: Any  # settings of the algorithm, of type algo.Config
+    step: StepConfig
+    total_steps: int
+    rollouts: RolloutConfig
+    hardware: HardwareConfig
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
+    synchronous_rollouts: int = 0  # for algorithms on single steps, see online_batch_size
+    reproducible: bool = False  # same results on all machines of one kind, see choose
+
+    @property
+    def spare_columns(self) -> int:
+        """Number of replayed rollouts in a batch, in addition to the new ones."""
+        return 0 if self.learns_from_transitions else self.replay.spare_columns(self.rollouts)
+
+    @property
+    def learns_from_transitions(self) -> bool:
+        """Whether batches are single steps of a replay."""
+        return not issubclass(self.algo.takes, Rollout)
+
+    @property
+    def online_batch_size(self) -> int:
+        """Rollouts in a batch of the online source. For a replay of single steps it is one rollout,
+        collected during updates, or synchronous_rollouts of them, collected between updates.
+        """
+        if self.learns_from_transitions:
+            return self.synchronous_rollouts or 1
+        return self.rollouts.batch_size
+
+    def in_environment(self, name: str) -> LearnerConfig:
+        """Returns the settings with the environment's reward clipping in place of "auto"."""
+        algorithm = self.algorithm
+        clipping = resolved(getattr(algorithm, "reward_clipping", "auto"), name)
+        if hasattr(algorithm, "reward_clipping"):
+            algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
+        actor = dataclasses.replace(self.actor, reward_input=clipping)
+        return dataclasses.replace(self, actor=actor, algorithm=algorithm)
+
+    def after(self, recorded: Mapping[str, Any]) -> LearnerConfig:
+        """Returns the settings with a decision where normalise_returns has none: that of the
+        earlier run, because its checkpoint has the statistics of returns or lacks them.
+
+        recorded: the earlier run's settings, by the names of flags; {} without one.
+        """
+        algorithm = self.algorithm
+        if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
+            return self
+        found = recorded.get("normalise_returns")
+        if found is None:
+            found = algorithm.reward_clipping == "none" and algorithm.reward_scale == 1.0
+        algorithm = dataclasses.replace(algorithm, normalise_returns=found)
+        return dataclasses.replace(self, algorithm=algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,22 +194,24 @@ class Assembled:
         """The algorithm of the learner."""
         return self.optimiser_step.algo
 
-    def learner_info(self, config: LearnerConfig, seed: int, **others: Any) -> LearnerInfo[Any]:
+    def learner_info(
+        self, config: LearnerConfig, info_keywords: Sequence[str], seed: int, **others: Any
+    ) -> LearnerInfo:
         """Returns what its source needs to know; others: further fields of LearnerInfo.
 
-        seed: of the environments.
+        info_keywords: of the environment. seed: of the environments.
         """
         at_once = 1  # because each batch is copied into the replay
         if not config.learns_from_transitions:
             at_once = self.compute.learner_threads + config.replay.is_used
+        length = config.rollouts.unroll_length
         return LearnerInfo(
-            agent=self.agent,
+            rollouts=RolloutSpec(self.agent, self.algo.needs, length, info_keywords),
+            batch_size=config.online_batch_size,
             weights=self.weights,
             device=self.compute.device,
-            extras=self.algo.needs,
             mode=self.algo.mode,
             precision=self.compute.precision,
-            rollouts=config.online_rollouts,
             seed=seed,
             spare_columns=config.spare_columns,
             batches_at_once=at_once,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks: what a run calls between its updates, and the built-in ones. A `Learner` takes them as
-`callbacks=[...]`, the programs as `--callback` and `--eval_every`.
+"""Callbacks: what a run calls between its updates, and the learner that they get. A `Learner` takes
+them as `callbacks=[...]`, the programs as `--callback` and `--eval_every`.
 
     a step of the run    collect, learn, publish --> on_step of each --> the row of logs.csv
           first time:    on_start of each, before
@@ -13,10 +13,11 @@ on_end) and in its learner threads (on_step).
 
 from __future__ import annotations
 
+import copy
 import io
+import json
 import math
-import statistics
-import time
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,22 +26,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchbeast.core.base import specs
-from torchbeast.core.base.checks import above, at_least, require
+from torchbeast.core.actors.contract import Actor
+from torchbeast.core.base.checks import at_least
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.waiting import say
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.checkpoint_writer import failing_is_a_warning
-from torchbeast.run.config import CallbacksConfig
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.running import RunningLearner
 from torchbeast.run.training import Training
-from torchbeast.seeds import seed_of
 
 if TYPE_CHECKING:  # for evaluations
-    from torchbeast.run.scores import Scores
+    from torchbeast.run.episodes import Episodes
 
 
 class Callback:
@@ -104,206 +101,208 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the result of `state_dict`, when a checkpoint that has one is loaded."""
 
-
-class _Periodic(Callback):
-    """Acts every so often, and after the last step. Multiples of steps count from the beginning of
-    the run, seconds from the time before.
-    """
-
-    def __init__(self, every_steps: int | None, every_seconds: float | None) -> None:
-        """Takes the one that is not None."""
-        require(
-            (every_steps is None) != (every_seconds is None),
-            f"expected either every_steps or every_seconds, got {every_steps} and {every_seconds}",
-        )
-        above(0, every_steps=every_steps, every_seconds=every_seconds)
-        self._every_steps, self._every_seconds = every_steps or math.inf, every_seconds or math.inf
-        self._last_step, self._last_time = 0, 0.0  # also for an `on_start` that replaces ours
-
-    def on_start(self, learner: RunningLearner) -> None:
-        """Begins to wait."""
-        self._mark(learner.steps)
-
-    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
-        """Acts if it is time."""
-        if self._is_due(learner.steps) or learner.done():
-            self._act(learner, metrics)
-            self._mark(learner.steps)
-
-    def _mark(self, steps: int) -> None:
-        self._last_step, self._last_time = steps, time.monotonic()
-
-    def _is_due(self, steps: int) -> bool:
-        multiples = steps // self._every_steps - self._last_step // self._every_steps
-        return multiples > 0 or time.monotonic() - self._last_time >= self._every_seconds
-
-    def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
-        raise NotImplementedError
+    def _prepare_evaluations(self, make_envs: Callable[[int], object]) -> None:
+        """Lets a program make environments for a number of episodes, before it records its run."""
 
 
-class Checkpoints(_Periodic):
-    """Writes model.tar at intervals, and keeps copies as checkpoints/STEPS.tar in log_dir.
+class RunningLearner:
+    """A learner that trains: what callbacks get, a `Learner` or the learner of a program.
 
-    If a checkpoint cannot be written, for example because the disk is full, it warns and the run
-    continues.
+    Attributes:
+        target_steps: Environment steps at which the run ends.
 
     Example:
         ```python
-        Learner(scheme, 1_000_000, callbacks=[Checkpoints(every_steps=100_000, keep=3)])
+        class StopAt(Callback):
+            def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
+                if learner.get_metrics()["mean_return"] >= 475:
+                    learner.stop()
         ```
     """
 
-    def __init__(
-        self,
-        every_steps: int | None = None,
-        *,
-        every_seconds: float | None = None,
-        keep: int | None = None,
-    ) -> None:
-        """Sets the interval: give either every_steps or every_seconds.
+    target_steps: int
+    _training: Training
+    _is_stopped: bool
+    _callbacks: Callbacks
+
+    @property
+    def log_dir(self) -> Path:
+        """Folder of the run."""
+        return self._training.writer.folder.path
+
+    @property
+    def steps(self) -> int:
+        """Environment steps that the agent was trained on, including earlier parts of the run."""
+        return self._training.progress.step
+
+    @property
+    def updates(self) -> int:
+        """Number of updates, including earlier parts of the run."""
+        return self._training.updates
+
+    @property
+    def actor(self) -> Actor:
+        """The network that is trained, with its present weights; call `actor.act` to choose
+        actions.
+        """
+        return self._training.made.agent.model
+
+    def done(self) -> bool:
+        """Returns whether the agent was trained on target_steps, or `stop` was called."""
+        return self._is_stopped or self.steps >= self.target_steps
+
+    def stop(self) -> None:
+        """Ends the run after the present step, as if it had reached target_steps.
+
+        For callbacks; elsewhere call the Learner's `close`.
+        """
+        self._is_stopped = True
+
+    def get_metrics(self) -> dict[str, float]:
+        """Returns the metrics of the last update and of the run so far.
+
+        Returns:
+            The columns of the last row of logs.csv, including the metrics of callbacks; and step,
+            updates, episodes, steps_per_second since the Learner was made, and mean_return and
+            mean_length (in steps) of the last 100 episodes, which are NaN before the first episode
+            ends.
+        """
+        progress = self._training.progress
+        return {
+            **self._training.rows.newest,
+            "step": self.steps,
+            "updates": self.updates,
+            "episodes": progress.episodes,
+            "mean_return": progress.mean_return(),
+            "mean_length": progress.mean_length(),
+            "steps_per_second": self._training.rows.speed(),
+        }
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        """Gives every training environment options, such as the level of a curriculum.
+
+        An environment gets them when it is reset the next time, `reset(options=...)`, and at every
+        reset after it until you give others, also after the run is resumed. The environments of
+        `evaluate` do not get them.
 
         Args:
-            every_steps: Environment steps between checkpoints.
-            every_seconds: Seconds between checkpoints.
-            keep: Number of copies; older ones are removed. 0: only model.tar is written. None: all.
+            options: Names and values, as JSON has them.
+
+        Raises:
+            TypeError: If the options are not JSON.
+            UsageError: If the environments take no options, or gradient workers have them.
+                Environments in other processes may report it later, from `step`.
+
+        Example:
+            ```python
+            class Curriculum(Callback):
+                def on_step(self, learner, metrics):
+                    learner.set_env_options({"level": learner.steps // 100_000})
+            ```
         """
-        at_least(0, keep=keep)
-        super().__init__(every_steps, every_seconds)
-        self._keep = keep
+        json.dumps(dict(options))
+        self._training.source.set_env_options(dict(options))
+        self._callbacks.env_options = dict(options)
 
-    def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
-        with failing_is_a_warning():
-            learner.save_model()
-            if self._keep != 0:
-                self._keep_copy(learner)
+    def print_info(self) -> None:
+        """Prints a line about the run: steps, steps per second, episodes, mean return and loss."""
+        print(self._info(), flush=True)
 
-    def _keep_copy(self, learner: RunningLearner) -> None:
-        folder = learner.log_dir / "checkpoints"
-        folder.mkdir(exist_ok=True)
-        learner.save_model(folder / f"{learner.steps:012d}.tar")
-        for old in _numbered(folder)[: -self._keep] if self._keep else ():
-            old.unlink()
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._info()}>"
 
+    def _info(self) -> str:
+        metrics = self.get_metrics()
+        share = 100 * self.steps / self.target_steps
+        parts = [
+            f"step {self.steps:,} of {self.target_steps:,} ({share:.0f} %)",
+            f"{metrics['steps_per_second']:,.0f} steps/s",
+            f"{self._training.progress.episodes:,} episodes",
+        ]
+        if not math.isnan(metrics["mean_return"]):
+            parts.append(f"mean return {metrics['mean_return']:.2f}")
+        if (loss := metrics.get("total_loss")) is not None:
+            parts.append(f"loss {loss:.3g}")
+        return ", ".join(parts)
 
-class Evaluation(_Periodic):
-    """Evaluates the agent every so many steps and after the last one, and keeps the best weights:
-    what EvalCallback is in Stable-Baselines3.
-
-    An evaluation plays whole episodes with the weights of that step, in environments of its own,
-    and training waits for it, as in Stable-Baselines3: its row belongs to an exact step, only the
-    evaluated weights can become the best ones, and a run with a fixed lag is the same with and
-    without evaluations. Workers go on collecting until their buffers are full. If evaluations take
-    too long for that, evaluate the checkpoints in another process: `--mode test --follow`.
-
-    Each evaluation adds the columns NAME_mean_return and NAME_mean_length to the log, and a row to
-    NAMEs.csv in log_dir. The checkpoint with the highest mean return so far is NAME_best.tar there,
-    even if the run is resumed or started over.
-
-    Example:
-        ```python
-        Learner(scheme, 1_000_000, callbacks=[Evaluation(every_steps=50_000, num_episodes=10)])
-        ```
-    """
-
-    def __init__(
-        self,
-        every_steps: int | None = None,
-        *,
-        every_seconds: float | None = None,
-        num_episodes: int = 10,
-        sampled: bool = False,
-        keep_best: bool = True,
-        seed: int = 0,
-        name: str = checkpoints.EVALUATION,
-        verbose: bool = False,
-    ) -> None:
-        """Sets the interval: give either every_steps or every_seconds.
+    def save_model(self, path: str | Path | None = None) -> Path:
+        """Writes a checkpoint from which a run can continue.
 
         Args:
-            every_steps: Environment steps between evaluations.
-            every_seconds: Seconds between evaluations.
-            num_episodes: Number of episodes of an evaluation.
-            sampled: Whether to sample actions instead of taking the most likely ones.
-            keep_best: Whether to keep the best checkpoint.
-            seed: Seed of the environments. Evaluations of different runs with one seed, after the
-                same number of steps, play the same starts.
-            name: Prefix of the columns, and of the files' names.
-            verbose: Whether to print a line about every evaluation.
+            path: Default: model.tar in log_dir, which is also written every ten minutes and at the
+                end of the run.
+
+        Returns:
+            The path of the file.
         """
+        target = self._training.writer.folder.checkpoint if path is None else expanded(path)
+        if path is None:
+            self._training.save()
+        else:
+            checkpoints.save(target, self.checkpoint())
+        return target
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Returns the contents of a checkpoint from which a run can continue, without a file."""
+        return self._training.checkpoint()
+
+    def evaluate(
+        self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None
+    ) -> Episodes:
+        """Plays whole episodes with the present weights.
+
+        A Learner's environments come from the scheme's test_envs_factory, or else its
+        train_envs_factory; a program's are the environment of the run, in a process of their own.
+
+        Args:
+            num_episodes: Number of episodes.
+            sampled: Whether to sample actions, as in training, instead of taking the most likely
+                ones.
+            seed: Seed of environments and sampled actions. Default: a random one.
+
+        Returns:
+            Returns, lengths in steps and fingerprints of the endings, one per episode; see
+            `Episodes`.
+
+        Raises:
+            ValueError: If num_episodes is below 1.
+            RunError: If an episode takes more than 500,000 steps.
+
+        Example:
+            ```python
+            learner.evaluate(10, seed=1)  # <10 episodes: mean return 500.00 ± 0.00, ...>
+            ```
+        """
+        from torchbeast.run.episodes import play
+
         at_least(1, num_episodes=num_episodes)
-        super().__init__(every_steps, every_seconds)
-        self.num_episodes, self._sampled, self._seed = num_episodes, sampled, seed
-        self._keeps_best, self._name, self._verbose = keep_best, name, verbose
-        self._best = -math.inf
-        self._resumed: int | None = None  # the step from which an earlier run waited
-        self._scores: Scores | None = None
+        seed = secrets.randbits(31) if seed is None else seed
+        model = copy.deepcopy(self.actor).to("cpu").eval()
+        model.set_precision(self._training.made.compute.precision, torch.device("cpu"))
+        with self._training.own, self._test_envs(num_episodes) as env:
+            agent = self._training.made.agent._replace(model=model)
+            return play(env, agent, num_episodes, seed, greedy=not sampled)
 
-    @property
-    def name(self) -> str:
-        """Prefix of its columns, and of the names of its files."""
-        return self._name
+    @contextmanager
+    def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
+        """Makes the environments of an evaluation."""
+        raise NotImplementedError
+        yield
 
-    @property
-    def best(self) -> float:
-        """Mean return of the best checkpoint; -inf before the first evaluation."""
-        return self._best if self._scores is None else self._scores.best
+    # --- the run
 
-    def on_start(self, learner: RunningLearner) -> None:
-        """Begins to wait. An evaluation that the end of the earlier run interrupted is due now."""
-        self.on_end(learner)
-        super().on_start(learner)
-        if self._resumed is not None:
-            self._last_step, self._resumed = min(self._resumed, learner.steps), None
-        self._open(learner)
-
-    def on_end(self, learner: RunningLearner) -> None:
-        """Closes the file of scores."""
-        if self._scores is not None:
-            self._best = self._scores.best
-            self._scores.close()
-        self._scores = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the best mean return, and the step from which it waits for the next one."""
-        return {checkpoints.BEST: self.best, "step": self._last_step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
-        self._best, self._resumed = state.get(checkpoints.BEST, -math.inf), state.get("step")
-
-    def _open(self, learner: RunningLearner) -> Scores:
-        from torchbeast.run.scores import Scores
-
-        self._scores = Scores(
-            learner.log_dir, self._name, learner.steps, self._best, self._keeps_best
-        )
-        return self._scores
-
-    def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
-        scores = self._scores or self._open(learner)
-        seed = seed_of(self._seed, self._name, learner.steps)
-        played = learner.evaluate(self.num_episodes, sampled=self._sampled, seed=seed)
-        self._last_step = learner.steps  # as the checkpoint records it
-        from torchbeast.run.scores import weights_id_of
-
-        weights = weights_id_of(learner.actor.state_dict(), learner.steps)
-        sentence = scores.add(weights, played, learner.checkpoint)
-        if self._verbose:
-            say(sentence)
-        metrics[f"{self._name}_mean_return"] = statistics.fmean(played.returns)
-        metrics[f"{self._name}_mean_length"] = statistics.fmean(played.lengths)
-
-
-# --- what a run does with them
-
-Fail = Callable[[str, Exception], None]
-"""Ends the run because of an exception of an origin, a callback."""
+    def _hold(self, earlier: EarlierRun, training: Training) -> None:
+        """Takes a run that is assembled; earlier: its earlier part."""
+        self._training = training
+        self._is_stopped = False
+        self._callbacks.load(earlier, training)
 
 
 class Callbacks:
-    """The callbacks of a run, in order. One thread at a time uses it.
+    """The callbacks of a run, in order, and what checkpoints store for them. One thread at a time
+    uses it. If a callback fails, the run does.
 
-    is_running: whether one of them runs now.
+    is_running: whether one of them runs now. env_options: that the environments were given last.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -312,92 +311,76 @@ class Callbacks:
         self._all = tuple(callbacks)
         self._started: list[Callback] = []
         self.is_running = False
+        self.env_options: Mapping[str, Any] | None = None
 
-    def __iter__(self) -> Iterator[Callback]:
-        return iter(self._all)
+    def prepare(self, make_envs: Callable[[int], object]) -> None:
+        """Makes the environments of evaluations; make_envs: for a number of episodes."""
+        for callback in self._all:
+            callback._prepare_evaluations(make_envs)
 
-    def load(self, states: Mapping[str, Any]) -> None:
-        """Loads the states of an earlier part of the run; `start` will call all of them."""
-        self._started = []
+    def load(self, earlier: EarlierRun, training: Training) -> None:
+        """Loads the states of the earlier run, and gives the environments of this one its options;
+        `start` will call all callbacks.
+        """
+        self._started, self._supervisor, states = [], training.supervisor, earlier.callbacks
         for callback in self._all:
             if callback.name in states:
                 callback.load_state_dict(states[callback.name])
+        if earlier.env_options is not None:
+            self.env_options = earlier.env_options
+        if self.env_options is not None:
+            training.source.set_env_options(self.env_options)
 
-    def entries(self, env_options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the entries of a checkpoint: the states by name, and those of `env_options`.
+    def entries(self) -> dict[str, Any]:
+        """Returns the entries of a checkpoint: the states by name, and env_options.
 
         Raises UsageError for a state that no checkpoint could be loaded with.
         """
         states = {callback.name: callback.state_dict() for callback in self._all}
         for name, state in states.items():
             _check_loads(name, state)
-        return {"callbacks": states, **env_options}
+        options = {} if self.env_options is None else {"env_options": self.env_options}
+        return {"callbacks": states, **options}
 
-    def start(self, learner: RunningLearner, fail: Fail) -> None:
+    def start(self, learner: RunningLearner) -> None:
         """Calls on_start of those for which it was not called yet."""
         for callback in self._all[len(self._started) :]:
-            with self._running(callback, fail):
+            with self._running(callback):
                 callback.on_start(learner)
             self._started.append(callback)
 
-    def step(self, learner: RunningLearner, metrics: dict[str, float], fail: Fail) -> None:
+    def step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         """Calls on_step; metrics: the row of the log."""
         for callback in self._all:
-            with self._running(callback, fail):
+            with self._running(callback):
                 try:
                     callback.on_step(learner, metrics)
                 finally:
                     keep_numbers(metrics)
 
-    def end(self, learner: RunningLearner, fail: Fail) -> None:
-        """Calls on_end of those that have started, even if one fails."""
+    def end(self, learner: RunningLearner) -> None:
+        """Calls on_end of those that have started, even if one fails. The first failure is the
+        run's, unless it has one.
+        """
         for callback in self._started:
             try:
                 callback.on_end(learner)
             except Exception as error:
-                fail(f"callback {callback.name}", error)
+                self._supervisor.fail_at_end(f"callback {callback.name}", error)
 
     @contextmanager
-    def _running(self, callback: Callback, fail: Fail) -> Iterator[None]:
+    def _running(self, callback: Callback) -> Iterator[None]:
         self.is_running = True
         try:
             yield
         except Exception as error:
-            fail(f"callback {callback.name}", error)
+            self._supervisor.fail(f"callback {callback.name}", error)
             raise
         finally:
             self.is_running = False
 
 
-class LearnerWithCallbacks(RunningLearner):
-    """A learner that trains, and calls its callbacks."""
-
-    _callbacks: Callbacks
-
-    def _hold(self, earlier: EarlierRun, training: Training) -> None:
-        """Takes a run that is assembled; earlier: its earlier part."""
-        self._training = training
-        self._is_stopped = False
-        self._callbacks.load(earlier.callbacks)
-        if (recorded := earlier.env_options) is not None:
-            self._env_options["env_options"] = recorded
-        if self._env_options:
-            training.source.set_env_options(self._env_options["env_options"])
-
-    def _start_callbacks(self) -> None:
-        """Calls on_start of callbacks that have not started."""
-        self._callbacks.start(self, self._training.supervisor.fail)
-
-    def _call_back(self, step: int, row: dict[str, float]) -> None:
-        """Calls on_step of the callbacks, with the row of an update."""
-        self._callbacks.step(self, row, self._training.supervisor.fail)
-
-    def _end_callbacks(self) -> None:
-        """Calls on_end; the first failure is the run's, unless it has one."""
-        self._callbacks.end(self, self._training.supervisor.fail_at_end)
-
-
-class ProgramLearner(LearnerWithCallbacks):
+class ProgramLearner(RunningLearner):
     """A program's learner, and what it does with its callbacks.
 
     Environments of evaluations run in a child process, made for the first evaluation and kept, so
@@ -407,44 +390,32 @@ class ProgramLearner(LearnerWithCallbacks):
     def __init__(
         self, make_envs: Callable[[int], EnvProcess], target_steps: int, callbacks: Callbacks
     ) -> None:
-        """Takes what there is before training; `begin` takes the rest.
+        """Makes the environments of evaluations that are known already; `begin` takes the rest.
 
-        make_envs: makes that many environments for evaluations.
+        make_envs: makes that many environments. Raises UsageError or RunError if they cannot be
+        made on this machine.
         """
         self._make_envs, self.target_steps, self._callbacks = make_envs, target_steps, callbacks
-        self._env_options = {}
         self._env: EnvProcess | None = None
         self._num_episodes = 0  # for which the environments were made
-
-    def prepare(self) -> None:
-        """Makes the environments of an Evaluation, if there is one.
-
-        Raises UsageError or RunError if they cannot be made on this machine.
-        """
-        numbers = [call.num_episodes for call in self._callbacks if isinstance(call, Evaluation)]
-        if numbers:
-            self._envs_for(numbers[0])
+        callbacks.prepare(self._envs_for)
 
     def begin(self, earlier: EarlierRun, training: Training) -> None:
         """Loads the state of the earlier run, and calls on_start."""
         self._hold(earlier, training)
-        self._start_callbacks()
+        self._callbacks.start(self)
 
     def step(self, step: int, row: dict[str, float]) -> None:
         """Calls on_step, and ends the run if a callback has stopped it."""
-        self._call_back(step, row)
+        self._callbacks.step(self, row)
         supervisor = self._training.supervisor
         if self._is_stopped and not supervisor.ended:
             say(f"A callback stopped the run at step {step:,}.")
             supervisor.stop("a callback")
 
     def end(self) -> None:
-        """Calls on_end; the first failure is the run's, unless it has one."""
-        self._end_callbacks()
-
-    def saved(self) -> dict[str, Any]:
-        """Returns the entries of the callbacks in a checkpoint."""
-        return self._callbacks.entries(self._env_options)
+        """Calls on_end."""
+        self._callbacks.end(self)
 
     @contextmanager
     def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
@@ -464,32 +435,6 @@ class ProgramLearner(LearnerWithCallbacks):
         env, self._env = self._env, None
         if env is not None:
             env.close()
-
-
-def of_config(config: CallbacksConfig, keep_best: bool) -> list[Callback]:
-    """Makes the callbacks of a program: those that are named, then the evaluation.
-
-    keep_best: see Evaluation. Raises UsageError if there is no callback of a name.
-    """
-    callbacks = [_named(path) for path in config.callback]
-    if config.eval_every is None:
-        return callbacks
-    evaluation = Evaluation(
-        config.eval_every, num_episodes=config.eval_episodes, keep_best=keep_best, verbose=True
-    )
-    return [*callbacks, evaluation]
-
-
-def _named(path: str) -> Callback:
-    make = specs.find_callable(path)
-    specs.check_takes(make, {}, f"callback {path}")
-    callback = make()
-    if not isinstance(callback, Callback):
-        raise UsageError(
-            f"callback {path} is a {type(callback).__name__}: expected a subclass of "
-            "torchbeast.learner.Callback, or a function that returns a callback"
-        )
-    return callback
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
@@ -543,8 +488,3 @@ def _check_loads(name: str, state: Any) -> None:
             f"the state_dict of callback {name} may contain only tensors and plain values, like "
             f"all entries of a checkpoint: {str(error).splitlines()[0]}"
         ) from error
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """Returns the copies, in the order of their steps."""
-    return sorted((p for p in folder.glob("*.tar") if p.stem.isdigit()), key=lambda p: int(p.stem))

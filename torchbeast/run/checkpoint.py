@@ -43,21 +43,17 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, get_args
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
 from torchbeast.core.actors.contract import Agent
-from torchbeast.core.base.specs import ActorSpec, RewardClipping, kwargs_of
-from torchbeast.core.envs.spaces import (
-    ActionSpace,
-    ObservationSpace,
-    space_from_json,
-    space_to_json,
-)
+from torchbeast.core.base.specs import ActorSpec, kwargs_of
+from torchbeast.core.envs.spaces import space_from_json, space_to_json
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.core.update.saving import ALGORITHM, check_fits
+from torchbeast.envs.env_process import Spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error, expanded
 from torchbeast.reporting.run_folder import replaced_atomically, runs_next_to, write_atomically
@@ -157,10 +153,6 @@ def recorded_env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
         return EnvSpec.from_json({"name": name, "kwargs": kwargs, "options": flags})
 
 
-Spaces = tuple[ObservationSpace, ActionSpace, int]
-"""Spaces of one environment, without stacks of frames, and the number of frames in a stack."""
-
-
 def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the entries of a checkpoint that do not change during a run: its flags, and what the
     agent is and was made for.
@@ -179,7 +171,8 @@ def labels(agent: Agent, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spaces(checkpoint: Mapping[str, Any]) -> Spaces | None:
-    """Returns the spaces of the run's environment; None for files that do not record them.
+    """Returns the spaces of the run's environment, without stacks of frames; None for files that do
+    not record them.
 
     Raises UsageError if the record makes no sense.
     """
@@ -192,53 +185,24 @@ def spaces(checkpoint: Mapping[str, Any]) -> Spaces | None:
 
 
 def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
-    """Returns the spec of the network to which the weights belong."""
+    """Returns the spec of the network to which the weights belong; its name is "auto" if unknown.
+
+    TorchBeast 2019 did not record its networks. The names of the weights tell AtariNet ("shallow")
+    from ResNet ("deep"). Both know only dtypes and shapes of observations, and have clipped rewards
+    as input, even if the loss used raw rewards.
+    """
     flags, weights = checkpoint["flags"], checkpoint["model_state_dict"]
+    networks = {"conv1.weight": "shallow", "feat_convs.0.0.weight": "deep"}
+    of_2019 = next((network for name, network in networks.items() if name in weights), "auto")
     return ActorSpec.from_json(
         {
-            "name": model_name(checkpoint),
+            "name": checkpoint.get("model", of_2019),
             "kwargs": checkpoint.get("model_kwargs", kwargs_of(flags)),
             "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
-            "reward_input": reward_input(checkpoint),
-            "reads_values": reads_values(checkpoint),
+            "reward_input": checkpoint.get("reward_input", "abs_one"),
+            "reads_values": checkpoint.get("reads_values", "format" in checkpoint),
         }
     )
-
-
-def model_name(checkpoint: Mapping[str, Any]) -> str:
-    """Returns the name of the network to which the weights belong, or "auto" if unknown.
-
-    TorchBeast 2019 did not record the network, so the names of its weights decide: AtariNet
-    ("shallow") or ResNet ("deep").
-    """
-    if "format" in checkpoint:
-        return str(checkpoint["model"])
-    names = {"conv1.weight": "shallow", "feat_convs.0.0.weight": "deep"}
-    weights = checkpoint["model_state_dict"]
-    return next((model for name, model in names.items() if name in weights), "auto")
-
-
-def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
-    """Returns how rewards are transformed for the network's input.
-
-    Files that do not record it, for example TorchBeast 2019's, have networks with clipped
-    inputs, even if the loss used raw rewards. Raises UsageError for an unknown value.
-    """
-    recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
-    if recorded not in (known := get_args(RewardClipping)):
-        raise UsageError(
-            f"the checkpoint has reward_input {recorded!r}, but this TorchBeast supports "
-            f"{', '.join(known)}: use the TorchBeast that wrote it"
-        )
-    return recorded
-
-
-def reads_values(checkpoint: Mapping[str, Any]) -> bool:
-    """Returns whether the network encodes leaves by the value ranges of their space.
-
-    TorchBeast 2019's networks only know dtypes and shapes.
-    """
-    return bool(checkpoint.get("reads_values", "format" in checkpoint))
 
 
 def _fault_of_machine(error: Exception) -> str:

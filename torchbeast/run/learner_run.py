@@ -27,20 +27,20 @@ from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import Source
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import describe_agent
-from torchbeast.core.algos.config import IMPALAConfig
+from torchbeast.core.algos.config import IMPALAConfig, recorded
+from torchbeast.core.algos.registry import DEFAULT
 from torchbeast.core.algos.schedules import SHAPES, schedules_of
-from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
 from torchbeast.envs.env_process import EnvProcess, Outcome, outcome_in, outcome_of
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
-from torchbeast.reporting.display import Progress, next_commands, summary
+from torchbeast.reporting.display import next_commands, summary
 from torchbeast.reporting.log_files import Log, LoggedRun, Logs
 from torchbeast.reporting.prometheus import PrometheusEndpoint
 from torchbeast.reporting.run_folder import Session
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.assemble import Assembled, Compute, assemble
+from torchbeast.run.assemble import Assembled, Compute, LearnerConfig, assemble
 from torchbeast.run.callbacks import Callbacks, ProgramLearner
 from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
@@ -50,7 +50,7 @@ from torchbeast.run.config import (
     naming_flags,
 )
 from torchbeast.run.earlier_run import EarlierRun
-from torchbeast.run.plan import LearnerConfig, Plan
+from torchbeast.run.plan import Plan
 from torchbeast.run.rows import Rows
 from torchbeast.run.training import DONE, Consumer, PeriodicCheckpoints, Training
 from torchbeast.run.watch import RunDisplay, start_watchdog
@@ -66,10 +66,15 @@ _VERSIONS = 50  # of the agent for self-play, in a whole run
 
 
 class LearnerRun:
-    """A run of a learner. Only one thread uses it: the main thread, or the caller's."""
+    """A run of a learner. Only one thread uses it: the main thread, or the caller's.
 
-    made: Assembled  # from `assemble` on
-    progress: Progress  # from `assemble` on
+    Attributes:
+        plan: The plan of the run, or of this learner's share of it.
+        session: Its supervisor and its folder.
+        earlier: The run that it resumes.
+        made: The learner.
+        progress: Steps and episodes of the run.
+    """
 
     def __init__(
         self,
@@ -78,36 +83,40 @@ class LearnerRun:
         resumed: Path | None = None,
         replica: Replica | None = None,
     ) -> None:
-        """Reads the earlier run.
+        """Assembles the learner, with state and progress of the earlier run, if there is one.
 
         resumed: the checkpoint to resume, by default the newest one in the run's folder. replica:
         this process among several learners, which divide the batch; None: it is the only learner.
+
+        Raises UsageError if the earlier run does not fit the plan.
         """
-        self._replica = replica
+        self._replica, self.session = replica, session
         self._saved_replay: RolloutStore | None = None
-        self.rollouts_at_once = plan.learner.online_rollouts.batch_size  # of all learners
+        self._batch_size = plan.learner.online_batch_size  # of all learners
         self._total_steps = plan.learner.total_steps
-        self.session = session
-        own = session.folder.checkpoint
-        resumed = resumed or own
-        self._is_saved = resumed == own  # the state until the first update
-        if self._is_saved:
-            self.earlier = EarlierRun.newest(own)
-            self.earlier.go_on(own)
-        else:  # exactly this checkpoint, from whichever run
-            self.earlier = EarlierRun(
-                checkpoints.FoundCheckpoint(checkpoints.load(resumed), resumed)
-            )
+        newest = session.folder.checkpoint
+        self._is_saved = resumed in (None, newest)  # the state until the first update
+        self.earlier = _earlier_run(newest, None if self._is_saved else resumed)
         plan = replace(plan, learner=plan.learner.after(self.earlier.recorded or {}))
         self.plan = plan if replica is None else replica.share_of(plan)
         seed = self.earlier.seed(plan.run.seed)
         self._recorded = {**plan.record(), "seed": seed}
         self._changed = changes(self.earlier.recorded or {}, self._recorded, plan.of_command)
+        self.progress = self.earlier.progress()
+        self.progress.keep_last(plan.display.episodes_for_avg)
         torch.manual_seed(seed)
+        self.made = self._assembled()
+        schedules = self._restart_schedules()
+        if replica is not None:
+            replica.equalise(self.made)
+        is_other_run = (self.earlier.recorded or {}).get("seed", seed) != seed
+        if is_other_run or not (replica is None or replica.leads):
+            # Not the numbers of rank 0, or of the run that the checkpoint was copied from.
+            torch.manual_seed(self._environment_seed)
+        self._say_what_it_resumes(schedules)
 
     def train(self) -> None:
         """Trains until the run ends, for any reason, and prints a summary."""
-        self.assemble()
         keep_freed_memory(self.made.compute.device.type)
         run, step = self.plan.run, self.progress.step
         if step >= (run.pause_at or math.inf):
@@ -121,9 +130,7 @@ class LearnerRun:
             return
         callbacks = Callbacks(self.plan.callbacks)
         with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
-            learner.prepare()
-            self.begin()
-            with self.training(learner.saved) as training:
+            with self.training(callbacks.entries) as training:
                 self._learn(training, learner)
 
     def _env_process(self, num_envs: int) -> EnvProcess:
@@ -131,33 +138,24 @@ class LearnerRun:
         goes_on = self.session.supervisor.check_goes_on
         return EnvProcess(self.plan.local_env(), num_envs, check_goes_on=goes_on)
 
-    def assemble(self) -> None:
-        """Assembles the learner, with state and progress of the earlier run, if there is one."""
+    def _assembled(self) -> Assembled:
+        """Assembles the learner, with the state of the earlier run."""
         plan, earlier, algo = self.plan, self.earlier, self._recorded["algo"]
         earlier.check_same_environment(plan.env.name, plan.others_serve)
         earlier.check_same_algorithm(algo)
         check_learns_from_replay(plan.learner, algo)
-        replica = self._replica
-        ranks = None if replica is None else replica.ranks
+        ranks = None if self._replica is None else self._replica.ranks
         makers = plan.make_agent, plan.collection.weights
-        made = assemble(plan.learner, *makers, earlier, self._say_start, ranks)
-        self.made, self.progress = made, earlier.progress()
-        lines = self._restart_schedules()
-        if replica is not None:
-            replica.equalise(made.optimiser_step)
-            made.weights.publish(made.agent.model, made.optimiser_step.version)
-        seed = self._recorded["seed"]
-        is_other_run = (earlier.recorded or {}).get("seed", seed) != seed
-        if is_other_run or not (replica is None or replica.leads):
-            # Not the numbers of rank 0, or of the run that the checkpoint was copied from.
-            torch.manual_seed(self.environment_seed)
-        self.progress.keep_last(self.plan.display.episodes_for_avg)
-        if earlier.recorded is not None:
+        return assemble(plan.learner, *makers, earlier, self._say_start, ranks)
+
+    def _say_what_it_resumes(self, schedules: Mapping[str, str]) -> None:
+        """Prints where a resumed run continues, and its changes; schedules: lines by setting."""
+        if self.earlier.recorded is not None:
             say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")
             for name, (before, now) in self._changed.items():
-                if name not in lines:
+                if name not in schedules:
                     say(f"{name} {now} (recorded {before})")
-        for line in lines.values():
+        for line in schedules.values():
             say(line)
 
     def _restart_schedules(self) -> dict[str, str]:
@@ -168,11 +166,11 @@ class LearnerRun:
         starts, now = step.counters.schedule_starts, step.counters.env_steps
         if now >= total:
             return {}
-        recorded, was = self.earlier.recorded or {}, {}
-        for name, schedule in schedules_of(recorded).items():
+        before, was = self.earlier.recorded or {}, {}
+        for name, schedule in schedules_of(before).items():
             is_changed = not self._changed.keys().isdisjoint((name, f"{name}_schedule"))
             if is_changed and name in step.schedules.of and self.plan.run.restart_schedules:
-                end, start = recorded.get("total_steps", total), starts.get(name, 0)
+                end, start = before.get("total_steps", total), starts.get(name, 0)
                 is_known = schedule.shape in SHAPES  # otherwise a function, perhaps of a notebook
                 was[name] = f" (was {schedule.at(now, end, start):.3g})" if is_known else ""
         step.restart_schedules(was)
@@ -184,25 +182,22 @@ class LearnerRun:
                 lines[name] = f"{name} {value:.3g}{since}, {schedule.ending(total)}"
         return lines
 
-    def begin(self) -> None:
-        """Records the part of the run that begins now; call it once there is something to train."""
-        self.session.folder.begin(self._recorded, self.progress.step, self._changed)
-
     @contextmanager
     def _source(self) -> Iterator[Source]:
         """Makes the source that the plan describes, with a replay or gradient workers if the run
         has them.
         """
-        plan, made, seed = self.plan, self.made, self.environment_seed
+        plan, made, seed = self.plan, self.made, self._environment_seed
         with ExitStack() as ending:
             if plan.gradients is not None:
                 yield plan.gradients(plan, made, seed, ending)
                 return
-            learner = made.learner_info(plan.learner, seed, first_step=self.progress.step)
+            keywords = plan.env.options.info_keywords
+            learner = made.learner_info(plan.learner, keywords, seed, first_step=self.progress.step)
             free = free_memory()  # before the source allocates some
             source = plan.collection.source(learner, plan.env, ending)
             check_buffers(source.num_bytes, free)
-            if not self._needs_replay(source):
+            if not plan.learner.replay.is_used:
                 yield source
                 return
             from torchbeast.run.replay import with_replay
@@ -211,12 +206,6 @@ class LearnerRun:
             replay = with_replay(plan.learner, source, learner, free, *of_run, plan.join_replay)
             with replay as (replayed, self._saved_replay):
                 yield replayed
-
-    def _needs_replay(self, source: Source) -> bool:
-        """Returns whether a replay belongs behind the source."""
-        config = self.plan.learner
-        yields_steps = config.learns_from_transitions and not issubclass(source.yields, Rollout)
-        return config.replay.is_used and not yields_steps
 
     def _outcome(self) -> Outcome:
         """Returns the function that computes rewards of other goals in the run's environment;
@@ -229,7 +218,7 @@ class LearnerRun:
             return outcome_in(env, plan.env.name)
 
     @property
-    def environment_seed(self) -> int:
+    def _environment_seed(self) -> int:
         """A seed for environments and replay that is new for each part of the run."""
         root = np.random.SeedSequence((self._recorded["seed"], self.progress.step))
         seed = int(root.generate_state(1)[0])
@@ -317,9 +306,10 @@ class LearnerRun:
         yield PeriodicCheckpoints(training, interval_s)
 
     def start(self, training: Training) -> None:
-        """Starts collecting, and the watchdog."""
+        """Records that a part of the run begins, and starts collecting, and the watchdog."""
+        self.session.folder.begin(self._recorded, self.progress.step, self._changed)
         training.source.start(self.session.supervisor)
-        start_watchdog(training, self.rollouts_at_once)
+        start_watchdog(training, self._batch_size)
 
     def end(self, training: Training, end_callbacks: Callable[[], object]) -> None:
         """Waits for the threads of a run that has ended, calls `end_callbacks`, then saves, unless
@@ -363,16 +353,9 @@ class LearnerRun:
 
     def _has_defaults(self) -> bool:
         """Returns whether a program starts a new run with IMPALA's default settings."""
-        learner, algorithm = self.plan.learner, self.plan.learner.algorithm
-        resolved = {
-            name: getattr(algorithm, name, None)
-            for name in ("reward_clipping", "normalise_returns")
-        }
-        usual = IMPALAConfig(
-            **{name: value for name, value in resolved.items() if value is not None}
-        )
-        is_program = "preset" in self.plan.recorded and self.earlier.recorded is None
-        return is_program and algorithm == usual and learner.rollouts == RolloutConfig()
+        usual = {"preset": None, "algo": DEFAULT}
+        usual |= recorded(IMPALAConfig()) | recorded(RolloutConfig())
+        return self.earlier.recorded is None and usual.items() <= self.plan.recorded.items()
 
     def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.plan.program
@@ -390,6 +373,15 @@ class LearnerRun:
         here = replica.size if replica is not None and replica.on_one_machine else 1
         commands = next_commands(program, folder.path, exists, naming, to_resume, here)
         print(commands, flush=True)
+
+
+def _earlier_run(newest: Path, resumed: Path | None) -> EarlierRun:
+    """Reads exactly the checkpoint to resume, from whichever run, or the newest of a folder."""
+    if resumed is not None:
+        return EarlierRun(checkpoints.FoundCheckpoint(checkpoints.load(resumed), resumed))
+    earlier = EarlierRun.newest(newest)
+    earlier.go_on(newest)
+    return earlier
 
 
 def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:

@@ -10,21 +10,13 @@ Its `collection` makes the run's source.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsConfig
-from torchbeast.collect.contract import Publisher
-from torchbeast.core.actors.contract import Agent
-from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded
-from torchbeast.core.base.specs import ActorSpec
+from torchbeast.collect.contract import CollectionPlan
+from torchbeast.core.algos.config import recorded
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
@@ -32,88 +24,15 @@ from torchbeast.reporting.log_files import FILES, Logger
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.run.config import (
-    CheckpointConfig,
-    HardwareConfig,
-    check_named,
-    recorded_env,
-    resolved,
-)
+from torchbeast.run.assemble import Assembled, LearnerConfig, MakeAgent
+from torchbeast.run.config import CheckpointConfig, check_named, recorded_env
 
 if TYPE_CHECKING:
     from torchbeast.collect.replay import Join
 
-MakeAgent = Callable[[ActorSpec], Agent]
-"""Makes an agent whose network has this spec, for the run's environment; may raise UsageError."""
-
-MakeWeights = Callable[[nn.Module, int], Publisher]
-"""Makes the Publisher, which publishes the model's weights as this version."""
-
-MakeGradientWorkers = Callable[["Plan", Any, int, ExitStack], Any]
-"""Makes the JointLearner of the run's gradient workers, for the Assembled learner of this process.
-The seed is of all their environments; the ExitStack ends them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerConfig:
-    """The settings of a learner."""
-
-    actor: ActorSpec  # its name may be "auto": the observation space decides
-    algo: type[Algorithm[Any]]
-    algorithm: Any  # settings of the algorithm, of type algo.Config
-    step: StepConfig
-    total_steps: int
-    rollouts: RolloutConfig
-    hardware: HardwareConfig
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
-    transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
-    synchronous_rollouts: int = 0  # for algorithms on single steps, see online_rollouts
-    reproducible: bool = False  # same results on all machines of one kind, see choose
-
-    @property
-    def spare_columns(self) -> int:
-        """Number of replayed rollouts in a batch, in addition to the new ones."""
-        return 0 if self.learns_from_transitions else self.replay.spare_columns(self.rollouts)
-
-    @property
-    def learns_from_transitions(self) -> bool:
-        """Whether batches are single steps of a replay."""
-        from torchbeast.core.storages.transition import Transitions
-
-        return issubclass(self.algo.takes, Transitions)
-
-    @property
-    def online_rollouts(self) -> RolloutConfig:
-        """The batches of the online source. For a replay of single steps a batch is one rollout,
-        collected during updates, or synchronous_rollouts of them, collected between updates.
-        """
-        if self.learns_from_transitions:
-            return dataclasses.replace(self.rollouts, batch_size=self.synchronous_rollouts or 1)
-        return self.rollouts
-
-    def in_environment(self, name: str) -> LearnerConfig:
-        """Returns the settings with the environment's reward clipping in place of "auto"."""
-        algorithm = self.algorithm
-        clipping = resolved(getattr(algorithm, "reward_clipping", "auto"), name)
-        if hasattr(algorithm, "reward_clipping"):
-            algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
-        actor = dataclasses.replace(self.actor, reward_input=clipping)
-        return dataclasses.replace(self, actor=actor, algorithm=algorithm)
-
-    def after(self, recorded: Mapping[str, Any]) -> LearnerConfig:
-        """Returns the settings with a decision where normalise_returns has none: that of the
-        earlier run, because its checkpoint has the statistics of returns or lacks them.
-
-        recorded: the earlier run's settings, by the names of flags; {} without one.
-        """
-        algorithm = self.algorithm
-        if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
-            return self
-        found = recorded.get("normalise_returns")
-        if found is None:
-            found = algorithm.reward_clipping == "none" and algorithm.reward_scale == 1.0
-        algorithm = dataclasses.replace(algorithm, normalise_returns=found)
-        return dataclasses.replace(self, algorithm=algorithm)
+MakeGradientWorkers = Callable[["Plan", Assembled, int, ExitStack], Any]
+"""Makes the JointLearner of the run's gradient workers, for the learner of this process. The seed
+is of all their environments; the ExitStack ends them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ The replay belongs to the run, or is shared with other agents.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.fleets.system import check_memory, in_bytes
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.reporting.run_folder import Session
+from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.checkpoint_writer import REPLAY
-from torchbeast.run.plan import LearnerConfig
 from torchbeast.seeds import seed_of
 
 
@@ -52,7 +52,7 @@ from torchbeast.seeds import seed_of
 def with_replay(
     config: LearnerConfig,
     online: Source,
-    learner: LearnerInfo[Any],
+    learner: LearnerInfo,
     free: int | None,
     session: Session,
     is_resumed: bool,
@@ -65,8 +65,8 @@ def with_replay(
     that were free before the online source was made. session: of the run. outcome: see make_replay.
     join: joins the replay that agents share.
     """
-    agent, at_once, folder = learner.agent, learner.batches_at_once, session.folder.path
-    of_run = config, agent, learner.extras, learner.seed
+    agent, at_once = learner.rollouts.agent, learner.batches_at_once
+    folder, of_run = session.folder.path, (config, learner.rollouts, learner.seed)
     if join is not None:
         with joined_replay(*of_run, folder.name, join) as shared:
             session.supervisor.on_close(shared.close)
@@ -85,8 +85,7 @@ def with_replay(
 
 def make_replay(
     config: LearnerConfig,
-    agent: Agent,
-    extras: Sequence[str],
+    rollouts: RolloutSpec,
     seed: int,
     buffers: int,
     free: int | None,
@@ -94,16 +93,15 @@ def make_replay(
 ) -> Any:
     """Makes an empty replay of rollouts or of single steps, and prints how much memory it needs.
 
-    extras: names of extra outputs of acting in the rollouts. seed: of this part of the run.
-    buffers: bytes of the online source. free: bytes of memory that the program may use for both;
-    None: unknown. outcome: for hindsight, returns the function that computes rewards of other
-    goals.
+    rollouts: of the online source. seed: of this part of the run. buffers: bytes of the online
+    source. free: bytes of memory that the program may use for both; None: unknown. outcome: for
+    hindsight, returns the function that computes rewards of other goals.
 
     Raises UsageError if it needs more memory than there is.
     """
-    size, frame_stack = config.replay.replay_size, agent.frame_stack
+    size, agent = config.replay.replay_size, rollouts.agent
     sampling = _sampling(config, agent, outcome) if config.learns_from_transitions else None
-    specs, each, of_truncation = _sizes(config, agent, extras)
+    specs, each, of_truncation = _sizes(rollouts)
     each += 0 if sampling is None else sampling.extra_bytes(size)
     check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
@@ -113,7 +111,7 @@ def make_replay(
         f"buffers{has}.",
         flush=True,
     )
-    made = specs, size, frame_stack, seed_of(seed, "replay")
+    made = specs, size, agent.frame_stack, seed_of(seed, "replay")
     try:
         return RolloutReplay(*made) if sampling is None else TransitionReplay(*made, sampling)
     except (MemoryError, ValueError) as error:
@@ -138,16 +136,14 @@ def _sampling(
         )
 
 
-def _sizes(
-    config: LearnerConfig, agent: Agent, extras: Sequence[str]
-) -> tuple[dict[str, Any], int, int]:
+def _sizes(rollouts: RolloutSpec) -> tuple[dict[str, Any], int, int]:
     """Returns the fields of a rollout of one environment, and the bytes of a step and of a
     truncated episode.
     """
-    specs = RolloutSpec(agent, extras, config.rollouts.unroll_length).fields()
+    specs, frame_stack = rollouts.fields(), rollouts.agent.frame_stack
     with as_usage_error():
-        each = bytes_per_transition(specs, agent.frame_stack)
-        return specs, each, bytes_per_truncation(specs, agent.frame_stack)
+        each = bytes_per_transition(specs, frame_stack)
+        return specs, each, bytes_per_truncation(specs, frame_stack)
 
 
 def transition_source(
@@ -214,25 +210,25 @@ def mixed_source(
 
 @contextmanager
 def joined_replay(
-    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str, join: Join
+    config: LearnerConfig, rollouts: RolloutSpec, seed: int, name: str, join: Join
 ) -> Iterator[Replay]:
     """Joins a replay that agents share, and prints what it holds; leaves it at the end.
 
-    extras, seed: see make_replay. name: of the run; the replay identifies agents by it. join: joins
-    the replay of the config's address.
+    rollouts, seed: see make_replay. name: of the run; the replay identifies agents by it. join:
+    joins the replay of the config's address.
 
     Raises UsageError if the replay does not exist, or does not accept this run's rollouts.
     """
-    settings, rollouts = config.replay, config.rollouts
-    specs, each, more = _sizes(config, agent, extras)
+    settings = config.replay
+    specs, each, more = _sizes(rollouts)
     with as_usage_error():
         joining = JoinRequest(
             name=name,
             row=row_specs(specs, 1),
             unroll_length=rollouts.unroll_length,
-            frame_stack=agent.frame_stack,
+            frame_stack=rollouts.agent.frame_stack,
             capacity=settings.replay_size,
-            columns=rollouts.batch_size,
+            columns=config.rollouts.batch_size,
             spare_columns=config.spare_columns,
             seed=seed_of(seed, "replay"),
         )

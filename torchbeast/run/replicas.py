@@ -59,6 +59,7 @@ from torchbeast.fleets.waiting import WAIT_S, running_time, waiting_for
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.assemble import Assembled
 from torchbeast.run.config import HardwareConfig
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.plan import Plan
@@ -205,12 +206,14 @@ class Replica:
         is_own = on_gpus and len(places) == len(messages)
         self.ranks.device = device if is_own else torch.device("cpu")
 
-    def equalise(self, step: OptimiserStep[Any]) -> None:
+    def equalise(self, made: Assembled) -> None:
         """Copies the state of rank 0 into the learner, and chooses where gradients are added."""
+        step = made.optimiser_step
         self.add_where(next(step.algo.actor.parameters()).device)
         state = self.ranks.broadcast(saved_state(step) if self.leads else b"")
         if not self.leads:
             load_state(step, state)
+        made.weights.publish(made.agent.model, step.version)
 
     def seed(self, root: int) -> int:
         """Returns this rank's variant of a seed; rank 0 uses the seed itself."""
@@ -235,10 +238,6 @@ class Replica:
             self.ranks.tell(_BATCH, str(number))
         else:  # the ranks are never more than a batch apart
             self.ranks.told(_BATCH, pause, before=str(number - 1))
-
-
-def _at_once(number: int, has_ended: Callable[[], bool]) -> None:
-    """Waits for nothing."""
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -314,7 +313,7 @@ class RankedLearner(JointLearner):
         gather: Gather,
         rank: int,
         step: OptimiserStep[Any],
-        meet: Callable[[int, Callable[[], bool]], None] = _at_once,
+        meet: Callable[[int, Callable[[], bool]], None],
     ) -> None:
         """gather: returns the messages of all ranks; raises RankGone. step: joins its gradients
         with the other ranks. meet: called before the roll calls for each batch, with its number

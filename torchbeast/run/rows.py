@@ -95,7 +95,7 @@ class Rows:
     Attributes:
         newest: The row of the last update.
         log: Gets each row.
-        progress: Steps, episodes and recent metrics of the run.
+        progress: Steps and episodes of the run.
         clock: Measures the stages of the learner.
         count: Number of rows, which is the number of updates of this process.
         seconds: From the start to the last update.
@@ -138,10 +138,6 @@ class Rows:
         progress, self.count = self.progress, self.count + 1
         self.seconds = time.monotonic() - self._began
         progress.step = counters.env_steps
-        progress.loss = metrics.get("total_loss", progress.loss)
-        progress.mean_lag = metrics.get("mean_lag", math.nan)
-        progress.max_lag = metrics.get("max_lag", math.nan)
-        progress.relevant_share = metrics.get("relevant_share", math.nan)
         progress.episodes += len(returns)
         progress.returns.extend(returns)
         progress.lengths.extend(lengths)

@@ -83,7 +83,7 @@ class Training:
 
     @property
     def progress(self) -> Progress:
-        """Steps, episodes and recent metrics of the run."""
+        """Steps and episodes of the run."""
         return self.rows.progress
 
     @property
@@ -117,7 +117,7 @@ class Training:
 
     def publish(self) -> None:
         """Publishes the weights of the last update."""
-        self.made.weights.publish(self.made.algo.actor, self.updates)
+        self.made.weights.publish(self.made.agent.model, self.updates)
 
     def publish_interrupted(self, version: int) -> None:
         """Publishes the weights after an interrupted update, which may have changed them.

@@ -31,9 +31,8 @@ import torch
 from torch import Tensor
 
 import libtorchbeast
-from torchbeast.collect.collection_plan import CollectionPlan
-from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.contract import LearnerInfo
+from torchbeast.collect.batch_taker import BatchTaker
+from torchbeast.collect.contract import CollectionPlan, LearnerInfo
 from torchbeast.collect.lost_streams import (
     LostStream,
     TooFewStreams,
@@ -44,19 +43,22 @@ from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_e
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
-from torchbeast.core.storages.rollout import Rollout, RolloutSpec
+from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.fleets.system import allow_descriptors, available_cores
+from torchbeast.fleets.system import allow_descriptors, available_cores, limit_kept
 from torchbeast.fleets.waiting import WAIT_S
-from torchbeast.servers.config import PipelineConfig, check_streams
+from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
+from torchbeast.servers.config import FleetConfig, PipelineConfig, check_streams
 from torchbeast.servers.discovery import ServerFleet
-from torchbeast.servers.env_servers import EnvServers
+from torchbeast.servers.env_servers import EnvServers, ServerPlan, plans_for_local_servers
 from torchbeast.servers.join_server import JoinServer
 
 _log = logging.getLogger("torchbeast.streams")
 
+_LOOK_S = 1.0  # between two looks whether the run has ended
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 
 
@@ -68,40 +70,35 @@ class PolySource:
     with its own iterator.
     """
 
-    yields = Rollout
-
     def __init__(
         self,
-        learner: LearnerInfo[Any],
+        learner: LearnerInfo,
         fleet: ServerFleet,
         pipeline: PipelineConfig,
         *,
-        start_servers: Callable[[Supervisor], EnvServers] | None = None,
         join_server: JoinServer | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
-        start_servers: called by `start`; `end` ends these servers. None: servers are running.
-        door: where hosts dial in, also later. None: the pool connects to the servers.
+        join_server: where hosts dial in, also later. None: the pool connects to the servers.
 
         Raises UsageError if this process may not have that many streams.
         """
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
-        actor, rollouts, spare = learner.agent.model, learner.rollouts, learner.spare_columns
-        specs_of_extras(actor, learner.extras)
+        rollouts, size, spare = learner.rollouts, learner.batch_size, learner.spare_columns
+        actor = rollouts.agent.model
+        specs_of_extras(actor, rollouts.extras)
         self._learner = learner
-        self._start_servers = start_servers
         self._join_server = join_server
-        self._servers: EnvServers | None = None
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(
             pipeline.num_inference_threads, learner.device
         )
         self._torch_threads = torch.get_num_threads()  # per inference thread
-        columns = self._columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
+        columns = self._columns = rollout_columns(size, fleet.envs_per_stream)
         self._num_envs = fleet.num_envs  # 0: nobody has dialled in yet
-        self._queue = learner_queue(rollouts, pipeline, columns, spare)
+        self._queue = learner_queue(size, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         state = actor.initial_state(1), actor.distribution.zero_action((1, 1))
         self._pool = libtorchbeast.ActorPool(
@@ -115,19 +112,15 @@ class PolySource:
             min_streams=pipeline.min_streams or 0,
             credentials=fleet.credentials,
         )
-        written, queued = self._num_envs, pipeline.queue_size(rollouts.batch_size)
-        joined = (1 + learner.batches_at_once) * (rollouts.batch_size + spare)
-        keywords = fleet.env.options.info_keywords
-        spec = RolloutSpec(learner.agent, learner.extras, rollouts.unroll_length, keywords)
-        self.num_bytes = spec.num_bytes(written + queued + joined)  # waiting, or in batches
-        self._env_bytes = spec.num_bytes()
+        written, queued = self._num_envs, pipeline.queue_size(size)
+        joined = (1 + learner.batches_at_once) * (size + spare)
+        self.num_bytes = rollouts.num_bytes(written + queued + joined)  # waiting, or in batches
+        self._env_bytes = rollouts.num_bytes()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts inference, the pool, and the servers that belong to the source."""
+        """Starts inference and the pool."""
         supervisor.on_close(self.close)
-        if self._start_servers is not None:
-            self._servers = self._start_servers(supervisor)
-        actor = self._learner.agent.model
+        actor = self._learner.rollouts.agent.model
         replicas = [copy.deepcopy(actor) for _ in range(self._num_inference_threads)]
         use_cuda_graphs(replicas, self._num_envs)
         for i, replica in enumerate(replicas):
@@ -148,7 +141,7 @@ class PolySource:
         observations of the first batch_size columns.
         """
         spare = self._learner.spare_columns
-        columns = self._learner.rollouts.batch_size + spare
+        columns = self._learner.batch_size + spare
         for nest, info in self._queue.with_info():
             rollout = _to_rollout(nest, info, spare)
             if not spare:
@@ -165,11 +158,6 @@ class PolySource:
         for queue in (self._batcher, self._queue):
             with contextlib.suppress(RuntimeError):  # already closed, perhaps by the pool
                 queue.close()
-
-    def end(self) -> None:
-        """Ends the servers that belong to the source. May be called again."""
-        if self._servers is not None:
-            self._servers.close()
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Sends options to the environments of every stream, now and whenever one connects."""
@@ -218,24 +206,69 @@ class PolySource:
         ]
 
     def _play(self) -> None:
-        if self._servers is None or self._servers.wait_ready():
-            failures = RepeatedFailures()
-            self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
+        failures = RepeatedFailures()
+        self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
 
     def _infer(self, replica: Actor) -> None:
         """Answers inference batches, each with one version of the weights."""
         torch.set_num_threads(self._torch_threads)
-        learner, version = self._learner, None
+        learner, extras, version = self._learner, self._learner.rollouts.extras, None
         cuda_stream = CudaStream(learner.device)
         for batch in self._batcher:
             with cuda_stream:
                 version = learner.weights.refresh(replica, version)
                 inputs = batch.get_inputs()
-                outputs = answer(replica, cuda_stream, inputs, learner.extras, learner.mode)
+                outputs = answer(replica, cuda_stream, inputs, extras, learner.mode)
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
                 return
+
+
+class _OwnServersSource(PolySource):
+    """Starts environment servers for itself, and ends them. It takes batches in a thread of the
+    supervisor, because Ctrl-C does not end a wait in C++.
+    """
+
+    def __init__(
+        self,
+        learner: LearnerInfo,
+        fleet: ServerFleet,
+        start_servers: Callable[[Supervisor], EnvServers],
+    ) -> None:
+        """start_servers: called by `start`."""
+        super().__init__(learner, fleet, PipelineConfig())
+        self._start_servers = start_servers
+        self._servers: EnvServers | None = None
+        self._taking, self._number = BatchTaker(super().batches), 1  # of the next batch
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts the servers, collecting, and the thread."""
+        supervisor.on_close(self.close)  # before the servers end
+        self._supervisor, self._servers = supervisor, self._start_servers(supervisor)
+        super().start(supervisor)
+        supervisor.on_close(self._taking.close)
+        supervisor.start_thread("batches", self._taking.run)
+
+    def _play(self) -> None:
+        assert self._servers is not None
+        if self._servers.wait_ready():
+            super()._play()
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts as PolySource does; an interrupted wait leaves its batch to the next."""
+        while True:
+            self._taking.ask(self._number)
+            while (batch := self._taking.wait(self._number, _LOOK_S)) is None:
+                if self._supervisor.ended:
+                    return
+            self._number += 1
+            yield batch
+
+    def end(self) -> None:
+        """Ends the servers. May be called again."""
+        if self._servers is not None:
+            self._servers.close()
 
 
 def inference_threads(count: int | None, device: torch.device) -> int:
@@ -284,13 +317,13 @@ def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
 
 
 def learner_queue(
-    rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int, spare_columns: int = 0
+    batch_size: int, pipeline: PipelineConfig, columns: int, spare_columns: int = 0
 ) -> libtorchbeast.BatchingQueue:
     """Returns a queue of items with `columns` columns. It yields complete batches, with spare
     columns at the end.
     """
-    items = rollouts.batch_size // columns
-    capacity = pipeline.queue_size(rollouts.batch_size)
+    items = batch_size // columns
+    capacity = pipeline.queue_size(batch_size)
     return libtorchbeast.BatchingQueue(
         batch_dim=1,
         minimum_batch_size=items,
@@ -346,6 +379,53 @@ class ServedCollection(CollectionPlan):
     acts_where_it_steps = False
     of_processes = "num_servers"
 
-    def source(self, learner: LearnerInfo[Any], env: EnvSpec, ending: ExitStack) -> PolySource:
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
         """Makes the source, whose servers are running."""
         return PolySource(learner, self.fleet, self.pipeline, join_server=self.join_server)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedServers(CollectionPlan):
+    """Collects from environment servers that start and end with the source."""
+
+    config: FleetConfig
+    envs: VecEnvFactory
+
+    acts_where_it_steps = False
+    of_processes = "num_servers"
+
+    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
+        """Makes the source.
+
+        `ending` ends its servers, removes its sockets, and restores the limit of open files.
+        """
+        ending.enter_context(limit_kept())  # which the source raises
+        on_cpu = learner.device.type == "cpu"
+        plans = plans_for_local_servers(self.config, disable_cuda=on_cpu)
+        folder = ending.enter_context(run_folder())
+        addresses = server_addresses(folder_basename(folder), len(plans))
+        servers = functools.partial(
+            EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
+        )
+        source = _OwnServersSource(learner, _fleet(self.envs, env, plans, addresses), servers)
+        ending.callback(source.end)
+        return source
+
+
+def _fleet(
+    envs: VecEnvFactory, env: EnvSpec, plans: Sequence[ServerPlan], addresses: Sequence[str]
+) -> ServerFleet:
+    """Returns the streams of servers that nobody needs to ask: they make what the scheme made."""
+    streams = [
+        (address, plan.envs_per_stream)
+        for address, plan in zip(addresses, plans, strict=True)
+        for _ in range(plan.num_streams)
+    ]
+    return ServerFleet(
+        env=env,
+        observation_space=envs.single_frame_space,
+        action_space=envs.action_space,
+        frame_stack=envs.frame_stack,
+        stream_addresses=[address for address, _ in streams],
+        envs_per_stream=[size for _, size in streams],
+    )

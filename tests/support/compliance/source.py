@@ -32,7 +32,6 @@ from source_envs import SCHEDULES, reward_of
 from torch import Tensor, nn
 
 from torchbeast import envs
-from torchbeast.collect.config import RolloutConfig
 from torchbeast.collect.contract import ACTOR_STAGES, LearnerInfo
 from torchbeast.core.actors.contract import Agent, Mode, ModelInputs
 from torchbeast.core.actors.registry import make_agent
@@ -40,7 +39,7 @@ from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, RewardClipping
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import alive
 
@@ -80,13 +79,12 @@ class Setup:
         torch.manual_seed(0)
         agent = make_agent(self.actor(), *self.spaces())
         usual = {
-            "agent": agent,
+            "rollouts": RolloutSpec(agent, self.extras, self.unroll_length),
+            "batch_size": self.batch_size,
             "weights": make_weights(agent.model, self.version),
             "device": torch.device("cpu"),
-            "extras": self.extras,
             "mode": self.mode,
             "precision": "float32",
-            "rollouts": RolloutConfig(batch_size=self.batch_size, unroll_length=self.unroll_length),
             "seed": self.seed,
             "spare_columns": 0,
             "batches_at_once": 1,
@@ -361,7 +359,6 @@ class SourceCompliance:
         assert all(late[stage] >= early[stage] >= 0 for stage in ACTOR_STAGES)
         for stage in ("environment", "inference"):
             assert late[stage] > early[stage] > 0, stage
-        assert running.source.yields is Rollout
         assert status["learner_queue_size"] >= 0 and alive(status)[1] == 1
         learnt = 6 * Setup.batch_size * Setup.unroll_length
         assert learnt <= status["collected_steps"], "and some that are not learnt from"

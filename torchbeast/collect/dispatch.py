@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pacing: when a worker may play its next rollout, and with which version of the weights.
+"""Dispatch: which worker of a fleet plays when, and with which version of the weights.
+
+The Dispatcher runs all events of a source, one at a time. The pacing decides whether a worker may
+play its next rollout:
 
     Free        as soon as it has a free slot; every action with the newest weights
     FixedLag    as soon as the weights exist that will be K updates old when the learner uses the
@@ -7,7 +10,7 @@
     OnDemand    when the learner asks for the next batch, with the weights of that moment
 
 Rollouts are numbered in turn over the workers. With a fixed lag, update i * E // B uses rollout i,
-for E environments of a worker and batches of B. Only events of the dispatcher ask for grants.
+for E environments of a worker and batches of B. Only events ask for grants.
 """
 
 from __future__ import annotations
@@ -15,13 +18,78 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from torchbeast.collect.dispatcher import Event
 from torchbeast.collect.rollout_buffers import Written
 from torchbeast.collect.weights import SharedWeights
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import uninterrupted
+
+Event = Callable[[], None]
+
+_POLL_S = 1.0  # between two calls of `poll`
+
+
+class Dispatcher:
+    """Runs events in the order in which they come. Any thread may call any method.
+
+    If an event raises an exception, the run fails.
+    """
+
+    def __init__(self, runs_in_place: bool, poll: Event) -> None:
+        """runs_in_place: run an event in the thread that calls `do`, or in one that is running
+        events, because every switch to another thread would delay a rollout; False: only in the
+        dispatcher's own thread. poll: an event to run every _POLL_S.
+        """
+        self._runs_in_place, self._poll = runs_in_place, poll
+        self._events: collections.deque[Event] = collections.deque()
+        self._wake = threading.Semaphore(0)
+        self._running = threading.Lock()  # held by the thread that runs events
+        self._closed = threading.Event()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts the thread that polls, and may run events."""
+        self._supervisor = supervisor
+        supervisor.start_thread("dispatcher", self._dispatch)
+
+    def close(self) -> None:
+        """Ends the thread. May be called again."""
+        self._closed.set()
+        self._wake.release()
+
+    def do(self, event: Event) -> None:
+        """Runs an event, now or soon."""
+        self._events.append(event)
+        if self._runs_in_place:
+            self.run_events()
+        else:
+            self._wake.release()
+
+    def run_events(self) -> None:
+        """Runs all events, unless another thread does."""
+        with uninterrupted():
+            while self._events and self._running.acquire(blocking=False):
+                try:
+                    while self._events:
+                        self._events.popleft()()
+                except Exception as error:
+                    self._supervisor.fail("dispatcher", error)
+                finally:
+                    self._running.release()
+
+    def _dispatch(self) -> None:
+        polled = time.monotonic()
+        while not self._closed.is_set():
+            left = polled + _POLL_S - time.monotonic()
+            if left <= 0:
+                self.do(self._poll)
+                polled, left = time.monotonic(), _POLL_S
+            self._wake.acquire(timeout=left)
+            self.run_events()
 
 
 class Grant(NamedTuple):
