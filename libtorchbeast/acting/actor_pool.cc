@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <memory>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -188,9 +189,14 @@ void ActorPool::play_first_to_last(EnvStream* connection, PlayedStream* stream, 
 std::string ActorPool::play_joined(EnvStream* connection) {
   if (stopped()) return "";
   const Endpoint& endpoint = connection->endpoint();
-  PlayedStream stream = new_stream(roster_.add(endpoint.address), endpoint);
+  const std::int64_t number = roster_.add(endpoint.address);
   std::string why;
-  run_stream(&stream, [&] { why = play_once(connection, &stream); });
+  try {
+    PlayedStream stream = new_stream(number, endpoint);
+    run_stream(&stream, [&] { why = play_once(connection, &stream); });
+  } catch (const std::bad_alloc& error) {  // before run_stream(), which does not throw
+    return roster_.remove(number, StreamRoster::End::kLost, error);
+  }
   return why;
 }
 

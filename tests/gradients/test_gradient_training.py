@@ -35,6 +35,7 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
             made=Mock(
                 optimiser_step=joint,
                 algo=centre.algo,
+                agent=Mock(model=centre.algo.actor),
                 weights=PublishedWeights(centre.algo.actor),
                 compute=Mock(device=torch.device("cpu")),
             ),

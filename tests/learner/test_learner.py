@@ -92,7 +92,7 @@ def test_info_and_metrics_say_how_far_it_is(
         found = learner.get_metrics()
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith(f"step {4 * STEPS} of {10 * STEPS} (40 %), ")
-    assert f"Mean return {found['mean_return']:.2f}" in said
+    assert f"mean return {found['mean_return']:.2f}" in said
     assert repr(learner).startswith(f"<Learner: step {4 * STEPS} of {10 * STEPS} (40 %), ")
     assert found["updates"] == 4 and found["episodes"] == 8, "an episode of Catch has 9 steps"
     assert found["max_lag"] == 0 and found["grad_norm"] > 0
