@@ -103,6 +103,13 @@ def test_a_callable_that_no_name_imports_is_called_in_another_process() -> None:
     assert spec.load()(add=2) == 43
 
 
+def test_what_cannot_be_pickled_is_refused_by_name() -> None:
+    pytest.importorskip("cloudpickle")
+    generator = (i for i in range(3))
+    with pytest.raises(SpecError, match="lambda.* cannot be sent to another process: .*generator"):
+        Spec.of(lambda: generator)
+
+
 def test_without_cloudpickle_the_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

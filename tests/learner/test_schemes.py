@@ -191,6 +191,8 @@ def test_a_batch_has_one_rollout_of_every_environment_unless_the_storage_says_ot
     assert scheme_of(**axes).rollouts.batch_size == 2, "one worker's are ready first"
     five = OnPolicyGAEBuffer.create_factory(size=10, batch_size=5)
     assert scheme_of(storage=five, **axes).rollouts.batch_size == 5
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        scheme_of(storage=OnPolicyGAEBuffer.create_factory(size=10, batch_size=0))
     with pytest.raises(ValueError, match="batch_size 5 must be a multiple of vec_env_size"):
         scheme_of(storage=five, col_remote_workers=3)
 
@@ -272,7 +274,7 @@ def test_a_hyperparameter_of_a_preset_leaves_the_others_as_they_are() -> None:
     [
         ({"learning_rat": 1e-3}, "did you mean learning_rate"),
         ({"col_remote_worker": 2}, "did you mean col_remote_workers"),
-        ({"lr": 1e-3, "algo_factory": PPO.create_factory()}, "with an algo_factory takes no 'lr'"),
+        ({"lr": 1e-3, "algo_factory": PPO.create_factory()}, "give lr to its create_factory"),
     ],
 )
 def test_other_names_beside_a_preset_are_refused(given: dict[str, Any], match: str) -> None:

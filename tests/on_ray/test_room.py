@@ -91,7 +91,7 @@ def test_many_nodes_are_not_all_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"num_workers": 65}, "num_workers 65 leaves some processes without one of the 64"),
+        ({"num_workers": 65}, "num_workers is 65, but there are only 64 environments"),
         ({"min_workers": 1}, "min_workers 1 is more than num_workers None"),
         ({"num_workers": 2, "min_workers": 3}, "use at least as many num_workers"),
         ({"actor_cpus": 0.0}, "actor_cpus must be greater than 0, got 0.0"),

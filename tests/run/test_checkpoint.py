@@ -87,6 +87,12 @@ def test_a_missing_file_is_refused_with_a_message(tmp_path: Path) -> None:
     newest = ", ".join(f"run-{number}" for number in (6, 5, 4, 3, 2))
     with pytest.raises(UsageError, match=f": the newest runs in {tmp_path} are {newest}$"):
         checkpoints.load(tmp_path / "none")
+    run = tmp_path / "run-6"
+    with pytest.raises(UsageError, match=f"/model.tar: there are none in {run}$"):
+        checkpoints.load(run / "model.tar")
+    (run / "model.1.tar").touch()
+    with pytest.raises(UsageError, match=f": the checkpoints in {run} are model.1.tar$"):
+        checkpoints.load(run / "model.tar")
 
 
 def test_a_file_that_lacks_a_key_is_refused_with_a_message(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ run is made of. The messages of these checks name flags as you type them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchbeast.collect.config import (
@@ -22,7 +24,7 @@ from torchbeast.collect.config import (
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig, recorded, usual_of
 from torchbeast.core.base.checks import names_with, require, setting, typed
-from torchbeast.core.base.specs import ModelConfig
+from torchbeast.core.base.specs import ModelConfig, kwargs_of
 from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.prometheus import MetricsConfig
@@ -218,13 +220,28 @@ class LearnerFlags:
         from torchbeast.run.earlier_run import EarlierRun
 
         folder, config, seed = self.run.folder, self.evaluation, self.run.seed
+        if config.follow:
+            return follow(folder, config, asked, seed=seed or 0, check=self._check_typed)
         earlier = EarlierRun.newest(folder / config.checkpoint, NEEDED)
         earlier.check_same_algorithm(self.defaults.algo)
         earlier.check_same_model(earlier.actor(self.model.spec))
-        if config.follow:
-            return follow(folder, config, asked, seed=seed or 0)
         film = self.command.mode == "test_render"
         return test(folder, config, asked, seed=seed, film=film)
+
+    def _check_typed(self, saved: dict[str, Any], path: Path) -> None:
+        """Raises UsageError like `test_run`; default values stand for the run's own values."""
+        from torchbeast.run.checkpoint import FoundCheckpoint, actor_spec
+        from torchbeast.run.earlier_run import EarlierRun
+
+        earlier, known = EarlierRun(FoundCheckpoint(saved, path)), actor_spec(saved)
+        if self.defaults.algo != registry.DEFAULT:
+            earlier.check_same_algorithm(self.defaults.algo)
+        typed, usual = self.model.spec, ModelConfig().spec
+        if typed.kwargs == kwargs_of(earlier.recorded or {}):
+            typed = dataclasses.replace(typed, kwargs=known.kwargs)
+        wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
+        changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}
+        earlier.check_same_model(dataclasses.replace(known, **changed))
 
 
 def words_of(settings: Mapping[str, Any], names: Collection[str]) -> list[str]:

@@ -77,7 +77,12 @@ def _latest(savedir: Path) -> str:
 
 
 def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
-    """Returns the recorded flags of algorithm and network, or {} without a checkpoint."""
+    """Returns the recorded flags of algorithm and network, or {} without a checkpoint.
+
+    With --follow the run need not have a checkpoint yet; the first one then determines the flags.
+    """
+    if not folder.exists() or "--follow" in args:
+        return {}
     flags = _of_checkpoint(folder / (given(args, "--checkpoint") or CHECKPOINT)) or {}
     return {name: flags[name] for name in names_with("agent", LearnerFlags) if name in flags}
 

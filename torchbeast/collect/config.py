@@ -48,8 +48,8 @@ class ActorsConfig:
         at_least(1, num_envs=self.num_envs, **{name: given})
         require(
             given is None or given <= num_envs,
-            f"{name} {given} leaves some processes without one of the {num_envs} environments: use "
-            f"at most {name} {num_envs}, or set num_envs to {given} or more",
+            f"{name} is {given}, but there are only {num_envs} environments: use at most {name} "
+            f"{num_envs}, or set num_envs to {given} or more",
         )
 
     @property

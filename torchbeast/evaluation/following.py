@@ -36,6 +36,9 @@ QUIET_S = 120.0
 _WRITTEN = (CHECKPOINT, "logs.csv", "out.log", "meta.json")
 _POLL_S = 1.0
 
+Check = Callable[[dict[str, Any], Path], None]
+"""Raises UsageError if a checkpoint, at a path, has another agent than the user asked for."""
+
 
 class RunWatch:
     """Watches the files of a run. Used by one thread."""
@@ -86,17 +89,19 @@ def follow(
     asked: EnvSpec = ENV_OF_THE_RUN,
     *,
     seed: int = 0,
+    check: Check | None = None,
 ) -> int:
     """Evaluates each new checkpoint until the run ends or a signal comes; returns the exit code.
 
     folder: of the run, which need not have started. asked: the environment; name and options of the
-    training environment are the defaults. seed: of every evaluation.
+    training environment are the defaults. seed: of every evaluation. check: checks the first
+    checkpoint.
     """
     supervisor = Supervisor()
     show_output()
     with lossy_output(), supervisor.signals(), ExitStack() as ending:
         with suppress(KeyboardInterrupt):
-            RunFollower(folder, config, asked, seed, supervisor, ending).run()
+            RunFollower(folder, config, asked, seed, supervisor, ending, check).run()
         if supervisor.ended:
             say(f"Stopped by {supervisor.reason}.")
     return EXIT_DONE
@@ -115,12 +120,13 @@ class RunFollower:
         seed: int,
         supervisor: Supervisor,
         ending: ExitStack,
+        check: Check | None = None,
         *,
         watch: RunWatch | None = None,
     ) -> None:
         """Prepares `run`; `ending` closes the environments, and supervisor.stop ends `run`."""
         self._folder, self._path, self._config = folder, folder / CHECKPOINT, config
-        self._asked, self._seed = asked, seed
+        self._asked, self._seed, self._check = asked, seed, check
         self._supervisor, self._ending = supervisor, ending
         self._watch = watch or RunWatch(folder)
         self._scores: Scores | None = None
@@ -176,6 +182,8 @@ class RunFollower:
 
     def _open(self, saved: dict[str, Any]) -> Scores:
         """Makes the environments and the agent, and opens the files."""
+        if self._check is not None:
+            self._check(saved, self._path)
         # It raises if the best checkpoint is damaged, before playing.
         self._scores = self._ending.enter_context(closing(Scores(self._folder)))
         player = EpisodePlayer(

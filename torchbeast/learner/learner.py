@@ -256,6 +256,7 @@ class Learner(RunningLearner):
             with self._training.own:
                 if workers := _workers(self.scheme):
                     print(f"Starting {workers}.", flush=True)
+                self._run.begin()
                 self._run.start(self._training)
                 self._thread = LearnerThread(self._training)
         return self._thread

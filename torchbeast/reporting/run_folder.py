@@ -238,7 +238,7 @@ def run_path(path: str | Path) -> Path:
     Raises OSError if the home directory is unknown.
     """
     found = expanded(path)
-    if len(found.parts) == 1 and not found.exists():
+    if len(found.parts) == 1 and found.suffix != ".tar" and not found.exists():
         found = expanded(RunConfig.savedir) / found
     if found.parent.name == "latest":
         return run_path(found.parent) / found.name
@@ -247,7 +247,7 @@ def run_path(path: str | Path) -> Path:
 
 def runs_next_to(folder: Path) -> str:
     """Returns the end of a message about a run that does not exist: the newest runs next to it."""
-    metas = folder.parent.glob(f"*/{META}")
+    metas = [m for m in folder.parent.glob(f"*/{META}") if not m.parent.is_symlink()]  # latest
     newest = sorted(metas, key=lambda meta: meta.stat().st_mtime, reverse=True)[:_LISTED]
     if not newest:
         return f"there are no runs in {folder.parent}"

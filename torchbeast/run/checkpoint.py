@@ -118,8 +118,7 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
         raise
     except FileNotFoundError:
         path = path.absolute()
-        run = path.parent if path.suffix else path
-        raise UsageError(f"there is no checkpoint at {path}: {runs_next_to(run)}") from None
+        raise UsageError(f"there is no checkpoint at {path}: {_instead_of(path)}") from None
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch raises various types for files of other kinds
@@ -140,6 +139,18 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             f"{FORMAT}: use the newer TorchBeast that wrote it"
         )
     return found
+
+
+def _instead_of(path: Path) -> str:
+    """Returns the end of a message about a file that does not exist: what there is beside it."""
+    if path.suffix != ".tar" or not path.parent.is_dir():
+        return runs_next_to(path.parent if path.suffix == ".tar" else path)
+    names = ", ".join(sorted(file.name for file in path.parent.glob("*.tar")))
+    return (
+        f"the checkpoints in {path.parent} are {names}"
+        if names
+        else f"there are none in {path.parent}"
+    )
 
 
 def recorded_env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:

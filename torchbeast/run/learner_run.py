@@ -130,6 +130,7 @@ class LearnerRun:
             return
         callbacks = Callbacks(self.plan.callbacks)
         with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
+            self.begin()
             with self.training(callbacks.entries) as training:
                 self._learn(training, learner)
 
@@ -181,6 +182,10 @@ class LearnerRun:
                 since = f" from step {now:,} on{was[name]}" if name in was else ""
                 lines[name] = f"{name} {value:.3g}{since}, {schedule.ending(total)}"
         return lines
+
+    def begin(self) -> None:
+        """Records the part of the run that begins now; call it once there is something to train."""
+        self.session.folder.begin(self._recorded, self.progress.step, self._changed)
 
     @contextmanager
     def _source(self) -> Iterator[Source]:
@@ -306,8 +311,7 @@ class LearnerRun:
         yield PeriodicCheckpoints(training, interval_s)
 
     def start(self, training: Training) -> None:
-        """Records that a part of the run begins, and starts collecting, and the watchdog."""
-        self.session.folder.begin(self._recorded, self.progress.step, self._changed)
+        """Starts collecting, and the watchdog."""
         training.source.start(self.session.supervisor)
         start_watchdog(training, self._batch_size)
 

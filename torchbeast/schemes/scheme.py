@@ -223,8 +223,8 @@ class Scheme:
         preset = preset_of(name)
         _check_factory("train_envs_factory", train_envs_factory)
         axes = [axis.name for axis in dataclasses.fields(cls)]
-        if "algo_factory" in others:
-            refuse_unknown("Scheme.preset with an algo_factory", others, axes)
+        if "algo_factory" in others and (more := [name for name in others if name not in axes]):
+            raise TypeError(f"with an algo_factory, give {', '.join(more)} to its create_factory")
         for size in others.keys() & SIZES:
             raise TypeError(
                 f"{size} is the size of the storage: pass storage_factory, for example "
@@ -261,7 +261,8 @@ class Scheme:
         """The batch of an update: of rollouts, or of single steps."""
         usual = self.num_envs if self.is_synchronous else self.train_envs_factory.vec_env_size
         flags = self._flags
-        return _taken(RolloutConfig, {**flags, "batch_size": flags["batch_size"] or usual})
+        size = usual if flags["batch_size"] is None else flags["batch_size"]
+        return _taken(RolloutConfig, {**flags, "batch_size": size})
 
     @property
     def synchronous_rollouts(self) -> int:

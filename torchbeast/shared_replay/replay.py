@@ -111,7 +111,7 @@ class SharedReplay:
     def fill(
         self, ticket: Ticket, first_walk: int | None
     ) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        """Fills the agent's windows, see Replay.fill, and returns them in the middle."""
+        """Fills the agent's windows, see Replay.fill; returns (columns, windows, stats)."""
         with self._lock:
             self._check_present(ticket)
             windows = self._windows[ticket]

@@ -58,12 +58,12 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import SendReport, run, take_stdin
 from torchbeast.fleets.child_process import ChildProcess, end_all
 from torchbeast.fleets.system import free_memory
-from torchbeast.fleets.waiting import waiting_for
 from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 
 _MODULE = "torchbeast.shared_replay.service"
+_START_S = 60.0
 _ANSWER_S = 120  # longest wait for an answer, because the service may be busy with others
 _WAITING = 100  # connections that wait to be accepted
 
@@ -286,8 +286,10 @@ def serving(folder: Path) -> Iterator[Served]:
     arguments = {"path": served.address}
     child = ChildProcess("shared replay", _MODULE, arguments, lambda _: first.put(None), note_end)
     try:
-        with waiting_for("the start of the shared replay"):
-            error = first.get()
+        try:
+            error = first.get(timeout=_START_S)
+        except queue.Empty:
+            error = RunError(f"the shared replay has not started within {_START_S:g} s")
         if error is not None:
             raise error
         served.pid = child.pid

@@ -35,8 +35,10 @@ _LONGEST_NAME = 120
 _RECORDED = ("set", "program", "trials", "search", "shared_replay", "rounds")
 _OF_SWEEP = {  # flags of the program that only the sweep may give
     "xpid": "agents of a sweep are named after their settings: use --name for the sweep",
+    "savedir": "all agents of a sweep are in its folder: use --savedir once, outside --set",
     "mode": "a sweep only trains: remove --mode, and test agents with their own program",
     "replay_service": "a sweep starts the replay of its agents: use --shared_replay instead",
+    "suppress_logs": "a sweep prints one table of its agents: remove --suppress_logs",
 }
 
 
@@ -68,7 +70,7 @@ def agents_of(plan: SweepPlan, folder: Path) -> list[AgentRun]:
     keys = [flag_of(f"--{key}", known) for key in plan.values]
     if len({*keys}) < len(keys):
         raise UsageError(
-            f"--set has {', '.join(plan.values)}, of which two are one flag: use one name"
+            f"--set has {', '.join(plan.values)}, which name the same flag twice: use one name"
         )
     for key, sentence in _OF_SWEEP.items():
         if key in [*keys, *(flag_of(word, known) for word in plan.words)]:
@@ -201,7 +203,9 @@ def _completed(config: SweepConfig, before: SweepConfig) -> SweepConfig:
     """Returns the settings of a command line, or else of the earlier part of the sweep."""
     is_population = before.rounds is not None or config.scheduler == "pbt"
     if is_population and config.scheduler == "asha":
-        raise UsageError("a population does not end agents early: remove --scheduler asha")
+        raise UsageError(
+            "a sweep with --scheduler pbt cannot continue with asha: remove --scheduler asha"
+        )
     return dataclasses.replace(
         config,
         set=config.set or before.set,

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast import plot
-from torchbeast.cli.command_line import flag_names
+from torchbeast.cli.command_line import flag_names, parse
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
@@ -91,7 +91,7 @@ class Population:
                 f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "
                 f"set --{fixed[0]} once"
             )
-        if any(word.replace("-", "_") == "__disable_checkpoint" for word in agents[0].words):
+        if parse(flags, agents[0].program, agents[0].words).checkpoints.disable_checkpoint:
             raise UsageError("pbt copies checkpoints: remove --disable_checkpoint")
         if agents[0].total_steps < rounds:
             raise UsageError(

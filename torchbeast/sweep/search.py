@@ -41,7 +41,7 @@ def values_of(words: Sequence[str]) -> Values:
             raise UsageError(f"--set has {key} twice: set it once, with all its values")
         values = _split(text)
         if not all(values) or len({*values}) < len(values):
-            raise UsageError(f"--set {word} has an empty value, or a value twice: remove it")
+            raise UsageError(f"--set {word} has an empty value or one value twice: remove it")
         values_by_flag[key] = values
     return values_by_flag
 

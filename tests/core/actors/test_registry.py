@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,22 @@ def test_keyword_arguments_that_a_model_does_not_take_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         make_model(ActorSpec("mlp", kwargs), OBSERVATION, ACTIONS)
+
+
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("hidden", [0, -3, 1.5, 64.0, "64", True, [64]])
+def test_a_width_that_no_layer_can_have_is_refused_by_its_name(
+    name: str, use_lstm: bool, hidden: object
+) -> None:
+    """The environment is not to blame, so that the sentence is left as it is."""
+    spec = ActorSpec(name, {"hidden": hidden}, use_lstm=use_lstm)
+    with pytest.raises(SpecError) as error:
+        make_agent(spec, ArraySpec((4, 40, 40), "uint8"), ACTIONS, frame_stack=1)
+    assert str(error.value) == (
+        "the model's keyword argument hidden must be a whole number, at least 1, got "
+        f"{json.dumps(hidden)}"
+    )
 
 
 def test_arguments_of_a_model_that_fails_are_named() -> None:

@@ -91,6 +91,15 @@ def test_losses_that_would_be_minimised_in_another_way_are_refused(
         learn(returned, make_rollout)
 
 
+def test_an_extra_that_workers_do_not_keep_is_named(make_rollout: Make) -> None:
+    def forgetful(found: Losses) -> Losses:
+        raise KeyError("policy_logits")
+
+    step = impala(net(), type("Mine", (Mine,), {"returned": forgetful, "needs": ()}))
+    with pytest.raises(ValueError, match="Mine needs extras.*add 'policy_logits' to its `needs`"):
+        step.update(make_rollout(T, B))
+
+
 def test_losses_without_a_mistake_are_learnt_from(make_rollout: Make) -> None:
     metrics = learn(with_metric(torch.tensor(2.0)), make_rollout)
     assert metrics["my_metric"] == 2.0

@@ -47,7 +47,7 @@ def test_values_at_the_start_a_quarter_half_and_the_end_are_those_of_the_formula
     assert [schedule.at(40 + step, 140, 40) for step in (0, 25, 50, 100)] == pytest.approx(values)
 
 
-@pytest.mark.parametrize("found", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("found", [-0.1, math.nan, math.inf, None, "1"])
 def test_a_function_that_returns_no_share_is_an_error_that_names_it(found: Any) -> None:
     def broken(share: float) -> Any:
         return found

@@ -179,6 +179,7 @@ class TorsoActorCritic(ActorCritic):
         norm: bool = False,
     ) -> None:
         super().__init__()
+        check_hidden(fc_size)
         self.distribution = distribution_for(action_space)
         if len(torsos) == 1:  # its layers become this module's own
             for name, layer in torsos[0].named_children():
@@ -400,3 +401,12 @@ BUILT_IN: dict[str, type[BuiltInNet]] = {
     "small": SmallNet,
     "mlp": MLPNet,
 }
+
+
+def check_hidden(size: object) -> None:
+    """Raises SpecError unless a layer can have this size."""
+    if type(size) is not int or size < 1:  # True is an int too
+        raise SpecError(
+            "the model's keyword argument hidden must be a whole number, at least 1, got "
+            f"{json.dumps(size)}"
+        )

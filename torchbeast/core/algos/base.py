@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
@@ -369,6 +370,21 @@ def check_losses(algo: Algorithm[Any], losses: Any) -> Losses:
                 "mask)"
             )
     return losses
+
+
+@contextmanager
+def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
+    """Raises ValueError in place of a KeyError of the body for an extra that is not in `needs`."""
+    try:
+        yield
+    except KeyError as error:
+        missing = error.args[0] if error.args else None
+        if missing not in algo.actor.extra_specs or missing in algo.needs:
+            raise
+        raise ValueError(
+            f"{type(algo).__name__} needs extras[{missing!r}], which workers do not keep: add "
+            f"{missing!r} to its `needs`"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from torchbeast.core.base import specs
@@ -56,11 +57,12 @@ class Schedule:
         shape = self.shape
         if isinstance(shape, str):
             shape = SHAPES.get(shape) or specs.find_callable(shape)
-        part = float(shape(share))
+        value = shape(share)
+        part = float(value) if isinstance(value, Real) else math.nan
         if not 0 <= part < math.inf:
             raise specs.SpecError(
                 f"the schedule {name_of(self.shape)} must return a number of at least 0, but for "
-                f"the fraction {share:g} it returned {part:g}: return 1 for the initial value"
+                f"the fraction {share:g} it returned {value!r}: return 1 for the initial value"
             )
         return self.final + (self.initial - self.final) * part
 

@@ -76,15 +76,14 @@ class Spec:
     ) -> AnySpec:
         """Makes the spec of a name, or of a callable, pickled if it cannot be imported by name.
 
-        fields: further fields of the class. Raises SpecError without cloudpickle.
+        fields: further fields of the class. Raises SpecError when the callable cannot be pickled.
         """
         if isinstance(source, str):
             return cls(source, kwargs or {}, **fields)
         if name := _importable_name(source):
             return cls(name, kwargs or {}, **fields)
         label = _label(source)
-        pickled = base64.b64encode(_cloudpickle(label).dumps(source)).decode()
-        return cls(label, kwargs or {}, pickled=pickled, **fields)
+        return cls(label, kwargs or {}, pickled=_pickled(source, label), **fields)
 
     @classmethod
     def naming(
@@ -239,6 +238,14 @@ def _importable_name(source: Callable[..., Any]) -> str:
         return name if find_callable(name) is source else ""
     except SpecError:  # a lambda, or defined inside a function
         return ""
+
+
+def _pickled(source: Callable[..., Any], label: str) -> str:
+    try:
+        data: bytes = _cloudpickle(label).dumps(source)
+    except (TypeError, pickle.PicklingError) as error:
+        raise SpecError(f"{label} cannot be sent to another process: {error}") from error
+    return base64.b64encode(data).decode()
 
 
 def _cloudpickle(label: str) -> Any:

@@ -27,6 +27,7 @@ from torchbeast.core.algos.base import (
     Counters,
     Optimizer,
     check_losses,
+    naming_needs,
 )
 from torchbeast.core.algos.config import StepConfig, settings_of, with_values
 from torchbeast.core.algos.schedules import Schedule, schedules_of
@@ -190,7 +191,7 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.restored_on_error():
+        with self.restored_on_error(), naming_needs(self.algo):
             if self._ranks is None:
                 self.algo.observe(batch)
                 minibatches, of_batch = self._begin(batch)
