@@ -324,7 +324,7 @@ def test_every_environment_needs_a_buffer() -> None:
 @pytest.mark.parametrize("given", [{"num_buffers": 2}, {"num_envs": 2}])
 def test_more_processes_than_environments_are_refused(given: dict[str, int]) -> None:
     for config in (ProcessesConfig, RayConfig):
-        with pytest.raises(ValueError, match="4 leaves .*use at most num_workers 2, or set num_e"):
+        with pytest.raises(ValueError, match="is 4, .*use at most num_workers 2, or set num_envs"):
             config(num_workers=4, **given)
 
 

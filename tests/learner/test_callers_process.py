@@ -110,6 +110,8 @@ def unchanged(read: Callable[[], dict[str, Any]]) -> Iterator[None]:
     assert gc.get_freeze_count() <= frozen  # the tests' own frozen objects may be freed
     opened = after.pop("descriptors", {}).items() - before.pop("descriptors", {}).items()
     assert not opened  # of earlier tests, gRPC may close some meanwhile
+    started = {*after.pop("all threads", ())} - {*before.pop("all threads", ())}
+    assert not started  # executors of earlier tests may end meanwhile
     for name, value in before.items():
         assert after[name] == value, name
 
