@@ -33,7 +33,7 @@ def test_printed_commands_test_and_resume_a_run_in_a_users_environment_with_argu
     code, tested = workshop.run(program, *printed(said, "To test"))
     assert code == 0 and "over 10 episodes" in tested, tested
     code, resumed = workshop.run(program, *printed(said, "To resume"))
-    assert code == 0 and "at step 200." in resumed and "400 in all" in resumed, resumed
+    assert code == 0 and "at step 200." in resumed and "400 in total" in resumed, resumed
     changed = [line for line in resumed.splitlines() if "recorded" in line]
     assert changed == ["total_steps 400 (recorded 200)"]
 
@@ -48,7 +48,7 @@ def test_printed_commands_work_for_a_run_whose_servers_were_started_apart(
     code, said = workshop.run("polybeast_learner", *args)
     assert code == 0, said
     code, resumed = workshop.run("polybeast_learner", *printed(said, "To resume"))
-    assert code == 0 and "400 in all" in resumed, resumed
+    assert code == 0 and "400 in total" in resumed, resumed
     assert "env_kwargs" not in resumed.partition("Saved to")[0], "they are the same"
     servers.send(signal.SIGINT)
     assert servers.end() == 0, servers.said
