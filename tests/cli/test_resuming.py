@@ -150,7 +150,7 @@ def test_a_command_with_a_task_starts_a_run_over_that_never_learnt_which_is_said
 
 
 def test_the_name_alone_repeats_a_run_that_never_learnt(savedir: Path) -> None:
-    """As after a Ctrl-C during the first batch."""
+    """Ctrl-C during the first batch leaves such a folder."""
     killed_before_its_first_checkpoint(savedir, "")
     assert flags_of("polybeast", savedir, "--xpid", "a")["learning_rate"] == 0.0006
 

@@ -73,7 +73,7 @@ def rollout(seed: int, columns: int = B, **fields: Any) -> Rollout:
 class GivenSource:
     """Yields given batches, then no more until it is closed."""
 
-    yields, num_bytes = Rollout, 0
+    num_bytes = 0
 
     def __init__(self, batches: Callable[[], Iterator[Rollout]]) -> None:
         self._batches = batches

@@ -79,7 +79,7 @@ class GivenSource:
     leading then waits, fails, or gets a NaN.
     """
 
-    yields, num_bytes = Rollout, 0
+    num_bytes = 0
 
     def __init__(self, case: str, first: int, rank: int | None) -> None:
         self._case, self._first, self._rank = case, first, rank

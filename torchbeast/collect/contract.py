@@ -105,7 +105,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionPlan:
-    """How a run collects. It makes the weights that act and the source of the run.
+    """Describes how a run collects, and makes its source and the weights that act.
 
     Each kind of source has a subclass in its own module, so a program imports only its own kind.
     The fields are the facts on which advice about the run's speed depends.

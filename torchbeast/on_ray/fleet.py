@@ -410,7 +410,7 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
 
 
 class _OnRay:
-    """What a worker does differently as a Ray actor."""
+    """Adds to a worker what it needs as a Ray actor."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)  # type: ignore[call-arg]  # of the class of the worker

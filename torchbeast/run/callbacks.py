@@ -190,7 +190,7 @@ class RunningLearner:
 
         Raises:
             TypeError: If the options are not JSON.
-            UsageError: If the environments take no options, or gradient workers have them.
+            UsageError: If the environments do not take options, or gradient workers have them.
                 Environments in other processes may report it later, from `step`.
 
         Example:
@@ -252,7 +252,7 @@ class RunningLearner:
         """Plays whole episodes with the present weights.
 
         A Learner's environments come from the scheme's test_envs_factory, or else its
-        train_envs_factory; a program's are the environment of the run, in a process of their own.
+        train_envs_factory. A program plays in the environment of the run, in a separate process.
 
         Args:
             num_episodes: Number of episodes.

@@ -116,7 +116,7 @@ class Evaluation(_Periodic):
     """Evaluates the agent every so many steps and after the last one, and keeps the best weights:
     what EvalCallback is in Stable-Baselines3.
 
-    An evaluation plays whole episodes with the weights of that step, in environments of its own,
+    An evaluation plays whole episodes with the weights of that step, in separate environments,
     and training waits for it, as in Stable-Baselines3: its row belongs to an exact step, only the
     evaluated weights can become the best ones, and a run with a fixed lag is the same with and
     without evaluations. Workers go on collecting until their buffers are full. If evaluations take
@@ -223,7 +223,7 @@ class Evaluation(_Periodic):
 def of_config(config: CallbacksConfig, keep_best: bool) -> list[Callback]:
     """Makes the callbacks of a program: those that are named, then the evaluation.
 
-    keep_best: see Evaluation. Raises UsageError if there is no callback of a name.
+    keep_best: see Evaluation. Raises UsageError if a named callback does not exist.
     """
     callbacks = [_named(path) for path in config.callback]
     if config.eval_every is None:
@@ -255,7 +255,7 @@ COLUMNS = (
 WeightsId = tuple[int, int]
 """Learnt env steps and a CRC of the weights, which together identify the weights of a run.
 
-A run that makes no progress writes the same weights again. A run that went back to an earlier
+A run that does not progress writes the same weights again. A run that went back to an earlier
 checkpoint writes different weights after the same number of steps.
 """
 

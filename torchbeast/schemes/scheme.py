@@ -290,7 +290,7 @@ class Scheme:
 
     @property
     def collecting(self) -> ActorsConfig:
-        """How environments are stepped, as the Config of the program that does the same."""
+        """The Config of the program that steps environments in the same way."""
         if self.inference == "central":
             return FleetConfig(num_envs=self.num_envs, num_servers=self.col_remote_workers)
         if not self.col_remote_workers:

@@ -136,7 +136,7 @@ def name_of(settings: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Which agents a sweep trains.
+    """The agents that a sweep trains.
 
     Attributes:
         config: The settings of the sweep, all of them chosen.
