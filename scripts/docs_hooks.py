@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks of mkdocs.yml: generated pages of the reference, and links to files outside docs/.
 
-The command lines come from the dataclasses that `--help` reads, the presets from the table of
-presets, and the Python API from the names that the public packages export. `make docs` builds
+The command lines come from the dataclasses that `--help` reads, the presets from the zoo's
+presets.ini, and the Python API from the names that the public packages export. `make docs` builds
 strictly, so every warning here ends the build.
 """
 
@@ -56,7 +56,7 @@ PACKAGES = (  # a name is documented on the page of the first package that expor
 )
 SOURCES = {
     "torchbeast/cli/learner_flags.py": "reference/command-line.md",
-    "torchbeast/cli/presets.py": "reference/presets.md",
+    "torchbeast/zoo/presets.ini": "reference/presets.md",
     **{name.replace(".", "/"): f"reference/api/{name}.md" for name in PACKAGES},
     **{source: page for page, source in INCLUDED.items()},
 }
@@ -305,7 +305,7 @@ def _cell(text: str) -> str:
 
 def presets() -> str:
     """Returns the page of the presets."""
-    from torchbeast.cli.presets import PRESETS
+    from torchbeast.zoo import PRESETS
 
     lines = ["# Presets", "", _OF_PRESETS]
     for name, preset in PRESETS.items():

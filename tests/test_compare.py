@@ -225,7 +225,7 @@ def test_a_suite_is_a_sweep_over_its_tasks_and_seeds(monkeypatch: pytest.MonkeyP
 
 
 def test_the_presets_of_all_suites_exist() -> None:
-    from torchbeast.cli.presets import PRESETS
+    from torchbeast.zoo import NAMES
 
     named = {name for each in SUITES.values() for names in each.presets.values() for name in names}
-    assert named <= PRESETS.keys()
+    assert named <= NAMES.keys()

@@ -19,8 +19,8 @@ import pytest
 
 import torchbeast
 from torchbeast.cli.command_line import flag_names
-from torchbeast.cli.presets import PRESETS
 from torchbeast.core.algos.registry import ALGOS
+from torchbeast.zoo import PRESETS
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "https://example.org/repository"
@@ -148,7 +148,7 @@ def test_the_page_of_presets_has_their_flags(hooks: ModuleType) -> None:
         ("docs/results/README.md", "../results/README.md"),
         ("docs/results/performance", f"{ADDRESS}/tree/main/docs/results/performance"),
         ("torchbeast/core/storages", "../reference/api/torchbeast.core.storages.md"),
-        ("torchbeast/cli/presets.py", "../reference/presets.md"),
+        ("torchbeast/zoo/presets.ini", "../reference/presets.md"),
         ("torchbeast/cli", f"{ADDRESS}/tree/main/torchbeast/cli"),
         ("examples/no_such_file.py", None),
     ],

@@ -15,43 +15,50 @@ from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
-from torchbeast.cli.presets import PRESETS, listing
+from torchbeast.cli.presets import listing
 from torchbeast.core.algos.optimisers import RMSprop
 from torchbeast.core.algos.schedules import Schedule
 from torchbeast.errors import UsageError
+from torchbeast.zoo import NAMES, PRESETS
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
     "polybeast": PolyBeastFlags,
     "polybeast_learner": PolyBeastLearnerFlags,
 }
-REQUIRED = [
-    "bitflip-hindsight",
-    "cartpole",
-    "cartpole-dqn",
-    "cartpole-lstm",
-    "cartpole-ppo",
-    "catch",
-    "memory",
-    "multidiscrete",
-    "pendulum",
-    "pendulum-sac",
-    "halfcheetah-sac",
-    "minatar-breakout",
-    "minatar-breakout-dqn",
-    "minatar-breakout-ppo",
-    "minatar-breakout-pqn",
-    "pong",
-    "atari-paper",
-]
+FAMILIES = ("toy", "classic", "box2d", "mujoco", "minatar", "minigrid", "atari", "agents")
+EARLIER = {  # the names before each was the environment's and the algorithm's
+    "atari-paper": "atari-impala",
+    "bitflip-hindsight": "bitflip-dqn",
+    "cartpole": "cartpole-impala",
+    "cartpole-lstm": "cartpole-impala-lstm",
+    "catch": "catch-impala",
+    "memory": "memory-impala",
+    "minatar-breakout": "minatar-breakout-impala",
+    "multidiscrete": "dials-impala",
+    "pendulum": "pendulum-impala",
+    "pong": "pong-impala",
+}
 
 
 def flags_of(program: str, *args: str) -> dict[str, Any]:
     return flatten(parse(LEARNERS[program], program, ["--xpid", "x", *args]))
 
 
-def test_the_documented_presets_exist() -> None:
-    assert sorted(PRESETS) == sorted(REQUIRED)
+def test_earlier_names_of_presets_still_work() -> None:
+    assert {name: NAMES[name] for name in EARLIER} == EARLIER
+    of_now = flags_of("monobeast", "--preset", "pong-impala")
+    assert flags_of("monobeast", "--preset", "pong") == {**of_now, "preset": "pong"}
+
+
+def test_no_two_presets_have_a_name_in_common() -> None:
+    assert len(NAMES) == sum(1 + len(preset.also) for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_name_of_a_preset_has_its_algorithm(name: str) -> None:
+    assert PRESETS[name].flags.get("algo", "impala") in name.split("-")[1:]
+    assert PRESETS[name].family in FAMILIES
 
 
 @pytest.mark.parametrize("name", PRESETS)

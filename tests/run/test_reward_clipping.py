@@ -12,9 +12,9 @@ import torch
 from test_learner_run import train_with
 
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.presets import PRESETS
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.config import UNKNOWN, describe_clipping, resolved
+from torchbeast.zoo import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_the_resolved_clipping_is_printed_and_recorded(
 def test_presets_with_rewards_above_one_name_their_clipping() -> None:
     """Rewards of the other presets are in [-1, 1] after --reward_scale: nothing is clipped."""
     named = {name for name, preset in PRESETS.items() if "reward_clipping" in preset.flags}
-    assert {"pong", "atari-paper", "pendulum"} <= named
+    assert {"pong-impala", "atari-impala", "pendulum-impala"} <= named

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The zoo: tuned settings for many tasks, the scores that they reach, and trained agents.
+
+presets.ini      the settings, which `--preset NAME` makes the defaults
+records.json     their scores over seeds that were held out
+agents/NAME.pt   the policy of one of these seeds
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Mapping
+from configparser import ConfigParser, SectionProxy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_FOLDER = Path(__file__).parent
+
+
+class Preset(NamedTuple):
+    """The settings of one task."""
+
+    family: str
+    sentence: str
+    words: str
+    """Flags as on the command line. A program ignores the flags that it lacks."""
+    seeds: int
+    """Number of runs in the zoo, with seeds from 101 on; 0 if it is not in the zoo."""
+    also: tuple[str, ...]
+    """Earlier names."""
+    published: str | None
+    """The published figure to compare with: source, algorithm and environment."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The values of the flags, by their names."""
+        each = pairwise([*shlex.split(self.words), "--"])
+        return {word[2:]: _value(next_one) for word, next_one in each if word.startswith("--")}
+
+
+def _value(word: str) -> Any:
+    """Returns the value of a flag; word: the one after the flag."""
+    if word.startswith("--"):
+        return True
+    if word == "None":
+        return None
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+def _presets() -> dict[str, Preset]:
+    """Reads presets.ini."""
+    read = ConfigParser(interpolation=None)
+    read.read_string((_FOLDER / "presets.ini").read_text(encoding="utf-8"))
+    return {name: _preset(read[name]) for name in read.sections()}
+
+
+def _preset(section: SectionProxy) -> Preset:
+    return Preset(
+        family=section["family"],
+        sentence=" ".join(section["sentence"].split()),
+        words=" ".join(section["flags"].split()),
+        seeds=section.getint("seeds", 10),
+        also=tuple(section.get("also", "").split()),
+        published=section.get("published"),
+    )
+
+
+PRESETS: Mapping[str, Preset] = _presets()
+"""All presets by their names, family by family."""
+
+NAMES: Mapping[str, str] = {
+    spelling: name for name, preset in PRESETS.items() for spelling in (name, *preset.also)
+}
+"""The name of each preset, by its name and by its earlier names."""
+
+
+class ShippedAgent(NamedTuple):
+    """The agent of a preset that the package contains: one of the runs of its record."""
+
+    seed: int
+    score: float
+    commit: str
+
+
+class Record(NamedTuple):
+    """The score of a preset over runs that differ in their seed.
+
+    Attributes:
+        score: Interquartile mean, over the seeds, of the mean return of 100 greedy episodes.
+        interval: Its 95 % interval.
+        seeds: Number of runs.
+        steps: Environment steps of each run.
+        minutes: Median training time on two cores.
+        agent: The agent that the package contains, if any.
+    """
+
+    score: float
+    interval: tuple[float, float]
+    seeds: int
+    steps: int
+    minutes: float
+    agent: ShippedAgent | None = None
+
+
+@functools.cache
+def records() -> Mapping[str, Record]:
+    """Returns the scores that presets have reached, by the name of the preset."""
+    path = _FOLDER / "records.json"
+    read = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: _record(**entry) for name, entry in read.items()}
+
+
+def _record(interval: list[float], agent: dict[str, Any] | None = None, **others: Any) -> Record:
+    low, high = interval
+    shipped = None if agent is None else ShippedAgent(**agent)
+    return Record(interval=(low, high), agent=shipped, **others)
+
+
+def agent_path(name: str) -> Path:
+    """Returns the path of a preset's agent, which exists if its record has an agent."""
+    return _FOLDER / "agents" / f"{NAMES.get(name, name)}.pt"
