@@ -308,18 +308,20 @@ def presets() -> str:
     from torchbeast.zoo import PRESETS
 
     lines = ["# Presets", "", _OF_PRESETS]
-    for name, preset in PRESETS.items():
-        flags = [f"`{flag}`" for flag in re.split(" (?=--)", preset.words)]
-        lines += ["", f"## {name}", "", preset.sentence, "", ", ".join(flags)]
+    for family, of_family in itertools.groupby(PRESETS, lambda name: PRESETS[name].family):
+        lines += ["", f"## {family}"]
+        for name in of_family:
+            flags = [f"`{flag}`" for flag in re.split(" (?=--)", PRESETS[name].words)]
+            lines += ["", f"### {name}", "", PRESETS[name].sentence, "", ", ".join(flags)]
     return "\n".join(lines) + "\n"
 
 
 _OF_PRESETS = """A preset is a set of defaults that belong together. `--preset NAME` works with
-every learner program, `--preset help` prints this list, and a flag on the command line overrides
-its preset:
+every learner program, `--preset help` lists them, and a flag on the command line overrides its
+preset:
 
 ```shell
-python -m torchbeast.monobeast --preset cartpole --total_steps 500000
+python -m torchbeast.monobeast --preset cartpole-impala --total_steps 500000
 ```
 
 The [results](../results/README.md) say what each preset reaches."""

@@ -135,7 +135,9 @@ def test_the_page_of_command_lines_has_the_defaults_of_nested_settings(hooks: Mo
 
 def test_the_page_of_presets_has_their_flags(hooks: ModuleType) -> None:
     page = hooks.presets()
-    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == list(PRESETS)
+    assert re.findall(r"^### (.*)$", page, re.MULTILINE) == list(PRESETS)
+    families = {preset.family for preset in PRESETS.values()}
+    assert sorted(re.findall(r"^## (.*)$", page, re.MULTILINE)) == sorted(families)
     assert "`--model_kwargs '{\"hidden\": 64}'`, `--batch_size 128`" in page
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -12,14 +13,14 @@ import pytest
 import torch
 
 from torchbeast import monobeast
+from torchbeast.cli import presets
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
-from torchbeast.cli.presets import listing
 from torchbeast.core.algos.optimisers import RMSprop
 from torchbeast.core.algos.schedules import Schedule
 from torchbeast.errors import UsageError
-from torchbeast.zoo import NAMES, PRESETS
+from torchbeast.zoo import NAMES, PRESETS, Record
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -110,25 +111,47 @@ def test_without_a_preset_the_defaults_are_those_of_the_program() -> None:
     assert flags_of("polybeast")["batch_size"] == PolyBeastFlags().rollouts.batch_size
 
 
-def test_preset_help_lists_every_preset_with_its_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     with pytest.raises(SystemExit) as end:
-        parse(PolyBeastFlags, "polybeast", ["--preset", "help"])
+        parse(PolyBeastFlags, "polybeast", args)
     assert end.value.code == 0
-    shown = capsys.readouterr().out
-    assert shown == f"{listing()}\n"
-    for name, preset in PRESETS.items():
-        assert f"{name}\n  {preset.sentence}" in shown
-        assert preset.sentence.endswith(".")
+    return capsys.readouterr().out
 
 
-def test_the_flags_of_preset_help_fit_the_terminal_and_can_be_pasted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+RECORD = Record(1234.5, (999.96, 1300.0), seeds=10, steps=50_000, minutes=0.3)
+
+
+@pytest.fixture(autouse=True)
+def one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "records", lambda: {"pendulum-sac": RECORD})
     monkeypatch.setenv("COLUMNS", "80")
-    shown = listing()
+
+
+def test_preset_help_groups_all_presets_by_family_in_lines_that_fit_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = printed(capsys, "--preset", "help").splitlines()
+    assert 70 < max(map(len, lines)) <= 80
+    families = [line.rstrip(":") for line in lines if re.fullmatch(r"\w+:", line)]
+    assert families == [family for family in FAMILIES if family in families]
+    names = [line.split()[0] for line in lines if re.match(r"  \S", line)]
+    assert names == list(PRESETS)
+    text = " ".join(" ".join(lines).split())
+    assert all(f"{name} {preset.sentence}" in text for name, preset in PRESETS.items())
+
+
+def test_preset_help_says_the_score_of_a_preset_with_a_record(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = " ".join(printed(capsys, "--preset", "help").split())
+    said = f"{PRESETS['pendulum-sac'].sentence} Score 1234 [1000, 1300], 1 min. "
+    assert said in text and text.count("Score 1") == 1
+
+
+def test_the_flags_that_preset_help_prints_can_be_pasted_and_fit_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = printed(capsys, "--preset", "help:-")
     assert 70 < max(map(len, shown.splitlines())) <= 80
     pasted = shown.replace("\\\n", "")
     for preset in PRESETS.values():
@@ -136,15 +159,31 @@ def test_the_flags_of_preset_help_fit_the_terminal_and_can_be_pasted(
         assert any(shlex.split(line) == words for line in pasted.splitlines() if "--" in line)
 
 
-@pytest.mark.parametrize("args", [["--preset", "cathc"], ["--preset=cathc"], ["--preset="]])
-def test_an_unknown_preset_is_refused_with_the_known_ones(args: list[str]) -> None:
-    with pytest.raises(UsageError, match="there is no preset '(cathc)?': use .*catch.*pong"):
+def test_preset_help_with_a_part_of_a_name_finds_earlier_names_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = printed(capsys, "--preset", "help:Hindsight")
+    assert [line for line in shown.splitlines() if line[:1].strip()] == ["bitflip-dqn"]
+
+
+@pytest.mark.parametrize("args", [["--preset", "cathc"], ["--preset=help:cathc"]])
+def test_a_misspelt_preset_is_refused_with_the_closest_one(args: list[str]) -> None:
+    sentence = "no preset 'cathc'; did you mean catch.* --preset help lists all presets$"
+    with pytest.raises(UsageError, match=sentence):
         parse(MonoBeastFlags, "monobeast", args)
 
 
-def test_a_misspelt_preset_is_refused_with_the_closest_one() -> None:
-    with pytest.raises(UsageError, match="; did you mean catch"):
-        parse(MonoBeastFlags, "monobeast", ["--preset", "cathc"])
+def test_a_part_of_a_name_is_refused_with_the_presets_that_have_it() -> None:
+    with pytest.raises(UsageError, match="no preset 'pendul', use one of these:") as refused:
+        parse(MonoBeastFlags, "monobeast", ["--preset", "pendul"])
+    shown = [line.split()[0] for line in str(refused.value).splitlines()[1:]]
+    assert "pendulum-sac" in shown and "Score 1234" in str(refused.value)
+    assert not [name for name in PRESETS if name in shown and "pendulum" not in name]
+
+
+def test_an_empty_name_of_a_preset_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no preset ''\. --preset help lists all presets$"):
+        parse(MonoBeastFlags, "monobeast", ["--preset="])
 
 
 def test_a_preset_without_a_name_is_refused_with_a_message() -> None:

@@ -16,6 +16,7 @@ from torchbeast.core.base.specs import Precision, RewardClipping
 from torchbeast.envs.spec import EnvSpec, plays_atari
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import CHECKPOINT
+from torchbeast.zoo import PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +165,14 @@ def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardCl
     return "abs_one" if env_id == UNKNOWN or plays_atari(env_id) else "none"
 
 
-def hint_of_defaults(env_id: str) -> str:
-    """Returns a message for the start of a run with IMPALA's default settings, or ""."""
-    if env_id == UNKNOWN or plays_atari(env_id):
+def hint_of_settings(env_id: str, algo: str, are_defaults: bool) -> str:
+    """Returns a message about better settings for the start of a run without a preset, or "".
+
+    are_defaults: whether the settings are IMPALA's defaults.
+    """
+    if tuned := [name for name, preset in PRESETS.items() if preset.task == (env_id, algo)]:
+        return f"Tuned settings for {env_id} with {algo} exist: --preset {' or '.join(tuned)}"
+    if not are_defaults or env_id == UNKNOWN or plays_atari(env_id):
         return ""
     return (
         "These are the default settings, which suit Atari games. If the agent does not learn, try "

@@ -46,7 +46,7 @@ from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
     changes,
     describe_clipping,
-    hint_of_defaults,
+    hint_of_settings,
     naming_flags,
 )
 from torchbeast.run.earlier_run import EarlierRun
@@ -352,14 +352,16 @@ class LearnerRun:
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.plan.learner.algorithm, "reward_clipping", None):
             print(describe_clipping(clipping), flush=True)
-        if self._has_defaults() and (hint := hint_of_defaults(self.plan.env.name)):
+        if hint := self._hint():
             print(hint, flush=True)
 
-    def _has_defaults(self) -> bool:
-        """Returns whether a program starts a new run with IMPALA's default settings."""
-        usual = {"preset": None, "algo": DEFAULT}
-        usual |= recorded(IMPALAConfig()) | recorded(RolloutConfig())
-        return self.earlier.recorded is None and usual.items() <= self.plan.recorded.items()
+    def _hint(self) -> str:
+        """Returns a message about the settings of a program's new run without a preset, or ""."""
+        chosen = self.plan.recorded
+        if self.earlier.recorded is not None or chosen.get("preset", "") is not None:
+            return ""
+        usual = {"algo": DEFAULT} | recorded(IMPALAConfig()) | recorded(RolloutConfig())
+        return hint_of_settings(self.plan.env.name, chosen["algo"], usual.items() <= chosen.items())
 
     def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.plan.program

@@ -40,6 +40,11 @@ class Preset(NamedTuple):
         each = pairwise([*shlex.split(self.words), "--"])
         return {word[2:]: _value(next_one) for word, next_one in each if word.startswith("--")}
 
+    @property
+    def task(self) -> tuple[str, str]:
+        """The environment and the algorithm."""
+        return self.flags["env"], self.flags.get("algo", "impala")
+
 
 def _value(word: str) -> Any:
     """Returns the value of a flag; word: the one after the flag."""
