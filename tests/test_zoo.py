@@ -94,6 +94,7 @@ def test_a_preset_that_cannot_be_trained_and_a_failed_run_do_not_stop_the_others
     said = capsys.readouterr().out
     assert "cartpole-dqn: skipped: CartPole-v1 needs gymnasium, which is not installed" in said
     assert said.count("skipped") == 3
+    assert program.main(["zoo", "--only", "cartpole-ppo", "--savedir", str(tmp_path)]) == 1
 
 
 def test_a_signal_stops_the_zoo_with_its_sweep(
