@@ -14,7 +14,7 @@ from torchbeast import compare
 from torchbeast import suite as program
 from torchbeast.errors import UsageError
 from torchbeast.reporting.estimates import Estimate
-from torchbeast.suite import SUITES, suite
+from torchbeast.suite import SUITES, Suite, suite
 from torchbeast.sweep.__main__ import Swept
 from torchbeast.zoo import PRESETS
 
@@ -186,22 +186,22 @@ def test_the_figure_has_a_panel_for_each_task_and_the_profile(tmp_path: Path) ->
 # --- suites
 
 
-def test_a_suite_varies_its_environments_with_the_settings_of_the_algorithm() -> None:
-    *varied, preset = suite("minatar").words("pqn", None)
-    assert preset == "--preset=minatar-breakout-pqn"
-    assert varied[0].startswith("env=MinAtar/Asterix-v1,MinAtar/Breakout-v1,")
-    assert suite("classic").words("sac", None) == ["--preset=pendulum-sac"]
-    assert suite("classic").words("impala", "catch") == ["--preset=catch"]
+def test_a_suite_varies_its_environments_or_the_presets_of_its_tasks() -> None:
+    presets = {"ppo": ("a-ppo",), "dqn": ("a-dqn", "b-dqn")}
+    mine = Suite(presets=presets, envs=("A-v1", "B-v1"))
+    assert mine.words("ppo", None) == ["env=A-v1,B-v1", "--preset=a-ppo"]
+    assert mine.words("dqn", None) == ["preset=a-dqn,b-dqn"]
+    assert mine.words("dqn", "catch") == ["env=A-v1,B-v1", "--preset=catch"]
+    assert Suite(presets=presets).words("ppo", None) == ["--preset=a-ppo"]
 
 
-def test_a_family_of_presets_is_a_suite_without_the_variants_of_a_task() -> None:
-    assert {name for names in suite("classic").presets.values() for name in names} == {
-        name
-        for name, preset in PRESETS.items()
-        if preset.family == "classic" and name != "cartpole-impala-lstm"
-    }
-    (varied,) = suite("Classic").words("impala", None)
-    assert varied.startswith("preset=cartpole-impala,")
+def test_a_family_of_presets_is_a_suite_without_variants_and_what_the_zoo_does_not_train() -> None:
+    classic, atari = suite("Classic").presets["impala"], suite("atari").presets["impala"]
+    assert {"cartpole-impala", "pendulum-impala"} <= {*classic} and "pong-impala" in atari
+    assert PRESETS["cartpole-impala-lstm"].family == "classic" and PRESETS["atari-impala"]
+    assert "cartpole-impala-lstm" not in classic and "atari-impala" not in atari
+    (games,) = (word for word in suite("minatar").words("x", "catch") if word.startswith("env="))
+    assert games.startswith("env=MinAtar/Asterix-v1,MinAtar/Breakout-v1,")
 
 
 def test_a_suite_of_a_file_is_read(tmp_path: Path) -> None:
@@ -228,9 +228,9 @@ def test_a_suite_is_a_sweep_over_its_tasks_and_seeds(monkeypatch: pytest.MonkeyP
         return Swept([], Path(), 0, False)
 
     monkeypatch.setattr(program, "sweep", sweep)
-    words = ["classic", "--algo", "ppo", "--seeds", "3", "--first_seed", "11", "--parallel", "2"]
+    words = ["toy", "--algo", "dqn", "--seeds", "3", "--first_seed", "11", "--parallel", "2"]
     assert program.main(words) == 0
-    expected = ["--set", "seed=11,12,13", "--preset=cartpole-ppo", "--name", "classic-ppo"]
+    expected = ["--set", "seed=11,12,13", "--preset=bitflip-dqn", "--name", "toy-dqn"]
     assert called == [[*expected, "--parallel", "2"]]
     assert program.main(["classic", "--preset", "catch", "--algo", "laser", "--name", "x"]) == 0
     assert called[1][2:] == ["--preset=catch", "--algo=laser", "--name", "x"]

@@ -56,7 +56,7 @@ class Suite:
     Args:
         presets: Names of presets by the name of an algorithm: one preset for all environments, or
             a preset for each task.
-        envs: The environments, if the presets are not tasks themselves.
+        envs: The environments of an algorithm with one preset. Default: the preset's.
     """
 
     presets: Mapping[str, tuple[str, ...]]
@@ -74,21 +74,21 @@ class Suite:
                 f"the suite has no settings for {algo}, only for {', '.join(self.presets)}: use "
                 "--preset"
             )
-        values = {"env": self.envs, "preset": presets if len(presets) > 1 else ()}
-        varied = [f"{name}={','.join(each)}" for name, each in values.items() if each]
-        return [*varied, *([f"--preset={presets[0]}"] if len(presets) == 1 else [])]
+        if len(presets) > 1:
+            return [f"preset={','.join(presets)}"]
+        return [*([f"env={','.join(self.envs)}"] if self.envs else []), f"--preset={presets[0]}"]
 
 
-def _of_family(family: str) -> Suite:
-    """Returns the suite of the presets that are named after an environment and an algorithm, and
-    nothing more.
+def _of_family(family: str, envs: tuple[str, ...] = ()) -> Suite:
+    """Returns the suite of the presets of the zoo that are named after an environment and an
+    algorithm, and nothing more; envs: see Suite.
     """
     presets: dict[str, tuple[str, ...]] = {}
     for name, preset in PRESETS.items():
         _, algo = preset.task
-        if preset.family == family and name.endswith(f"-{algo}"):
+        if preset.family == family and preset.seeds and name.endswith(f"-{algo}"):
             presets[algo] = (*presets.get(algo, ()), name)
-    return Suite(presets=presets)
+    return Suite(presets=presets, envs=envs)
 
 
 _MINATAR = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
@@ -96,22 +96,12 @@ _ATARI_5 = ("BattleZone", "DoubleDunk", "NameThisGame", "Phoenix", "Qbert")
 
 SUITES = {
     **{preset.family: _of_family(preset.family) for preset in PRESETS.values()},
-    "minatar": Suite(
-        presets={
-            "impala": ("minatar-breakout-impala",),
-            "ppo": ("minatar-breakout-ppo",),
-            "pqn": ("minatar-breakout-pqn",),
-            "dqn": ("minatar-breakout-dqn",),
-        },
-        envs=tuple(f"MinAtar/{game}-v1" for game in _MINATAR),
-    ),
+    "minatar": _of_family("minatar", tuple(f"MinAtar/{game}-v1" for game in _MINATAR)),
+    "mujoco-3": _of_family("mujoco", ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")),
     # Scores on these games predict the scores on all 57 (Aitchison et al. 2022).
     "atari-5": Suite(
         presets={"impala": ("atari-impala",)},
         envs=tuple(f"{game}NoFrameskip-v4" for game in _ATARI_5),
-    ),
-    "mujoco-3": Suite(
-        presets={"sac": ("halfcheetah-sac",)}, envs=("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
     ),
 }
 

@@ -37,8 +37,7 @@ SENT = (
 ALIKE = [
     *(f"torchbeast.export.ExportFlags.{name}" for name in ("env", "env_kwargs", "precision")),
     "torchbeast.status.StatusFlags.learner",
-    "torchbeast.suite.SuiteFlags.name",
-    "torchbeast.suite.SuiteFlags.preset",
+    *(f"torchbeast.suite.SuiteFlags.{name}" for name in ("algo", "name", "preset")),
 ]
 PROGRAMS = [
     MonoBeastFlags,

@@ -64,7 +64,8 @@ class DefaultsFlags:
     actions); or your own as package.module:MyAlgo. Its hyperparameters become flags: add --help to
     list them. A resumed run keeps its algorithm."""
     preset: str | None = setting(None, "command")
-    """Tuned settings for a task, used as defaults of the other flags; --preset help lists them."""
+    """Tuned settings for a task, used as defaults of the other flags; --preset help lists them, and
+    --preset help:PART prints those with PART in their name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algo", registry.spelt(self.algo))
