@@ -98,6 +98,11 @@ def test_an_agent_is_filmed_by_its_name_in_a_folder_of_runs(
     assert (tmp_path / "zoo:cartpole-ppo" / "video.mp4").stat().st_size > 0
 
 
+def test_a_flag_that_contradicts_an_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert monobeast.main(["--mode", "test", "--xpid", "zoo:cartpole-ppo", "--algo", "sac"]) == 2
+    assert "--algo must be ppo, as in the run" in capsys.readouterr().err
+
+
 @pytest.fixture
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the agents, which is empty."""
