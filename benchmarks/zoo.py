@@ -311,6 +311,7 @@ class Figure(NamedTuple):
     """Half of the 95 % interval of the mean; 0 for a single run, and if their number is unknown."""
     runs: str
     address: str
+    note: str
     scores: np.ndarray
     """The score of each run, [N], if it is published."""
 
@@ -332,6 +333,7 @@ def published() -> dict[str, Figure]:
                 half_interval(float(row["std"] or 0), int(row["seeds"] or 1)),
                 row["seeds"] or "?",
                 row["address"],
+                row["note"],
                 np.array(row["scores"].split(), float),
             )
             for row in csv.DictReader(file)
@@ -409,7 +411,7 @@ class Page:
             self._notes = {row["preset"]: row["note"] for row in csv.DictReader(file)}
         ends = [end for each in kept.values() for end in each.ends]
         self._machines = list(dict.fromkeys(end["machine"] for end in ends))
-        self._links: dict[str, int] = {}  # numbers of addresses
+        self._cited: dict[str, tuple[int, Figure]] = {}  # numbers of addresses
         self._colours = {algo: plot.COLOURS[number] for algo, number in _ALGOS.items()}
 
     def names(self, family: str) -> list[str]:
@@ -422,7 +424,7 @@ class Page:
         machines = "".join(f"\n  {each}." for each in marked)
         families = [part for family in FAMILIES for part in self._section(family)]
         csvs = [f"[{name}]: zoo/{name}.csv" for name in self._kept]
-        sources = [f"[{number}]: {address}" for address, number in self._links.items()]
+        sources = [f'[{n}]: {each.address} "{each.note}"' for n, each in self._cited.values()]
         chance = _CHANCE if " P " in "".join(families) else ""
         about = _ABOUT.format(machines=machines, chance=chance)
         return "\n".join([about, *families, "\n".join([*csvs, *sources]) + "\n"])
@@ -460,14 +462,14 @@ class Page:
     def _compared(self, kept: Kept, figure: Figure) -> list[str]:
         """Returns the cells about a published figure."""
         said = verdict(kept.score, figure)
-        number = self._links.setdefault(figure.address, len(self._links) + 1)
+        number, _ = self._cited.setdefault(figure.address, (len(self._cited) + 1, figure))
         if figure.scores.size:
             chance = estimates.probability_of_improvement([kept.scores], [figure.scores])
             said += f" P {float(chance):.2f}"
         version = figure.environment.rpartition("-")[2]
         differs = [figure.algorithm] if figure.algorithm != kept.settings["algo"] else []
         differs += [version] if not kept.settings["env"].endswith(version) else []
-        half = f" ± {_number(figure.half, 3)}" if figure.half else ""
+        half = f" ±{_number(figure.half, 3)}" if figure.half else ""
         cited = [f"{_number(figure.mean)}{half} [{figure.source}][{number}]", *differs]
         return [said, " ".join(cited), figure.runs, _steps(figure.steps)]
 
