@@ -363,6 +363,8 @@ def write_page() -> None:
     page = Page(all_kept())
     PAGE.write_text(page.text(), encoding="utf-8")
     print(PAGE)
+    if unexplained := page.unexplained():
+        print(f"notes.csv does not say why these are below: {', '.join(unexplained)}")
     for family in FAMILIES:
         if names := page.names(family):
             page.draw(names, FOLDER / f"{family}.png")
@@ -485,6 +487,15 @@ class Page:
     def _mark(self, machine: str) -> str:
         """Returns a letter for a machine, if there are several."""
         return "abcdefgh"[self._machines.index(machine)] if len(self._machines) > 1 else ""
+
+    def unexplained(self) -> list[str]:
+        """Returns the presets that are below a published figure without a note."""
+        return [
+            name
+            for name, kept in self._kept.items()
+            if name not in self._notes
+            and "below" in [verdict(kept.score, figure) for figure in self.theirs(name)]
+        ]
 
     def draw(self, names: Sequence[str], output: Path) -> None:
         """Draws the learning curves of presets, each environment in a panel."""
