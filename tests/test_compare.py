@@ -15,6 +15,8 @@ from torchbeast import suite as program
 from torchbeast.errors import UsageError
 from torchbeast.reporting.estimates import Estimate
 from torchbeast.suite import SUITES, suite
+from torchbeast.sweep.__main__ import Swept
+from torchbeast.zoo import PRESETS
 
 
 def run(folder: Path, score: float, steps: int = 1000, **settings: object) -> None:
@@ -188,8 +190,18 @@ def test_a_suite_varies_its_environments_with_the_settings_of_the_algorithm() ->
     *varied, preset = suite("minatar").words("pqn", None)
     assert preset == "--preset=minatar-breakout-pqn"
     assert varied[0].startswith("env=MinAtar/Asterix-v1,MinAtar/Breakout-v1,")
-    assert suite("classic").words("impala", None) == ["preset=cartpole,pendulum"]
+    assert suite("classic").words("sac", None) == ["--preset=pendulum-sac"]
     assert suite("classic").words("impala", "catch") == ["--preset=catch"]
+
+
+def test_a_family_of_presets_is_a_suite_without_the_variants_of_a_task() -> None:
+    assert {name for names in suite("classic").presets.values() for name in names} == {
+        name
+        for name, preset in PRESETS.items()
+        if preset.family == "classic" and name != "cartpole-impala-lstm"
+    }
+    (varied,) = suite("Classic").words("impala", None)
+    assert varied.startswith("preset=cartpole-impala,")
 
 
 def test_a_suite_of_a_file_is_read(tmp_path: Path) -> None:
@@ -211,9 +223,9 @@ def test_what_a_suite_does_not_have_is_named() -> None:
 def test_a_suite_is_a_sweep_over_its_tasks_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
 
-    def sweep(words: list[str], *_: object) -> tuple[Path, int]:
+    def sweep(words: list[str], *_: object) -> Swept:
         called.append(words)
-        return Path(), 0
+        return Swept([], Path(), 0, False)
 
     monkeypatch.setattr(program, "sweep", sweep)
     words = ["classic", "--algo", "ppo", "--seeds", "3", "--first_seed", "11", "--parallel", "2"]
@@ -225,7 +237,5 @@ def test_a_suite_is_a_sweep_over_its_tasks_and_seeds(monkeypatch: pytest.MonkeyP
 
 
 def test_the_presets_of_all_suites_exist() -> None:
-    from torchbeast.zoo import NAMES
-
     named = {name for each in SUITES.values() for names in each.presets.values() for name in names}
-    assert named <= NAMES.keys()
+    assert named <= PRESETS.keys()

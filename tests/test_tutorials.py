@@ -47,6 +47,7 @@ PAGES = [
 ]
 LOAD = HOW_TO / "load-and-export.md"
 OWN, OTHER = "CartPole-v1", "MountainCar-v0"
+ZOO = "zoo:cartpole-ppo"  # plays nothing else
 FLOAT64 = "Pendulum-v1"  # its rewards; and its actions are a Box
 NEEDED = ("envpool", "pettingzoo", "ray")  # packages without which a page is skipped
 SLOW = ("from-python.md", "schemes.md")
@@ -110,7 +111,7 @@ def run_python(page: Path, env: str, folder: Path) -> None:
     names: dict[str, object] = {}
     module = ""
     for code in blocks(page, "python", "diff"):
-        code = code.replace(OWN, env)
+        code = code.replace(OWN, env).replace(ZOO, "logs/cartpole")
         if code.startswith(("-", "+", " ")):
             code = patched(module, code)
         if MODULE.match(code):

@@ -28,7 +28,7 @@ class ExportFlags:
     """Exports the agent of a run to a file that runs without TorchBeast."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Name or folder of the run (its newest checkpoint), or a checkpoint in it."""
+    """Name or folder of the run (its newest checkpoint), a checkpoint in it, or zoo:PRESET."""
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """The file to write: policy.pt2 for torch.export, policy.onnx for ONNX."""
     precision: Precision = "float32"

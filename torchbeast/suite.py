@@ -2,6 +2,7 @@
 """Trains an algorithm on every task of a suite with several seeds, and reports its scores.
 
 python -m torchbeast.suite minatar --algo pqn --seeds 10
+python -m torchbeast.suite zoo --only 'hopper-*'          presets, each with the seeds of the zoo
 """
 
 from __future__ import annotations
@@ -11,21 +12,41 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 
 from torchbeast import compare
-from torchbeast.cli.command_line import parse_known
+from torchbeast.cli.command_line import parse, parse_known
+from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.cli.presets import with_interval
+from torchbeast.cli.resuming import given
 from torchbeast.core.algos.registry import spelt
-from torchbeast.core.base.checks import at_least, did_you_mean, in_any_case
-from torchbeast.errors import UsageError, exit_code_of, expanded, refusing_paths
-from torchbeast.sweep.__main__ import sweep
+from torchbeast.core.base.checks import at_least, counted, did_you_mean, in_any_case, require
+from torchbeast.envs.env_process import spaces_of
+from torchbeast.errors import (
+    EXIT_DONE,
+    EXIT_FAILURE,
+    RunError,
+    UsageError,
+    exit_code_of,
+    expanded,
+    in_one_line,
+    refusing_paths,
+)
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.sweep.__main__ import Swept, sweep
+from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.table import AgentRow
+from torchbeast.zoo import NAMES, PRESETS
 
 PROGRAM = "suite"
+ZOO = "zoo"
+_HELD_OUT = 101  # the first seed that was not used for tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,30 +79,35 @@ class Suite:
         return [*varied, *([f"--preset={presets[0]}"] if len(presets) == 1 else [])]
 
 
+def _of_family(family: str) -> Suite:
+    """Returns the suite of the presets that are named after an environment and an algorithm, and
+    nothing more.
+    """
+    presets: dict[str, tuple[str, ...]] = {}
+    for name, preset in PRESETS.items():
+        _, algo = preset.task
+        if preset.family == family and name.endswith(f"-{algo}"):
+            presets[algo] = (*presets.get(algo, ()), name)
+    return Suite(presets=presets)
+
+
 _MINATAR = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 _ATARI_5 = ("BattleZone", "DoubleDunk", "NameThisGame", "Phoenix", "Qbert")
 
 SUITES = {
+    **{preset.family: _of_family(preset.family) for preset in PRESETS.values()},
     "minatar": Suite(
         presets={
-            "impala": ("minatar-breakout",),
+            "impala": ("minatar-breakout-impala",),
             "ppo": ("minatar-breakout-ppo",),
             "pqn": ("minatar-breakout-pqn",),
             "dqn": ("minatar-breakout-dqn",),
         },
         envs=tuple(f"MinAtar/{game}-v1" for game in _MINATAR),
     ),
-    "classic": Suite(
-        presets={
-            "impala": ("cartpole", "pendulum"),
-            "ppo": ("cartpole-ppo",),
-            "dqn": ("cartpole-dqn",),
-            "sac": ("pendulum-sac",),
-        }
-    ),
     # Scores on these games predict the scores on all 57 (Aitchison et al. 2022).
     "atari-5": Suite(
-        presets={"impala": ("atari-paper",)},
+        presets={"impala": ("atari-impala",)},
         envs=tuple(f"{game}NoFrameskip-v4" for game in _ATARI_5),
     ),
     "mujoco-3": Suite(
@@ -97,7 +123,7 @@ def suite(name: str) -> Suite:
     if not name.endswith(".json"):
         known = ", ".join(SUITES)
         raise UsageError(
-            f"no suite {name!r}: use {known}, or a .json file{did_you_mean(name, SUITES)}"
+            f"no suite {name!r}: use {ZOO}, {known}, or a .json file{did_you_mean(name, SUITES)}"
         )
     try:
         with refusing_paths("use a file that can be read"):
@@ -119,23 +145,40 @@ class SuiteFlags:
     """
 
     suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
-    """minatar, classic, atari-5, mujoco-3, or a .json file with the environments, and presets by
-    algorithm: {"envs": ["MinAtar/Breakout-v1"], "presets": {"ppo": ["minatar-breakout-ppo"]}}."""
-    algo: str
-    """The algorithm, such as impala or pqn. Its settings come from the suite, or from --preset."""
+    """zoo, minatar, atari-5, mujoco-3, another family of --preset help, or a .json file with the
+    environments, and presets by algorithm: {"envs": ["MinAtar/Breakout-v1"], "presets": {"ppo":
+    ["minatar-breakout-ppo"]}}. zoo trains presets with the seeds of their published scores, and
+    prints the mean returns of 100 greedy episodes after training."""
+    only: tuple[str, ...] = ()
+    """Presets of the zoo, as patterns in quotes, such as 'hopper-*'. Default: all."""
+    algo: str | None = None
+    """The algorithm, such as impala or pqn. Its settings come from the suite, or from --preset.
+    Default in the zoo: all."""
     preset: str | None = None
     """Settings for all tasks, in place of the suite's."""
-    seeds: int = 10
-    """Number of runs of each task."""
-    first_seed: int = 1
-    """Seed of the first run; the other seeds are consecutive."""
+    seeds: int | None = None
+    """Number of runs of each task. Default: 10; in the zoo, the number of the preset."""
+    first_seed: int | None = None
+    """Seed of the first run; the other seeds are consecutive. Default: 1; in the zoo, 101."""
     name: str | None = None
-    """The folder in --savedir. Default: the suite and the algorithm, as in minatar-pqn."""
+    """The folder in --savedir. Default: the suite and the algorithm, as in minatar-pqn; or zoo,
+    with a folder for each preset."""
 
     def __post_init__(self) -> None:
         at_least(1, seeds=self.seeds)
         at_least(0, first_seed=self.first_seed)
-        object.__setattr__(self, "algo", spelt(self.algo))
+        is_zoo = self.suite == ZOO
+        require(is_zoo or not self.only, "only chooses presets of the zoo: use the suite zoo")
+        require(
+            not is_zoo or self.preset is None, "the zoo trains presets: use --only, not --preset"
+        )
+        require(is_zoo or self.algo is not None, f"{self.suite} needs --algo, such as impala")
+        object.__setattr__(self, "algo", self.algo and spelt(self.algo))
+
+    def seed_values(self, number: int, first: int) -> str:
+        """Returns the seeds for --set, by default this number of them."""
+        start = first if self.first_seed is None else self.first_seed
+        return "seed=" + ",".join(str(start + run) for run in range(self.seeds or number))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,12 +189,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: Sequence[str] | None) -> int:
     """Trains the runs, and reports their scores; returns the exit code."""
     flags, words = parse_known(SuiteFlags, PROGRAM, argv)
-    seeds = ",".join(str(flags.first_seed + number) for number in range(flags.seeds))
+    if flags.algo is None or flags.suite == ZOO:
+        return train_zoo(flags, words)
     tasks = suite(flags.suite).words(flags.algo, flags.preset)
     algo = [] if flags.preset is None else [f"--algo={flags.algo}"]
     name = flags.name or f"{Path(flags.suite).stem}-{flags.algo}"
-    command = ["--set", f"seed={seeds}", *tasks, *algo, "--name", name, *words]
-    return sweep(command, PROGRAM, _report)[1]
+    command = ["--set", flags.seed_values(10, first=1), *tasks, *algo, "--name", name, *words]
+    return sweep(command, PROGRAM, _report).exit_code
 
 
 def _report(rows: Sequence[AgentRow], folder: Path) -> None:
@@ -160,6 +204,67 @@ def _report(rows: Sequence[AgentRow], folder: Path) -> None:
     output = [folder / "suite.json", *([folder / "suite.png"] if find_spec("matplotlib") else [])]
     compare.run(compare.CompareFlags(runs=(str(folder),), output=tuple(output)))
     print(f"Results: {', '.join(map(str, output))}")
+
+
+def train_zoo(flags: SuiteFlags, words: Sequence[str]) -> int:
+    """Trains presets of the zoo, each in a sweep; prints a line about each.
+
+    A preset that cannot be trained does not stop the others, but a signal does.
+
+    Returns:
+        The exit code: 1 if a run has failed or a preset was skipped.
+    """
+    lines, code = {}, EXIT_DONE
+    for name in _chosen(flags):
+        try:
+            swept = _train(name, flags, words)
+            lines[name] = _in_words(swept.rows)
+            code = max(code, swept.exit_code)
+            if swept.is_interrupted:
+                break
+        except (UsageError, RunError) as error:
+            lines[name], code = f"skipped: {in_one_line(str(error))}", EXIT_FAILURE
+    print(*(f"{name}: {line}" for name, line in lines.items()), sep="\n")
+    return code
+
+
+def _chosen(flags: SuiteFlags) -> list[str]:
+    """Returns the presets to train; raises UsageError without any."""
+    patterns = [NAMES.get(pattern, pattern) for pattern in flags.only or "*"]
+    chosen = [
+        name
+        for name, preset in PRESETS.items()
+        if preset.seeds and flags.algo in (None, preset.task[1])
+        if any(fnmatch(name, pattern) for pattern in patterns)
+    ]
+    if not chosen:
+        raise UsageError("the zoo has no such preset: see --preset help of a program that trains")
+    return chosen
+
+
+def _train(name: str, flags: SuiteFlags, words: Sequence[str]) -> Swept:
+    """Trains a preset, or continues; raises UsageError if its environment cannot be made."""
+    preset = PRESETS[name]
+    folder = Path(given(words, "--savedir") or SweepConfig.savedir) / (flags.name or ZOO)
+    if not (expanded(folder) / name).exists():
+        spec = parse(MonoBeastFlags, "monobeast", ["--preset", name]).environment.spec
+        spaces_of(spec, lambda: None)
+    seeds = flags.seed_values(preset.seeds, _HELD_OUT)
+    at_end = [f"--eval_every={preset.flags['total_steps']}", "--eval_episodes=100"]
+    own = ["--set", seeds, f"--preset={name}", *at_end, *words]
+    return sweep([*own, "--savedir", str(folder), "--name", name], PROGRAM, lambda *_: None)
+
+
+def _in_words(rows: Sequence[AgentRow]) -> str:
+    """Returns the interquartile mean of the final scores of the runs that are complete."""
+    done = [row.agent.folder / "evaluations.csv" for row in rows if row.state == "done"]
+    played = [[*read_logs(path)] for path in done if path.exists()]
+    scores = [evaluations[-1]["mean_episode_return"] for evaluations in played if evaluations]
+    of = f"of {counted(len(rows), 'run')}"
+    if not scores:
+        return f"none {of} is complete"
+    score = with_interval(*compare.compared([[np.array(scores)]]).iqm[0])
+    return score if len(scores) == len(rows) else f"{score}, {len(scores)} {of}"
 
 
 if __name__ == "__main__":

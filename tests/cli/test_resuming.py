@@ -193,6 +193,19 @@ def test_mode_test_without_a_latest_run_is_refused_with_a_message(
         flags_of("polybeast", tmp_path, "--mode", "test")
 
 
+def test_an_agent_of_the_zoo_is_tested_with_its_algorithm(savedir: Path) -> None:
+    flags = flags_of("monobeast", savedir, "--mode", "test", "--xpid", "zoo:cartpole-ppo")
+    assert flags["algo"] == "ppo" and flags["xpid"] == "zoo:cartpole-ppo"
+
+
+@pytest.mark.parametrize("words", [(), ("--mode", "test", "--follow")])
+def test_an_agent_of_the_zoo_is_not_a_run_to_continue(
+    words: tuple[str, ...], savedir: Path
+) -> None:
+    with pytest.raises(UsageError, match="zoo:cartpole-ppo is a trained agent, and not a run: add"):
+        flags_of("monobeast", savedir, "--xpid", "zoo:cartpole-ppo", *words)
+
+
 def test_a_new_run_does_not_resume_the_latest_one(savedir: Path) -> None:
     (savedir / "latest").symlink_to("a")
     flags = flags_of("polybeast", savedir)

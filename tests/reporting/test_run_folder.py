@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 from background import a_fork
 
+from torchbeast import zoo
 from torchbeast.errors import RunError, UsageError
 from torchbeast.reporting import run_folder
 from torchbeast.reporting.log_files import AppendedFile
@@ -121,6 +122,27 @@ def test_a_name_alone_is_a_run_of_the_usual_folder_unless_it_is_here(
     assert run_path("pong-2") == usual / "pong-2"
     Path("pong-1").mkdir()
     assert run_path("pong-1") == Path("pong-1")
+
+
+@pytest.mark.parametrize("folder", ["", "~/logs/"])
+@pytest.mark.parametrize("file", ["", "/model.tar"])
+def test_zoo_and_a_name_are_a_trained_agent_wherever_a_run_is_named(folder: str, file: str) -> None:
+    assert run_path(f"{folder}zoo:cartpole-ppo{file}") == zoo.AGENTS / "cartpole-ppo.pt"
+    assert run_path(f"{folder}zoo:CartPole-PPO{file}") == zoo.AGENTS / "cartpole-ppo.pt"
+    assert run_path(f"{folder}not-zoo:cartpole-ppo").name == "not-zoo:cartpole-ppo"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cartpole-pp", "no agent zoo:cartpole-pp: --preset help .*; did you mean cartpole-ppo"),
+        ("../zoo/agents/cartpole-ppo", "no agent zoo:"),
+        ("catch", "no trained agent of the preset catch-impala .*--preset catch-impala$"),
+    ],
+)
+def test_an_agent_that_there_is_not_is_refused_with_what_to_do(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        zoo.agent_path(name)
 
 
 def test_latest_points_at_the_run_that_was_the_last_to_learn(tmp_path: Path) -> None:

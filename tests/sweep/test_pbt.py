@@ -221,8 +221,9 @@ def test_a_changed_learning_rate_is_the_one_in_use(tmp_path: Path) -> None:
     """The rate in the log comes from the optimiser; by default it falls linearly to 0."""
     command = ["--set", "learning_rate=0.0003:0.03", "--trials", "4", "--scheduler", "pbt"]
     run_of = ["--preset", "catch", "--total_steps", "4000", "--rounds", "2", "--seed", "1"]
-    folder, code = sweep([*command, *run_of, "--savedir", str(tmp_path), "--name", "p"])
-    assert code == 0
+    swept = sweep([*command, *run_of, "--savedir", str(tmp_path), "--name", "p"])
+    assert swept.exit_code == 0
+    folder = swept.folder
     copied = [row for row in record(folder) if row["parent"] != row["member"]]
     assert len(copied) == 1
     began = int(record(folder)[int(copied[0]["parent"])]["step"])

@@ -76,7 +76,11 @@ def test_the_same_command_again_changes_nothing(folder: Path) -> None:
     [
         (SweepConfig(), ["--batch_size", "8"], "batch_size 4, not with batch_size 8"),
         (SweepConfig(), ["--preset", "memory"], "not with"),
-        (SweepConfig(set=("seed=1",)), [], "--set learning_rate=0.1,0.2, not with --set seed=1"),
+        (
+            SweepConfig(set=("seed=1",)),
+            [],
+            r"--set learning_rate=0.1,0.2, not with --set seed=\.\.\.",
+        ),
         (
             SweepConfig(shared_replay=True),
             [],
@@ -90,6 +94,25 @@ def test_what_would_make_agents_differ_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         sweep_plan(config, words, folder)
+
+
+def test_a_sweep_may_continue_with_other_seeds_but_not_with_other_values(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    plan = sweep_plan(SweepConfig(set=(*SET, "seed=1,2")), WORDS, folder)
+    RunFolder(folder, plan.record(), []).finish(successful=True)
+    grown = sweep_plan(SweepConfig(set=(*SET, "seed=3,1,2")), WORDS, folder)
+    assert grown.values["seed"] == ["3", "1", "2"] and len(grown.settings()) == 6
+    for others in (("learning_rate=0.1", "seed=1,2"), ("seed=1,2", *SET), SET):
+        with pytest.raises(UsageError, match=r"--set learning_rate=0.1,0.2 seed=..., not with"):
+            sweep_plan(SweepConfig(set=others), WORDS, folder)
+
+
+def test_a_seed_that_all_agents_have_stays_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    plan = sweep_plan(SweepConfig(set=SET), [*WORDS, "--seed", "1"], folder)
+    RunFolder(folder, plan.record(), []).finish(successful=True)
+    with pytest.raises(UsageError, match="with seed 1, not with seed 2"):
+        sweep_plan(SweepConfig(), ["--seed", "2"], folder)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

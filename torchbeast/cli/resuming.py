@@ -27,6 +27,7 @@ from torchbeast.reporting.run_folder import (
     run_path,
 )
 from torchbeast.run.config import SERVED_KWARGS, check_named
+from torchbeast.zoo import PREFIX
 
 
 def recorded_settings(args: Sequence[str]) -> dict[str, Any]:
@@ -39,6 +40,11 @@ def recorded_settings(args: Sequence[str]) -> dict[str, Any]:
     xpid = given(args, "--xpid") or (_latest(_savedir(args)) if needs_run else None)
     if not xpid or Path(xpid).name != xpid:
         return {}
+    if xpid.startswith(PREFIX) and (not tests or "--follow" in args):
+        raise UsageError(
+            f"{xpid} is a trained agent, and not a run: add --mode test, without --follow, or use "
+            "another --xpid"
+        )
     folder = _savedir(args) / xpid
     found = _of_agent(folder, args) if tests else _recorded(folder, args)
     return found | {"xpid": xpid}
@@ -81,7 +87,7 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
 
     With --follow the run need not have a checkpoint yet; the first one then determines the flags.
     """
-    if not folder.exists() or "--follow" in args:
+    if "--follow" in args:
         return {}
     flags = _of_checkpoint(folder / (given(args, "--checkpoint") or CHECKPOINT)) or {}
     return {name: flags[name] for name in names_with("agent", LearnerFlags) if name in flags}
@@ -89,7 +95,8 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
 
 def _of_checkpoint(path: Path) -> dict[str, Any] | None:
     """Returns the flags recorded in the checkpoint, or None without a checkpoint."""
-    if not any(path.parent.glob("*.tar")):
+    path = run_path(path)
+    if not any(path.parent.glob(f"*{path.suffix}")):
         return None
     from torchbeast.run import checkpoint as checkpoints  # imports torch
 

@@ -55,7 +55,8 @@ def load_agent(
     then makes the environment and reads its spaces.
 
     Args:
-        run: The run's folder, for its newest checkpoint, or the path of a checkpoint.
+        run: The run's folder, for its newest checkpoint; the path of a checkpoint; or zoo:NAME, for
+            the agent that was trained with a preset.
         env: The environment of the run, where a child process has to make it. You only need to
             name it if it is your own factory and has keyword arguments.
         precision: Precision of the network's features, as in `--precision`.
@@ -69,7 +70,7 @@ def load_agent(
 
     Example:
         ```python
-        agent = torchbeast.load_agent("~/logs/torchbeast/latest")
+        agent = torchbeast.load_agent("zoo:cartpole-ppo")
         action = agent.act(observation)
         ```
     """

@@ -199,7 +199,8 @@ def test(
 ) -> int:
     """Plays whole episodes, prints their returns, and returns the exit code.
 
-    folder: the folder of the run whose checkpoint is evaluated.
+    folder: the folder of the run whose checkpoint is evaluated; zoo:NAME in any folder for an agent
+    of the zoo.
     asked: the environment; name and options of the training environment are the defaults.
     film: also write a video into the folder.
     """
@@ -214,6 +215,7 @@ def test(
             return EXIT_DONE
         from torchbeast.evaluation.video import VideoWriter, picture  # OpenCV, for nothing else
 
+        folder.mkdir(parents=True, exist_ok=True)  # agents of the zoo have none
         with closing(VideoWriter(folder / "video.mp4")) as video:
             played = player.play(lambda seen: video.write(picture(player.env.render(), seen)))
         print(f"Video: {video.path}\n{report(played)}")

@@ -28,6 +28,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
+from torchbeast import zoo
 from torchbeast.core.base.checks import at_least, require, setting
 from torchbeast.errors import (
     RunError,
@@ -81,7 +82,8 @@ class RunConfig:
 
     xpid: str = setting(lambda: new_name("torchbeast"), "command")
     """Name of the run. The name of an earlier run resumes it with its recorded settings, which
-    flags on the command line override. Default: a timestamp and a random number."""
+    flags on the command line override. zoo:PRESET is a trained agent, for --mode test. Default: a
+    timestamp and a random number."""
     savedir: str = setting("~/logs/torchbeast", "command")
     """Parent folder: the run's files are in {savedir}/{xpid}."""
     seed: int | None = setting(None, "incidental")
@@ -233,11 +235,15 @@ class RunFolder:
 
 def run_path(path: str | Path) -> Path:
     """Returns the path of a run or a file with ~ expanded; for the link `latest`, the run's folder,
-    and for latest/FILE its file. A name that does not exist here is a run in the usual folder.
+    and for latest/FILE its file; for zoo:NAME the checkpoint of a trained agent. A name that does
+    not exist here is a run in the usual folder.
 
-    Raises OSError if the home directory is unknown.
+    Raises OSError if the home directory is unknown, and UsageError for an unknown agent.
     """
     found = expanded(path)
+    for part in found.parts[-2:]:  # the name itself, or as a run with a checkpoint
+        if part.startswith(zoo.PREFIX):
+            return zoo.agent_path(part.removeprefix(zoo.PREFIX))
     if len(found.parts) == 1 and found.suffix != ".tar" and not found.exists():
         found = expanded(RunConfig.savedir) / found
     if found.parent.name == "latest":

@@ -19,6 +19,7 @@ from torchbeast.core.base.specs import ActorSpec, kwargs_of
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import Progress
+from torchbeast.reporting.run_folder import run_path
 from torchbeast.run import checkpoint as checkpoints
 
 _log = logging.getLogger("torchbeast.earlier_run")
@@ -38,6 +39,7 @@ class EarlierRun:
         """Reads the newest checkpoint of a run, if it has one; needed: keys that the checkpoint
         must have.
         """
+        path = run_path(path)
         return cls(checkpoints.load_newest(path, needed) if checkpoints.existing(path) else None)
 
     def go_on(self, newest: Path) -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from torchbeast.cli.command_line import parse_known
 from torchbeast.core.base.checks import command
@@ -31,17 +32,33 @@ from torchbeast.sweep.table import AgentRow, Board, print_errors, report
 PROGRAM = "sweep"
 
 
+class Swept(NamedTuple):
+    """A sweep whose command has ended.
+
+    Attributes:
+        rows: Its agents.
+        folder: Its folder.
+        exit_code: Of the program.
+        is_interrupted: Whether a signal ended it.
+    """
+
+    rows: Sequence[AgentRow]
+    folder: Path
+    exit_code: int
+    is_interrupted: bool
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns 0 when done or stopped, 1 if an agent failed, 2 on wrong usage."""
-    return exit_code_of(PROGRAM, lambda: sweep(argv)[1])
+    return exit_code_of(PROGRAM, lambda: sweep(argv).exit_code)
 
 
 def sweep(
     argv: Sequence[str] | None,
     program: str = PROGRAM,
     report: Callable[[Sequence[AgentRow], Path], None] = report,
-) -> tuple[Path, int]:
-    """Checks every agent and trains them all; returns the sweep's folder, and the exit code.
+) -> Swept:
+    """Checks every agent and trains them all.
 
     program: the name of the program that the user called. report: called at the end with the agents
     and the sweep's folder.
@@ -69,7 +86,8 @@ def sweep(
         if population is not None:
             population.report()
         _say_how_to_continue(rows, config, program)
-    return folder, EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
+    code = EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
+    return Swept(rows, folder, code, opened.supervisor.interrupted)
 
 
 def _train(

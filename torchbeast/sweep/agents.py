@@ -167,12 +167,16 @@ class SweepPlan:
         return settings_of_agents(self.values, self.config.trials, self.config.search)
 
     def flags(self) -> dict[str, Any]:
-        """Returns the flags of the sweep, and every flag of the first agent, by name."""
+        """Returns the flags of the sweep, and every flag of the first agent, by name. The seeds to
+        compare are left out: a sweep that continues may have others.
+        """
         record = self.record()
         of_sweep = {f"--{name}": record[name] for name in _RECORDED}
-        words = [*self.words, *as_words(self.settings()[0])]
+        texts = [f"{SEED}=..." if text.startswith(f"{SEED}=") else text for text in record["set"]]
+        first = {key: "0" if key == SEED else value for key, value in self.settings()[0].items()}
+        words = [*self.words, *as_words(first)]
         of_first = flatten(parse(FLAGS[self.program], self.program, words))
-        return of_sweep | {"--set": " ".join(record["set"])} | of_first
+        return of_sweep | {"--set": " ".join(texts)} | of_first
 
 
 def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> SweepPlan:

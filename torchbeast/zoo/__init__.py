@@ -17,7 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchbeast.core.base.checks import did_you_mean
+from torchbeast.errors import UsageError
+
 _FOLDER = Path(__file__).parent
+AGENTS = _FOLDER / "agents"
+PREFIX = "zoo:"
+"""How the name of an agent begins where a run is named."""
 
 
 class Preset(NamedTuple):
@@ -86,10 +92,18 @@ NAMES: Mapping[str, str] = {
 
 
 class ShippedAgent(NamedTuple):
-    """The agent of a preset that the package contains: one of the runs of its record."""
+    """The agent of a preset that the package contains: one of the runs of its record.
+
+    Attributes:
+        seed: The run's seed.
+        score: Mean return of 100 greedy episodes.
+        spread: Their standard deviation.
+        commit: The version of TorchBeast that trained it.
+    """
 
     seed: int
     score: float
+    spread: float
     commit: str
 
 
@@ -128,5 +142,18 @@ def _record(interval: list[float], agent: dict[str, Any] | None = None, **others
 
 
 def agent_path(name: str) -> Path:
-    """Returns the path of a preset's agent, which exists if its record has an agent."""
-    return _FOLDER / "agents" / f"{NAMES.get(name, name)}.pt"
+    """Returns the checkpoint of the agent that was trained with a preset.
+
+    Raises UsageError if the package has no such agent.
+    """
+    preset = NAMES.get(name.lower())
+    if preset is None:
+        hint = did_you_mean(name, NAMES)
+        raise UsageError(f"there is no agent {PREFIX}{name}: --preset help lists presets{hint}")
+    path = AGENTS / f"{preset}.pt"
+    if not path.is_file():
+        raise UsageError(
+            f"no trained agent of the preset {preset} comes with TorchBeast: train one with python "
+            f"-m torchbeast.monobeast --preset {preset}"
+        )
+    return path

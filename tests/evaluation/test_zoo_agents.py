@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trained agents of the zoo load by name and reach their scores."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zoo_agents
+from drawn import CASES, Drawn, agent_of
+from drawn import save as save_run
+
+from torchbeast import load_agent, monobeast, zoo
+from torchbeast.core.actors.contract import Agent
+from torchbeast.evaluation import play as play_module
+from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run.episodes import Episodes
+
+SHIPPED = {name: record.agent for name, record in zoo.records().items() if record.agent}
+# What tests/requirements.txt does not install.
+PACKAGES = {"box2d": "Box2D", "mujoco": "mujoco", "minigrid": "minigrid", "agents": "pettingzoo"}
+FEWEST, MOST = 4, 32  # episodes
+
+
+def reaches_its_score(name: str) -> bool:
+    """Plays an agent, and returns whether its mean return is within 5 standard errors of its score.
+
+    It plays as many episodes as make that half of the score, in the range above. The rest is for
+    scores without a spread, on machines that round differently.
+    """
+    agent = SHIPPED[name]
+    assert agent is not None
+    wanted = (10 * agent.spread / max(abs(agent.score), 1e-6)) ** 2
+    num_episodes = math.ceil(min(max(wanted, FEWEST), MOST))
+    mean = statistics.fmean(zoo_agents.episodes(name, num_episodes).returns)
+    tolerance = 5 * agent.spread / math.sqrt(num_episodes) + 0.01 * abs(agent.score)
+    return abs(mean - agent.score) <= tolerance
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_an_agent_reaches_its_recorded_score(name: str) -> None:
+    if package := PACKAGES.get(zoo.PRESETS[name].family):
+        pytest.importorskip(package)
+    assert reaches_its_score(name)
+
+
+def shifted(checkpoint: dict[str, Any]) -> None:
+    """Makes the agent see every number one standard deviation too small."""
+    weights = checkpoint["model_state_dict"]
+    weights["scale.mean"] += weights["scale.variance"].sqrt()
+
+
+def weak(checkpoint: dict[str, Any]) -> None:
+    """Halves the actions."""
+    actions = checkpoint["action_space"]
+    for bound in ("low", "high"):
+        actions[bound] = [value / 2 for value in actions[bound]]
+
+
+@pytest.mark.parametrize(("name", "fault"), [("cartpole-ppo", shifted), ("pendulum-sac", weak)])
+def test_an_agent_with_wrong_statistics_or_actions_does_not_reach_its_score(
+    name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = checkpoints.load(zoo.agent_path(name), needed=())
+    fault(saved)
+    monkeypatch.setattr(zoo, "AGENTS", tmp_path)
+    checkpoints.save(tmp_path / f"{name}.pt", saved)
+    assert not reaches_its_score(name)
+
+
+def test_every_agent_has_a_record_and_all_are_small() -> None:
+    files = list(zoo.AGENTS.glob("*.pt"))
+    assert {file.stem for file in files} == {*SHIPPED} <= {*zoo.PRESETS}
+    sizes = [file.stat().st_size for file in files]
+    assert max(sizes) <= zoo_agents.MOST_BYTES and sum(sizes) <= 10_000_000
+
+
+def test_an_agent_is_filmed_by_its_name_in_a_folder_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one_step(env: Any, agent: Agent, num: int, seed: int, watch: Any, **_: Any) -> Episodes:
+        watch(env.reset(seed))
+        return Episodes([1.0], [1], [2])
+
+    monkeypatch.setattr(play_module, "play", one_step)
+    words = ["--mode", "test_render", "--xpid", "zoo:cartpole-ppo", "--savedir", str(tmp_path)]
+    assert monobeast.main(words) == 0
+    said = capsys.readouterr().out
+    assert f"CartPole-v1, {zoo.AGENTS / 'cartpole-ppo.pt'}, step" in said
+    assert (tmp_path / "zoo:cartpole-ppo" / "video.mp4").stat().st_size > 0
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the agents, which is empty."""
+    monkeypatch.setattr(zoo, "AGENTS", tmp_path / "agents")
+    return tmp_path / "agents"
+
+
+def trained(folder: Path, case: str) -> Path:
+    """Returns the folder of a run."""
+    flags = {"env": "CartPole-v1", "seed": 101, "savedir": "/home/ann", "xpid": "try-7"}
+    saved = save_run(folder / "model.tar", agent_of(CASES[case]), **flags)
+    training = {key: saved["model_state_dict"] for key in checkpoints.KEYS if key not in saved}
+    checkpoints.save(folder / "model.tar", {**saved, **training, "stats": {"step": 5}})
+    return folder
+
+
+@pytest.mark.parametrize("case", ["mlp", "small", "sac"])
+def test_a_saved_agent_chooses_the_actions_of_its_run(
+    case: str, tmp_path: Path, agents: Path
+) -> None:
+    run = trained(tmp_path, case)
+    path = zoo_agents.save(run, "cartpole-ppo")
+    seen = Drawn(CASES[case], 50).reset(0)
+    before, after = (load_agent(each).act(seen) for each in (run, "zoo:cartpole-ppo"))
+    assert np.isclose(before, after, atol=1e-2).mean() > 0.95 and len(np.unique(before)) > 1
+    assert path.parent == agents
+
+
+def test_a_saved_agent_knows_its_task_but_not_where_it_was_trained(
+    tmp_path: Path, agents: Path
+) -> None:
+    path = zoo_agents.save(trained(tmp_path, "mlp"), "cartpole-ppo")
+    saved, data = checkpoints.load(path, needed=()), path.read_bytes()
+    assert saved["flags"]["env"] == "CartPole-v1" and saved["flags"]["seed"] == 101
+    assert "optimizer_state_dict" not in saved
+    assert b"CartPole" in data and b"/home/ann" not in data and b"try-7" not in data
+    weights = saved["model_state_dict"]
+    assert weights["scale.mean"].dtype == torch.float64
+    assert weights["fc.weight"].dtype == torch.float16
+
+
+def test_an_agent_that_is_too_large_is_not_saved(
+    tmp_path: Path, agents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo_agents, "MOST_BYTES", 1_000)
+    with pytest.raises(ValueError, match=r"the agent has [\d,]+ bytes, expected at most 1,000"):
+        zoo_agents.save(trained(tmp_path, "mlp"), "cartpole-ppo")
+    assert not agents.exists()
