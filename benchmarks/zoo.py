@@ -18,6 +18,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ _NEEDED = (
     f"expected an ended run with a seed from {FIRST_SEED} on and {EPISODES} evaluated episodes"
 )
 POINTS = 30  # of a curve
+_FEWEST = 3  # runs with an interval
 FAMILIES = {
     "toy": "Toy tasks",
     "classic": "Classic control",
@@ -97,10 +99,11 @@ class Kept:
     @property
     def curves(self) -> list[plot.Points]:
         """Mean returns of training by step."""
-        return [
+        curves = [
             [(int(p["step"]), float(p["mean_return"])) for p in points if p["mean_return"]]
             for points in self.runs.values()
         ]
+        return [curve for curve in curves if curve]
 
 
 def main() -> None:
@@ -174,7 +177,7 @@ def run_of(folder: Path) -> Kept | None:
         "machine": machine(),
     }
     *_, command = provenance(meta)
-    command = command.removeprefix("command ").replace(f"--seed={seed}", "--seed=SEED")
+    command = re.sub(rf"--seed[= ]{seed}\b", "--seed=SEED", command.removeprefix("command "))
     return Kept(command, settings, {seed: points})
 
 
@@ -345,8 +348,10 @@ def half_interval(std: float, runs: int) -> float:
     return _STUDENT[runs] * std / math.sqrt(runs) if runs > 1 else 0.0
 
 
-def verdict(ours: Estimate, theirs: Figure) -> str:
-    """Says where our interval lies, compared with the published one."""
+def verdict(ours: Estimate, theirs: Figure, runs: int) -> str:
+    """Says where our interval lies, compared with the published one; runs: how many are ours."""
+    if runs < _FEWEST:
+        return "too few"
     if ours.low > theirs.mean + theirs.half:
         return "above"
     return "below" if ours.high < theirs.mean - theirs.half else "inside"
@@ -390,10 +395,9 @@ python -m torchbeast.suite zoo --only 'lunarlander-*'
 """
 _CHANCE = """
   P is the probability that one of our runs beats one of theirs, if these are published."""
-_CAPTION = (
-    "Lines: interquartile means of returns in training, with 95 % intervals. Squares: our scores, "
-    "100 greedy episodes. Dotted: the first published figure."
-)
+_CAPTION = """Lines: interquartile means of returns in training,
+with 95 % intervals. Squares: our scores, 100 greedy episodes.
+Dotted: the first published figure."""
 _PANELS = 3  # in a row
 _FAR = 5  # times as many steps: then the axis is logarithmic
 _OURS, _THEIRS = (
@@ -463,7 +467,7 @@ class Page:
 
     def _compared(self, kept: Kept, figure: Figure) -> list[str]:
         """Returns the cells about a published figure."""
-        said = verdict(kept.score, figure)
+        said = verdict(kept.score, figure, len(kept.runs))
         number, _ = self._cited.setdefault(figure.address, (len(self._cited) + 1, figure))
         if figure.scores.size:
             chance = estimates.probability_of_improvement([kept.scores], [figure.scores])
@@ -494,7 +498,7 @@ class Page:
             name
             for name, kept in self._kept.items()
             if name not in self._notes
-            and "below" in [verdict(kept.score, figure) for figure in self.theirs(name)]
+            and "below" in [verdict(kept.score, each, len(kept.runs)) for each in self.theirs(name)]
         ]
 
     def draw(self, names: Sequence[str], output: Path) -> None:
@@ -504,8 +508,8 @@ class Page:
             panels.setdefault(self._kept[name].settings["env"], []).append(name)
         columns = min(len(panels), _PANELS)
         rows = math.ceil(len(panels) / columns)
-        with plot.figure_for([output], (3.6 * columns, 0.4 + 2.9 * rows)) as figure:
-            figure.supxlabel(_CAPTION, fontsize="small")
+        with plot.figure_for([output], (3.6 * columns, 0.6 + 2.9 * rows)) as figure:
+            figure.supxlabel(_CAPTION, fontsize="x-small")
             every = figure.subplots(rows, columns, squeeze=False).flatten()
             for axes, (env, here) in zip(every, panels.items(), strict=False):
                 self._draw_panel(axes, here)

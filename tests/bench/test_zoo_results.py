@@ -136,7 +136,7 @@ def test_minutes_of_training_do_not_count_evaluations_and_pauses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "runs", "expected"),
+    ("low", "high", "theirs", "expected"),
     [
         (101, 110, 1, "above"),
         (99, 100, 1, "inside"),
@@ -147,8 +147,10 @@ def test_minutes_of_training_do_not_count_evaluations_and_pauses() -> None:
     ],
 )
 def test_a_score_is_compared_with_the_interval_of_the_published_mean(
-    low: float, high: float, runs: int, expected: str
+    low: float, high: float, theirs: int, expected: str
 ) -> None:
-    half = zoo.half_interval(3**0.5, runs)
-    theirs = next(iter(zoo.published().values()))._replace(mean=100, half=half)
-    assert zoo.verdict(Estimate((low + high) / 2, low, high), theirs) == expected
+    half = zoo.half_interval(3**0.5, theirs)
+    figure = next(iter(zoo.published().values()))._replace(mean=100, half=half)
+    ours = Estimate((low + high) / 2, low, high)
+    assert zoo.verdict(ours, figure, runs=3) == expected
+    assert zoo.verdict(ours, figure, runs=2) == "too few"
