@@ -22,10 +22,10 @@ from torchbeast.core.base.checks import Trait, names_with
 from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, env_of
 from torchbeast.reporting.run_folder import CHECKPOINT, read_meta, write_atomically
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.episodes import MAX_PARALLEL, Episodes, play
+from torchbeast.run.episodes import Episodes, play
 
 MOST_BYTES = 300_000
-SEED = 0  # of the episodes that are played
+PARALLEL, SEED = 16, 0  # of the episodes that are played
 _OF_MACHINE: tuple[Trait, ...] = ("command", "incidental", "rank")
 _LABELS = (
     "format",
@@ -88,5 +88,5 @@ def episodes(name: str, num_episodes: int) -> Episodes:
     saved = checkpoints.load(zoo.agent_path(name), NEEDED)
     agent = torchbeast.load_agent(f"zoo:{name}").agent
     spec = env_of(saved, ENV_OF_THE_RUN)
-    with closing(torchbeast.make_env(spec, min(num_episodes, MAX_PARALLEL))) as env:
+    with closing(torchbeast.make_env(spec, min(num_episodes, PARALLEL))) as env:
         return play(env, agent, num_episodes, SEED)

@@ -24,21 +24,21 @@ from torchbeast.run.episodes import Episodes
 SHIPPED = {name: record.agent for name, record in zoo.records().items() if record.agent}
 # What tests/requirements.txt does not install.
 PACKAGES = {"box2d": "Box2D", "mujoco": "mujoco", "minigrid": "minigrid", "agents": "pettingzoo"}
-FEWEST, MOST = 4, 32  # episodes
+FEWEST, MOST = 3, 16  # episodes
 
 
 def reaches_its_score(name: str) -> bool:
-    """Plays an agent, and returns whether its mean return is within 5 standard errors of its score.
+    """Plays an agent, and returns whether its mean return is within 4 standard errors of its score.
 
-    It plays as many episodes as make that half of the score, in the range above. The rest is for
+    It plays as many episodes as make that half of the score, in the range above. One percent is for
     scores without a spread, on machines that round differently.
     """
     agent = SHIPPED[name]
     assert agent is not None
-    wanted = (10 * agent.spread / max(abs(agent.score), 1e-6)) ** 2
+    wanted = (8 * agent.spread / max(abs(agent.score), 1e-6)) ** 2
     num_episodes = math.ceil(min(max(wanted, FEWEST), MOST))
     mean = statistics.fmean(zoo_agents.episodes(name, num_episodes).returns)
-    tolerance = 5 * agent.spread / math.sqrt(num_episodes) + 0.01 * abs(agent.score)
+    tolerance = 4 * agent.spread / math.sqrt(num_episodes) + 0.01 * abs(agent.score)
     return abs(mean - agent.score) <= tolerance
 
 
@@ -49,20 +49,23 @@ def test_an_agent_reaches_its_recorded_score(name: str) -> None:
     assert reaches_its_score(name)
 
 
-def shifted(checkpoint: dict[str, Any]) -> None:
-    """Makes the agent see every number one standard deviation too small."""
+def without_statistics(checkpoint: dict[str, Any]) -> None:
+    """Makes the network get observations as they are."""
     weights = checkpoint["model_state_dict"]
-    weights["scale.mean"] += weights["scale.variance"].sqrt()
+    weights["scale.mean"].fill_(0)
+    weights["scale.variance"].fill_(1)
 
 
 def weak(checkpoint: dict[str, Any]) -> None:
-    """Halves the actions."""
+    """Divides the actions by 4."""
     actions = checkpoint["action_space"]
     for bound in ("low", "high"):
-        actions[bound] = [value / 2 for value in actions[bound]]
+        actions[bound] = [value / 4 for value in actions[bound]]
 
 
-@pytest.mark.parametrize(("name", "fault"), [("cartpole-ppo", shifted), ("pendulum-sac", weak)])
+@pytest.mark.parametrize(
+    ("name", "fault"), [("cartpole-ppo", without_statistics), ("pendulum-sac", weak)]
+)
 def test_an_agent_with_wrong_statistics_or_actions_does_not_reach_its_score(
     name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
