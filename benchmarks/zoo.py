@@ -99,7 +99,7 @@ class Kept:
     @property
     def curves(self) -> list[plot.Points]:
         """Mean returns of training by step."""
-        curves = [
+        curves: list[plot.Points] = [
             [(int(p["step"]), float(p["mean_return"])) for p in points if p["mean_return"]]
             for points in self.runs.values()
         ]
