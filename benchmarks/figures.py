@@ -79,14 +79,19 @@ def machine() -> str:
     return f"{_processor()}, {available_cores()} cores{gpu}"
 
 
+# Linux's names of the instructions that matter most for speed.
+_INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "bfloat16", "amx_bf16": "AMX"}
+
+
 def _processor() -> str:
-    """Returns the processor's model name where the kernel reports it."""
+    """Returns the processor's model name and instructions where the kernel reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    info = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines}
+    has = [name for flag, name in _INSTRUCTIONS.items() if flag in info.get("flags", "").split()]
+    return ", ".join([info.get("model name", platform.processor() or platform.machine()), *has])
 
 
 def _without_nan(value: Any) -> Any:

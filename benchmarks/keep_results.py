@@ -2,14 +2,10 @@
 """Keeps the results of benchmarks/presets.sh: curves, thinned logs, and a table line per program.
 
 usage: PYTHONPATH=. python benchmarks/keep_results.py RUNS_FOLDER PRESET
-       PYTHONPATH=. python benchmarks/keep_results.py SUITE_FOLDER docs/results/FOLDER/NAME
 
 Writes docs/results/PRESET/PROGRAM-SEED.csv for each run: commit, date and command, then at most 150
 rows, each over a range of updates. Draws all kept curves of the preset as curve.png in that folder
 (result_figures.py has a line for each figure), and prints lines for docs/results.
-
-Of a folder of torchbeast.suite it writes NAME.csv, with the commit, the date and the command of the
-first run and 50 rows for each run, and copies its numbers and its figure to NAME.json and NAME.png.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import json
 import math
 import re
 import shlex
-import shutil
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,18 +32,14 @@ OF_EPISODES = ("mean_episode_return", "mean_episode_length")
 OF_UPDATES = ("total_loss", "entropy", "grad_norm", "mean_lag", "learning_rate")
 COLUMNS = ("step", "seconds", "episodes", *OF_EPISODES, *OF_UPDATES)
 ROWS = 150
-SUITE_ROWS = 50  # of each run of a suite
 
 Row = dict[str, float]
 
 
 def main() -> None:
-    """Keeps the runs of one preset, or of a suite."""
+    """Keeps the runs of one preset."""
     arguments = _arguments()
     runs, preset = arguments.runs.expanduser(), arguments.preset
-    if (runs / "suite.json").exists():
-        keep_suite(runs, Path(preset))
-        return
     target = RESULTS / preset
     target.mkdir(parents=True, exist_ok=True)
     for program in PROGRAMS:
@@ -63,30 +54,9 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, help="the folder that presets.sh or the suite wrote")
-    parser.add_argument("preset", help="its name; for a suite the path of the files without suffix")
+    parser.add_argument("runs", type=Path, help="the folder that presets.sh wrote")
+    parser.add_argument("preset", help="its name")
     return parser.parse_args()
-
-
-def keep_suite(suite: Path, target: Path) -> None:
-    """Keeps the curves, the numbers and the figure of a suite."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for name in ("json", "png"):
-        shutil.copy(suite / f"suite.{name}", target.with_suffix(f".{name}"))
-    folders = sorted(path.parent for path in suite.glob("*/meta.json"))
-    metas = [json.loads((each / "meta.json").read_text(encoding="utf-8")) for each in folders]
-    with open(target.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
-        file.writelines(f"# {line}\n" for line in provenance(metas[0]))
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("env", "seed", "step", "mean_episode_return"))
-        for folder, meta in zip(folders, metas, strict=True):
-            rows = list(with_counts(read_logs(folder)))
-            stretch = math.ceil(len(rows) / SUITE_ROWS)
-            for start in range(0, len(rows), stretch):
-                part = rows[start : start + stretch]
-                mean = _mean_of_games(part, "mean_episode_return")
-                args = meta["args"]
-                writer.writerow((args["env"], args["seed"], int(part[-1]["step"]), mean))
 
 
 def write_thinned(folder: Path, target: Path) -> None:
@@ -151,12 +121,12 @@ def thinned(rows: list[Row], began: float) -> list[float | str]:
         int(rows[-1]["step"]),
         round(rows[-1]["_time"] - began, 1),
         int(games),
-        *(_mean_of_games(rows, name) for name in OF_EPISODES),
+        *(mean_of_games(rows, name) for name in OF_EPISODES),
         *(_mean(rows, name) for name in OF_UPDATES),
     ]
 
 
-def _mean_of_games(rows: list[Row], name: str) -> float | str:
+def mean_of_games(rows: list[Row], name: str) -> float | str:
     games = [(row[name], row["episodes"]) for row in rows if name in row and row["episodes"]]
     count = sum(count for _, count in games)
     return _rounded(sum(value * count for value, count in games) / count) if count else ""

@@ -12,10 +12,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import Any, NamedTuple
 
 from torchbeast import plot
 
@@ -187,19 +184,18 @@ def draw(name: str) -> Path:
     columns = min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     size = (8.0, 5.0) if len(panels) == 1 else (3.3 * columns, 2.9 * rows)
-    figure = Figure(figsize=size if columns != 2 else (10.0, 4.5), layout="constrained")
-    every = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, panel in zip(every, panels, strict=False):
-        _draw_panel(axes, panel, is_small=columns == _COLUMNS)
-    for axes in every[len(panels) :]:
-        axes.set_axis_off()
-    figure.supxlabel(plot.NOTE, fontsize="small")
     output = RESULTS / f"{name}.png"
-    figure.savefig(output, dpi=150)
+    with plot.figure_for([output], size if columns != 2 else (10.0, 4.5)) as figure:
+        every = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, panel in zip(every, panels, strict=False):
+            _draw_panel(axes, panel, is_small=columns == _COLUMNS)
+        for axes in every[len(panels) :]:
+            axes.set_axis_off()
+        figure.supxlabel(plot.NOTE, fontsize="small")
     return output
 
 
-def _draw_panel(axes: Axes, panel: Panel, is_small: bool) -> None:
+def _draw_panel(axes: Any, panel: Panel, is_small: bool) -> None:
     lines = []
     for label, pattern in panel.lines.items():
         curves = {path: plot.curve(path) for path in sorted(RESULTS.glob(pattern))}

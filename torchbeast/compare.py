@@ -311,7 +311,8 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for task, here in zip(tasks, axes, strict=False):
             for runs, colour in zip(sets, plot.COLOURS, strict=False):
-                _draw_curve(here, runs, task, colour)
+                curves = [plot.curve(run.folder) for run in runs.tasks[task]]
+                draw_curve(here, curves, f"{runs.name} (n={len(curves)})", colour)
             here.set(title=task, xlabel="environment steps", ylabel="mean episode return")
         if len(sets) == 2:
             _draw_profiles(axes[len(tasks)], sets, tasks)
@@ -322,12 +323,13 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
         axes[0].legend()
 
 
-def _draw_curve(axes: Any, runs: Runs, task: str, colour: str) -> None:
-    steps, curves = plot.on_one_grid(plot.curve(run.folder) for run in runs.tasks[task])
-    scores = [curves.T]  # [P, N]
-    chosen = np.random.default_rng(0).integers(len(curves), size=(_RESAMPLES, len(curves)))
-    drawn = estimates.iqm([curves.T[:, chosen].swapaxes(0, 1)])  # [resamples, P]
-    axes.plot(steps, estimates.iqm(scores), color=colour, label=f"{runs.name} (n={len(curves)})")
+def draw_curve(axes: Any, curves: Sequence[plot.Points], label: str, colour: str) -> None:
+    """Draws the interquartile mean of curves with its intervals into axes of matplotlib."""
+    steps, returns = plot.on_one_grid(curves)
+    scores = [returns.T]  # [P, N]
+    chosen = np.random.default_rng(0).integers(len(returns), size=(_RESAMPLES, len(returns)))
+    drawn = estimates.iqm([returns.T[:, chosen].swapaxes(0, 1)])  # [resamples, P]
+    axes.plot(steps, estimates.iqm(scores), color=colour, label=label)
     axes.fill_between(
         steps, *estimates.interval(drawn, scores), color=colour, alpha=0.25, linewidth=0
     )
