@@ -168,7 +168,7 @@ def test_the_atari_nets_compute_what_their_description_says(
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_norm_standardises_each_row_of_the_joint_layer_before_its_relu(net: Any) -> None:
+def test_norm_standardises_each_row_of_the_joint_layer_before_its_activation(net: Any) -> None:
     model, inputs = net(ATARI, Discrete(ACTIONS), False, norm=True), random_inputs(ATARI)
     seen: list[Tensor] = []
     model.fc.register_forward_hook(lambda module, given, output: seen.append(output))
@@ -177,9 +177,36 @@ def test_norm_standardises_each_row_of_the_joint_layer_before_its_relu(net: Any)
     mean, mean_square = linear.mean(-1, keepdim=True), linear.square().mean(-1, keepdim=True)
     expected = (linear - mean) / (mean_square - mean.square() + 1e-5).sqrt()
     found = features[..., : linear.shape[-1]].reshape(linear.shape)
-    torch.testing.assert_close(found, expected.clamp(min=0), atol=1e-4, rtol=1e-4)
+    after = expected.tanh() if net is MLPNet else expected.clamp(min=0)
+    torch.testing.assert_close(found, after, atol=1e-4, rtol=1e-4)
     assert "norm.weight" in model.state_dict()
     assert not any("norm." in name for name in net(ATARI, Discrete(ACTIONS), False).state_dict())
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh"])
+@pytest.mark.parametrize("shared_body", [True, False])
+def test_both_layers_of_both_bodies_of_an_mlp_have_the_activation(
+    name: str, shared_body: bool
+) -> None:
+    space = ArraySpec((3,), "float32")
+    model = MLPNet(space, Discrete(ACTIONS), False, activation=name, shared_body=shared_body)
+    function = {"relu": torch.relu, "tanh": torch.tanh}[name]
+    inputs = random_inputs(space)
+    rows = inputs.observation.flatten(0, 1)  # type: ignore[union-attr]
+    for body in (model,) if shared_body else (model, model.value_body):
+        features, _ = body._run(inputs, ())  # type: ignore[union-attr]
+        first = function(body.leaf_torsos[0].linear(rows))  # type: ignore[union-attr]
+        expected = function(body.fc(first))  # type: ignore[union-attr]
+        found = features[..., : expected.shape[-1]].reshape(expected.shape)
+        torch.testing.assert_close(found, expected)
+
+
+def test_only_the_mlp_has_tanh_by_default() -> None:
+    space, inputs = ArraySpec((3,), "float32"), random_inputs(ArraySpec((3,), "float32"))
+    for net in NETS:
+        features, _ = net(space, Discrete(ACTIONS), False)._run(inputs, ())
+        negative = features[..., :128] < 0  # no layer is narrower; what follows is no activation
+        assert bool(negative.any()) == (net is MLPNet), net
 
 
 def gradients(model: ActorCritic, inputs: ModelInputs) -> dict[str, Tensor]:

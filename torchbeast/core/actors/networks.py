@@ -27,6 +27,7 @@ from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, Mod
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
+    Activation,
     DeepTorso,
     FixupTorso,
     ImageTorso,
@@ -34,6 +35,7 @@ from torchbeast.core.actors.torsos import (
     ShallowTorso,
     SmallTorso,
     Torso,
+    VectorTorso,
 )
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
@@ -162,7 +164,8 @@ class TorsoActorCritic(ActorCritic):
 
     fc_size: number of features after the joint linear layer.
     sees_last_action: whether the last action is an input of the core.
-    norm: whether the joint layer has LayerNorm (Ba et al. 2016) before its ReLU.
+    norm: whether the joint layer has LayerNorm (Ba et al. 2016) before its activation.
+    activation: of the joint layer.
     """
 
     core: Core | None
@@ -177,6 +180,7 @@ class TorsoActorCritic(ActorCritic):
         fc_size: int,
         sees_last_action: bool,
         norm: bool = False,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
         check_hidden(fc_size)
@@ -191,6 +195,7 @@ class TorsoActorCritic(ActorCritic):
         self.norm = nn.LayerNorm(fc_size) if norm else nn.Identity()
         self.last_action = LastAction(self.distribution) if sees_last_action else None
         self.value_body = None
+        self._activation = activation
 
     @property
     def _core_input_size(self) -> int:
@@ -239,7 +244,7 @@ class TorsoActorCritic(ActorCritic):
         with computing_in(owner.compute_dtype, inputs.reward.device):
             seen = [torso(leaf) for torso, leaf in zip(self.leaf_torsos, leaves, strict=True)]
             features = self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1))
-            features = F.relu(self.norm(features))
+            features = self._activation(self.norm(features))
         parts = [
             features.float().view(steps, batch, -1),
             owner.transform_reward(inputs.reward).unsqueeze(-1),
@@ -292,6 +297,7 @@ class BuiltInNet(TorsoActorCritic):
     width: ClassVar[int]  # of the joint layer, and of the core
     with_last_action: ClassVar[bool] = True
     is_orthogonal: ClassVar[bool] = False
+    usual_activation: ClassVar[str] = "relu"
 
     def __init__(
         self,
@@ -304,6 +310,7 @@ class BuiltInNet(TorsoActorCritic):
         shared_body: bool | None = True,
         orthogonal: bool | None = None,
         state_deviation: bool = True,
+        activation: str | None = None,
     ) -> None:
         """Makes the network.
 
@@ -311,11 +318,15 @@ class BuiltInNet(TorsoActorCritic):
         policy and value share all layers below their heads; None: unless it is an mlp without a
         core. orthogonal: whether layers are initialised orthogonally, with a policy close to
         uniform; None: the network's own way. state_deviation: whether the deviation of a Gaussian
-        policy depends on the observation.
+        policy depends on the observation. activation: relu or tanh, of the joint layer and of the
+        torsos of numbers; None: the network's own.
         """
-        torsos = [torso_for(leaf, self.over_images) for leaf in flatten(observation_space)]
+        function = activation_of(self.usual_activation if activation is None else activation)
+        over_numbers = partial(VectorTorso, size=VECTOR_SIZE, activation=function)
+        leaves = flatten(observation_space)
+        torsos = [torso_for(leaf, self.over_images, over_numbers) for leaf in leaves]
         width = self.width if hidden is None else hidden
-        super().__init__(torsos, action_space, width, self.with_last_action, norm)
+        super().__init__(torsos, action_space, width, self.with_last_action, norm, function)
         if not use_lstm and core != "lstm":
             raise SpecError(
                 f"the model's keyword argument core is {json.dumps(core)}, but the model has no "
@@ -333,7 +344,14 @@ class BuiltInNet(TorsoActorCritic):
             shared_body = self.over_images is not None or use_lstm
         if not shared_body:
             self.value_body = type(self)(
-                observation_space, action_space, use_lstm, hidden, core, norm, orthogonal=orthogonal
+                observation_space,
+                action_space,
+                use_lstm,
+                hidden,
+                core,
+                norm,
+                orthogonal=orthogonal,
+                activation=activation,
             )
             del self.baseline, self.value_body.policy
 
@@ -387,10 +405,17 @@ class SmallNet(BuiltInNet):
 
 
 class MLPNet(BuiltInNet):
-    """Two layers of 128 over flattened leaves, with an optional LSTM of 128 units, one layer."""
+    """Two layers of 128 over flattened leaves, with an optional LSTM of 128 units, one layer.
+
+    Its activation is tanh, which bounds what a new observation can change. With ReLU, numbers that
+    the running statistics do not know yet reach the policy at ten times their later size: its first
+    updates made it deterministic, and Acrobot's goal was not found in 300,000 steps. (Andrychowicz
+    et al. 2021, arXiv 2006.05990, found tanh best in five other tasks.)
+    """
 
     over_images = None
     width = VECTOR_SIZE
+    usual_activation = "tanh"
 
 
 BUILT_IN: dict[str, type[BuiltInNet]] = {
@@ -401,6 +426,18 @@ BUILT_IN: dict[str, type[BuiltInNet]] = {
     "small": SmallNet,
     "mlp": MLPNet,
 }
+
+
+_ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+def activation_of(name: str) -> Activation:
+    """Returns the activation "relu" or "tanh"; raises SpecError for another name."""
+    if name not in _ACTIVATIONS:
+        raise SpecError(
+            f"the model's keyword argument activation must be relu or tanh, got {json.dumps(name)}"
+        )
+    return _ACTIVATIONS[name]
 
 
 def check_hidden(size: object) -> None:

@@ -14,6 +14,7 @@ few channels twice as fast. The order of weights and features does not change.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.running_norm import RunningNorm
+
+Activation = Callable[[Tensor], Tensor]
 
 
 class BlockConv2d(nn.Conv2d):
@@ -95,15 +98,18 @@ class FlatTorso(Torso):
 
 
 class VectorTorso(FlatTorso):
-    """One linear layer with ReLU over the flattened leaf."""
+    """One linear layer over the flattened leaf, and an activation."""
 
-    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], size: int, activation: Activation = torch.relu
+    ) -> None:
         super().__init__(shape)
         self.linear = nn.Linear(self.num_features, size)
         self.num_features = size
+        self._activation = activation
 
     def forward(self, frames: Tensor) -> Tensor:
-        return F.relu(self.linear(super().forward(frames)))
+        return self._activation(self.linear(super().forward(frames)))
 
 
 class PreparedTorso(Torso):
