@@ -71,7 +71,7 @@ def test_a_preset_is_the_same_as_its_flags_written_out(name: str) -> None:
         for flag, value in flags.items()
     ]
     assert own == {**flags_of("monobeast", *words), "preset": name}
-    assert len(flags) > 3 and set(flags) - {"fixed_lag"} <= set(
+    assert {"env", "total_steps"} <= set(flags) and set(flags) - {"fixed_lag"} <= set(
         flags_of("polybeast", "--preset", name)
     )
 
