@@ -87,7 +87,7 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
 
     With --follow the run need not have a checkpoint yet; the first one then determines the flags.
     """
-    if "--follow" in args:
+    if not run_path(folder).exists() or "--follow" in args:
         return {}
     flags = _of_checkpoint(folder / (given(args, "--checkpoint") or CHECKPOINT)) or {}
     return {name: flags[name] for name in names_with("agent", LearnerFlags) if name in flags}
