@@ -5,9 +5,9 @@
     leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
     ...           ┘                                                        └-> baseline
 
-The core is an LSTM, or with core="gru" a GRU of as many units. With a single leaf the torso's
-layers belong to the network itself and are named as in the original programs, so that published
-checkpoints load.
+The mlp has tanh in place of ReLU. The core is an LSTM, or with core="gru" a GRU of as many units.
+With a single leaf the torso's layers belong to the network itself and are named as in the original
+programs, so that published checkpoints load.
 """
 
 from __future__ import annotations
