@@ -344,8 +344,11 @@ def published() -> dict[str, Figure]:
 
 
 def half_interval(std: float, runs: int) -> float:
-    """Returns half of the 95 % interval of the mean of runs; 0 for a single run."""
-    return _STUDENT[runs] * std / math.sqrt(runs) if runs > 1 else 0.0
+    """Returns half of the 95 % interval of the mean of runs; 0 for a single run.
+
+    std: with the number of runs as divisor, as numpy computes it.
+    """
+    return _STUDENT[runs] * std / math.sqrt(runs - 1) if runs > 1 else 0.0
 
 
 def verdict(ours: Estimate, theirs: Figure, runs: int) -> str:
@@ -417,7 +420,7 @@ class Page:
             self._notes = {row["preset"]: row["note"] for row in csv.DictReader(file)}
         ends = [end for each in kept.values() for end in each.ends]
         self._machines = list(dict.fromkeys(end["machine"] for end in ends))
-        self._cited: dict[str, tuple[int, Figure]] = {}  # numbers of addresses
+        self._cited: dict[tuple[str, str], tuple[int, Figure]] = {}  # by address and note
         self._colours = {algo: plot.COLOURS[number] for algo, number in _ALGOS.items()}
 
     def names(self, family: str) -> list[str]:
@@ -468,7 +471,8 @@ class Page:
     def _compared(self, kept: Kept, figure: Figure) -> list[str]:
         """Returns the cells about a published figure."""
         said = verdict(kept.score, figure, len(kept.runs))
-        number, _ = self._cited.setdefault(figure.address, (len(self._cited) + 1, figure))
+        key = figure.address, figure.note
+        number, _ = self._cited.setdefault(key, (len(self._cited) + 1, figure))
         if figure.scores.size:
             chance = estimates.probability_of_improvement([kept.scores], [figure.scores])
             said += f" P {float(chance):.2f}"

@@ -54,7 +54,7 @@ def test_presets_are_chosen_by_patterns_of_their_names_and_by_their_algorithm(
     sweeps: dict[str, list[str]], tmp_path: Path
 ) -> None:
     where = ["--savedir", str(tmp_path)]
-    words = ["zoo", "--only", "cartpole-*", "pong", "--seeds", "2", "--first_seed", "7", *where]
+    words = ["zoo", "--only", "CartPole-*", "Pong", "--seeds", "2", "--first_seed", "7", *where]
     assert program.main(words) == 0
     assert {*sweeps} == {*CARTPOLE, "pong-impala"}  # pong is an earlier name
     assert all(command[1] == "seed=7,8" for command in sweeps.values())
@@ -67,6 +67,7 @@ def test_presets_are_chosen_by_patterns_of_their_names_and_by_their_algorithm(
     ("words", "message"),
     [
         (["zoo", "--only", "atari-impala"], "the zoo has no such preset"),
+        (["zoo", "--only"], "the zoo has no such preset"),
         (["zoo", "--preset", "catch"], "use --only, not --preset"),
         (["classic", "--algo", "ppo", "--only", "x"], "use the suite zoo"),
         (["classic"], "classic needs --algo"),

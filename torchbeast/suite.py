@@ -46,6 +46,7 @@ from torchbeast.zoo import NAMES, PRESETS
 
 PROGRAM = "suite"
 ZOO = "zoo"
+_ALL = ("*",)
 _HELD_OUT = 101  # the first seed that was not used for tuning
 
 
@@ -139,7 +140,7 @@ class SuiteFlags:
     environments, and presets by algorithm: {"envs": ["MinAtar/Breakout-v1"], "presets": {"ppo":
     ["minatar-breakout-ppo"]}}. zoo trains presets with the seeds of their published scores, and
     prints the mean returns of 100 greedy episodes after training."""
-    only: tuple[str, ...] = ()
+    only: tuple[str, ...] = _ALL
     """Presets of the zoo, as patterns in quotes, such as 'hopper-*'. Default: all."""
     algo: str | None = None
     """The algorithm, such as impala or pqn. Its settings come from the suite, or from --preset.
@@ -158,7 +159,7 @@ class SuiteFlags:
         at_least(1, seeds=self.seeds)
         at_least(0, first_seed=self.first_seed)
         is_zoo = self.suite == ZOO
-        require(is_zoo or not self.only, "only chooses presets of the zoo: use the suite zoo")
+        require(is_zoo or self.only == _ALL, "only chooses presets of the zoo: use the suite zoo")
         require(
             not is_zoo or self.preset is None, "the zoo trains presets: use --only, not --preset"
         )
@@ -220,7 +221,7 @@ def train_zoo(flags: SuiteFlags, words: Sequence[str]) -> int:
 
 def _chosen(flags: SuiteFlags) -> list[str]:
     """Returns the presets to train; raises UsageError without any."""
-    patterns = [NAMES.get(pattern, pattern) for pattern in flags.only or "*"]
+    patterns = [NAMES.get(pattern.lower(), pattern.lower()) for pattern in flags.only]
     chosen = [
         name
         for name, preset in PRESETS.items()

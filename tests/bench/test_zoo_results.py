@@ -135,6 +135,25 @@ def test_minutes_of_training_do_not_count_evaluations_and_pauses() -> None:
     assert zoo.minutes_of(rows, [resumed]) == [1, 2, 3, 4, 5]
 
 
+def test_the_interval_of_a_published_mean_is_that_of_its_published_scores() -> None:
+    figures = [figure for figure in zoo.published().values() if figure.scores.size]
+    assert len(figures) > 10
+    for figure in figures:
+        half = 2.262 * figure.scores.std(ddof=1) / len(figure.scores) ** 0.5
+        rounded = 2.262 * 0.05 / (len(figure.scores) - 1) ** 0.5  # the published deviation
+        assert figure.half == pytest.approx(half, abs=rounded)
+
+
+def test_figures_of_one_page_with_different_notes_are_cited_with_their_notes() -> None:
+    kept = next(iter(zoo.all_kept().values()))
+    page = zoo.Page({})
+    figure = next(iter(zoo.published().values()))
+    others = [figure, figure._replace(note="sampled"), figure._replace(note="sampled")]
+    cited = [page._compared(kept, each)[1] for each in others]
+    assert "][1]" in cited[0]
+    assert "][2]" in cited[1] and cited[1] == cited[2]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "theirs", "expected"),
     [
@@ -149,7 +168,7 @@ def test_minutes_of_training_do_not_count_evaluations_and_pauses() -> None:
 def test_a_score_is_compared_with_the_interval_of_the_published_mean(
     low: float, high: float, theirs: int, expected: str
 ) -> None:
-    half = zoo.half_interval(3**0.5, theirs)
+    half = zoo.half_interval(2**0.5, theirs)
     figure = next(iter(zoo.published().values()))._replace(mean=100, half=half)
     ours = Estimate((low + high) / 2, low, high)
     assert zoo.verdict(ours, figure, runs=3) == expected

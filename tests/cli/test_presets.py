@@ -20,7 +20,7 @@ from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.core.algos.optimisers import RMSprop
 from torchbeast.core.algos.schedules import Schedule
 from torchbeast.errors import UsageError
-from torchbeast.zoo import NAMES, PRESETS, Record
+from torchbeast.zoo import NAMES, PRESETS, Record, ShippedAgent
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -144,8 +144,18 @@ def test_preset_help_says_the_score_of_a_preset_with_a_record(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = " ".join(printed(capsys, "--preset", "help").split())
-    said = f"{PRESETS['pendulum-sac'].sentence} Score 1234 [1000, 1300], 1 min. "
+    assert "zoo:" not in text
+    said = f"{PRESETS['pendulum-sac'].sentence} Score 1234 [1000, 1300], 10 seeds, 1 min. "
     assert said in text and text.count("Score 1") == 1
+
+
+def test_preset_help_names_the_agent_of_a_preset(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = RECORD._replace(agent=ShippedAgent(101, 1.0, 0.0, "0123"), seeds=1)
+    monkeypatch.setattr(presets, "records", lambda: {"pendulum-sac": record})
+    text = " ".join(printed(capsys, "--preset", "help").split())
+    assert "1300], 1 seed, 1 min. Agent: zoo:pendulum-sac." in text and text.count("zoo:") == 1
 
 
 def test_the_flags_that_preset_help_prints_can_be_pasted_and_fit_the_terminal(

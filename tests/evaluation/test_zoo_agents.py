@@ -98,6 +98,15 @@ def test_an_agent_is_filmed_by_its_name_in_a_folder_of_runs(
     assert (tmp_path / "zoo:cartpole-ppo" / "video.mp4").stat().st_size > 0
 
 
+def test_a_film_of_an_agent_needs_a_folder_that_can_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    words = ["--xpid", "zoo:cartpole-ppo", "--savedir", str(tmp_path / "file")]
+    assert monobeast.main(["--mode", "test_render", *words]) == 2
+    assert "use another savedir" in capsys.readouterr().err
+
+
 def test_a_flag_that_contradicts_an_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert monobeast.main(["--mode", "test", "--xpid", "zoo:cartpole-ppo", "--algo", "sac"]) == 2
     assert "--algo must be ppo, as in the run" in capsys.readouterr().err

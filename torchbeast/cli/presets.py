@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any
 
 from torchbeast.cli.resuming import given
-from torchbeast.core.base.checks import did_you_mean
+from torchbeast.core.base.checks import counted, did_you_mean
 from torchbeast.errors import UsageError
-from torchbeast.zoo import NAMES, PRESETS, records
+from torchbeast.zoo import NAMES, PREFIX, PRESETS, records
 
 _INDENT = 30  # of the sentences of the overview
 _NOTE = (
@@ -84,7 +84,9 @@ def _described(name: str) -> str:
     if record is None:
         return sentence
     score = with_interval(record.score, *record.interval)
-    return f"{sentence} Score {score}, {max(1, round(record.minutes))} min."
+    runs, minutes = counted(record.seeds, "seed"), max(1, round(record.minutes))
+    agent = f" Agent: {PREFIX}{name}." if record.agent else ""
+    return f"{sentence} Score {score}, {runs}, {minutes} min.{agent}"
 
 
 def _with_flags(part: str) -> Iterator[str]:

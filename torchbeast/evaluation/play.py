@@ -23,7 +23,7 @@ from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess, Spaces
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
+from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
 from torchbeast.fleets.child_process import show_output
 from torchbeast.reporting.loggers import upload_video
 from torchbeast.reporting.run_folder import CHECKPOINT, run_path
@@ -215,7 +215,8 @@ def test(
             return EXIT_DONE
         from torchbeast.evaluation.video import VideoWriter, picture  # OpenCV, for nothing else
 
-        folder.mkdir(parents=True, exist_ok=True)  # agents of the zoo have none
+        with refusing_paths("use another savedir"):
+            folder.mkdir(parents=True, exist_ok=True)  # agents of the zoo have none
         with closing(VideoWriter(folder / "video.mp4")) as video:
             played = player.play(lambda seen: video.write(picture(player.env.render(), seen)))
         print(f"Video: {video.path}\n{report(played)}")

@@ -149,7 +149,7 @@ def agent_path(name: str) -> Path:
     preset = NAMES.get(name.lower())
     if preset is None:
         hint = did_you_mean(name, NAMES)
-        raise UsageError(f"there is no agent {PREFIX}{name}: --preset help lists presets{hint}")
+        raise UsageError(f"there is no agent {PREFIX}{name}: --preset help names agents{hint}")
     path = AGENTS / f"{preset}.pt"
     if not path.is_file():
         raise UsageError(
