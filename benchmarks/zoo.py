@@ -392,6 +392,7 @@ python -m torchbeast.suite zoo --only 'lunarlander-*'
   seeds. No setting was tuned on these seeds, which begin at 101. The score of a seed is the mean
   return of 100 greedy episodes after training.
 * **Published**: a mean, with half of its 95 % interval (Student's t) if it is one of several runs.
+  Tianshou's is the mean of each run's best evaluation, ours the last one.
 * **Above, inside, below**: our interval is above the published interval, overlaps it, or is below
   it. A single run has no interval, so its figure alone counts.{chance}
 * **Minutes**: median training time of a run, while two runs share two cores.{machines}

@@ -132,6 +132,13 @@ def test_zoo_and_a_name_are_a_trained_agent_wherever_a_run_is_named(folder: str,
     assert run_path(f"{folder}not-zoo:cartpole-ppo").name == "not-zoo:cartpole-ppo"
 
 
+def test_another_file_of_a_trained_agent_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match="zoo:cartpole-ppo has only one checkpoint: remove model.1"
+    ):
+        run_path("logs/zoo:cartpole-ppo/model.1.tar")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

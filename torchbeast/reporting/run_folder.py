@@ -238,11 +238,14 @@ def run_path(path: str | Path) -> Path:
     and for latest/FILE its file; for zoo:NAME the checkpoint of a trained agent. A name that does
     not exist here is a run in the usual folder.
 
-    Raises OSError if the home directory is unknown, and UsageError for an unknown agent.
+    Raises OSError if the home directory is unknown, and UsageError for an unknown agent, or another
+    file of one.
     """
     found = expanded(path)
     for part in found.parts[-2:]:  # the name itself, or as a run with a checkpoint
         if part.startswith(zoo.PREFIX):
+            if found.name not in (part, CHECKPOINT):
+                raise UsageError(f"{part} has only one checkpoint: remove {found.name}")
             return zoo.agent_path(part.removeprefix(zoo.PREFIX))
     if len(found.parts) == 1 and found.suffix != ".tar" and not found.exists():
         found = expanded(RunConfig.savedir) / found
