@@ -17,6 +17,7 @@ from drawn import save as save_run
 
 from torchbeast import load_agent, monobeast, zoo
 from torchbeast.core.actors.contract import Agent
+from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.evaluation import play as play_module
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.episodes import Episodes
@@ -91,6 +92,8 @@ def test_an_agent_is_filmed_by_its_name_in_a_folder_of_runs(
         return Episodes([1.0], [1], [2])
 
     monkeypatch.setattr(play_module, "play", one_step)
+    frame = np.zeros((32, 32, 3), np.uint8)  # CartPole's own needs pygame
+    monkeypatch.setattr(SyncVecEnv, "render", lambda self: frame)
     words = ["--mode", "test_render", "--xpid", "zoo:cartpole-ppo", "--savedir", str(tmp_path)]
     assert monobeast.main(words) == 0
     said = capsys.readouterr().out
