@@ -395,7 +395,8 @@ python -m torchbeast.suite zoo --only 'lunarlander-*'
   Tianshou's is the mean of each run's best evaluation, ours the last one.
 * **Above, inside, below**: our interval is above the published interval, overlaps it, or is below
   it. A single run has no interval, so its figure alone counts.{chance}
-* **Minutes**: median training time of a run, while two runs share two cores.{machines}
+* **Minutes**: median training time of a run on two cores, shared with another run and, until
+  2026-11-28, other work.{machines}
 """
 _CHANCE = """
   P is the probability that one of our runs beats one of theirs, if these are published."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program says about its settings when a run starts without a preset."""
+"""A run that starts without a preset names the tuned settings of its task."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from torchbeast.zoo import NAMES, PREFIX, PRESETS, records
 _INDENT = 30  # of the sentences of the overview
 _NOTE = (
     "Score: interquartile mean over seeds that were held out, with its 95 % interval. Minutes: on "
-    "two cores. --preset help:PART prints the flags of all presets with PART in their name."
+    "two shared cores. --preset help:PART prints the flags of all presets with PART in their name."
 )
 
 

@@ -23,7 +23,7 @@ from torchbeast.errors import UsageError
 _FOLDER = Path(__file__).parent
 AGENTS = _FOLDER / "agents"
 PREFIX = "zoo:"
-"""How the name of an agent begins where a run is named."""
+"""The prefix of an agent's name where a program or function takes a run."""
 
 
 class Preset(NamedTuple):
@@ -115,7 +115,7 @@ class Record(NamedTuple):
         interval: Its 95 % interval.
         seeds: Number of runs.
         steps: Environment steps of each run.
-        minutes: Median training time on two cores.
+        minutes: Median training time on two shared cores.
         agent: The agent that the package contains, if any.
     """
 

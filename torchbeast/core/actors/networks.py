@@ -407,10 +407,10 @@ class SmallNet(BuiltInNet):
 class MLPNet(BuiltInNet):
     """Two layers of 128 over flattened leaves, with an optional LSTM of 128 units, one layer.
 
-    Its activation is tanh, which bounds what a new observation can change. With ReLU, numbers that
-    the running statistics do not know yet reach the policy at ten times their later size: its first
-    updates made it deterministic, and Acrobot's goal was not found in 300,000 steps. (Andrychowicz
-    et al. 2021, arXiv 2006.05990, found tanh best in five other tasks.)
+    Its activation is tanh, which bounds what a new observation can change. With ReLU and running
+    statistics, which a new observation can exceed tenfold, IMPALA did not find Acrobot's goal in
+    500,000 steps. (Andrychowicz et al. 2021, arXiv 2006.05990, found tanh best in five other
+    tasks.)
     """
 
     over_images = None
