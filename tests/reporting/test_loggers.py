@@ -17,8 +17,8 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger, log_files
-from torchbeast.reporting.log_files import FILES, CsvLogger, LoggedRun, Logs, grouped, read_logs
-from torchbeast.reporting.loggers import LogConfig, ThinnedLogger, upload_video
+from torchbeast.reporting.log_files import LoggedRun, Logs, grouped, read_logs
+from torchbeast.reporting.loggers import FILES, LogConfig, ThinnedLogger, upload_video
 from torchbeast.reporting.run_folder import RunFolder
 
 
@@ -89,12 +89,23 @@ def test_a_row_of_an_interval_sums_times_and_averages_over_episodes(tmp_path: Pa
     assert last[0] == 50 and last[1]["time_a"] == 0.5 and calls[4:] == [("a", "close")]
 
 
-def test_the_flags_of_logs_choose_loggers() -> None:
-    assert LogConfig().loggers() == FILES
-    (only,) = LogConfig(disable_tensorboard=True).loggers()
-    assert isinstance(only, CsvLogger)
-    (thinned,) = LogConfig(log_interval=60.0).loggers()
-    assert isinstance(thinned, ThinnedLogger)
+def test_the_table_has_every_update_and_charts_one_a_second(tmp_path: Path) -> None:
+    logs = Logs(FILES, run_in(tmp_path))
+    steps = range(10, 1010, 10)
+    for step in steps:
+        logs.write(step, {"loss": float(step)})
+    logs.close()
+    assert len(list(read_logs(tmp_path))) == len(steps)
+    charted = scalars(tmp_path, "train/loss")
+    assert 2 <= len(charted) < len(steps) / 2
+    assert charted[0] == (10, 10.0) and charted[-1] == (1000, 1000.0)
+
+
+def test_the_flags_of_logs_choose_loggers(tmp_path: Path) -> None:
+    Logs(LogConfig(disable_tensorboard=True).loggers(), run_in(tmp_path)).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["logs.csv"]
+    (table, _) = LogConfig(log_interval=60.0).loggers()
+    assert isinstance(table, ThinnedLogger)
 
 
 def test_logs_are_closed_when_a_later_one_cannot_be_opened(tmp_path: Path) -> None:
@@ -347,8 +358,8 @@ def test_checkpoints_and_videos_are_uploaded_only_when_asked(
 ) -> None:
     flags = {"wandb_project": "games", "wandb_upload": asked}
     folder = RunFolder(tmp_path / "my run", flags)
-    (logger,) = (each for each in LogConfig(**flags).loggers() if isinstance(each, WandbLogger))
-    log = logger.open(run_in(folder.path, **flags))
+    (_, charts) = LogConfig(**flags).loggers()
+    log = charts.open(run_in(folder.path, **flags))
     for name in ("model.tar", "evaluation_best.tar", "model.1.tar"):
         (folder.path / name).touch()
     log.close()

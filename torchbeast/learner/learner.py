@@ -28,7 +28,8 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner.plan import plan_of
-from torchbeast.reporting.log_files import FILES, Logger, read_logs
+from torchbeast.reporting.log_files import Logger, read_logs
+from torchbeast.reporting.loggers import FILES
 from torchbeast.reporting.run_folder import (
     RunConfig,
     RunFolder,

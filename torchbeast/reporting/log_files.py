@@ -478,7 +478,3 @@ class TensorBoardLog:
     def close(self) -> None:
         """Writes the last events."""
         self._writer.close()
-
-
-FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
-"""The loggers of every run."""

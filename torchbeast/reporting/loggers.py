@@ -17,7 +17,15 @@ from typing import Any
 from torchbeast.core.base.checks import at_least, require, setting
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import line_of
-from torchbeast.reporting.log_files import FILES, CsvLogger, Log, LoggedRun, Logger, Logs, grouped
+from torchbeast.reporting.log_files import (
+    CsvLogger,
+    Log,
+    LoggedRun,
+    Logger,
+    Logs,
+    TensorBoardLogger,
+    grouped,
+)
 from torchbeast.reporting.run_folder import CHECKPOINT, read_meta
 
 _OF_EPISODES = ("mean_episode_", "info_")  # columns that are means over the episodes of an update
@@ -255,7 +263,8 @@ class LogConfig:
 
     log_interval: float = setting(0.0, "incidental")
     """Minimum number of seconds between rows of the logs. A row covers all updates since the
-    previous row. 0 writes a row for each update."""
+    previous row. 0 writes a row of logs.csv for each update; TensorBoard and Weights & Biases get
+    at most one a second."""
     disable_tensorboard: bool = setting(False, "incidental")
     """Do not write TensorBoard's events, even if TensorBoard is installed."""
     wandb_project: str | None = setting(None, "incidental")
@@ -273,8 +282,19 @@ class LogConfig:
         )
 
     def loggers(self) -> tuple[Logger, ...]:
-        """Returns the loggers of the run."""
-        found: list[Logger] = [CsvLogger()] if self.disable_tensorboard else [*FILES]
+        """Returns the loggers of the run.
+
+        TensorBoard takes as long for a row as a small network for an update, and shows 1,000 of
+        them.
+        """
+        table: Logger = CsvLogger()
+        if self.log_interval:
+            table = ThinnedLogger([table], self.log_interval)
+        charts: list[Logger] = [] if self.disable_tensorboard else [TensorBoardLogger()]
         if self.wandb_project is not None:
-            found.append(WandbLogger(self.wandb_project, upload=self.wandb_upload))
-        return (ThinnedLogger(found, self.log_interval),) if self.log_interval else tuple(found)
+            charts.append(WandbLogger(self.wandb_project, upload=self.wandb_upload))
+        return (table, ThinnedLogger(charts, max(1.0, self.log_interval)))
+
+
+FILES = LogConfig().loggers()
+"""The loggers of every run."""

@@ -20,8 +20,8 @@ from torchbeast.core.algos.config import recorded
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.reporting.log_files import FILES, Logger
-from torchbeast.reporting.loggers import DisplayConfig
+from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.loggers import FILES, DisplayConfig
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.assemble import Assembled, LearnerConfig, MakeAgent
