@@ -39,8 +39,9 @@ class Table(QNetwork):
         return self.values[observation]
 
 
-def made(**settings: Any) -> DQN:
-    config = DQNConfig(discounting=0.9, reward_clipping="none", **settings)
+def made(huber_delta: float | None = 1.0, **settings: Any) -> DQN:
+    settings |= {"discounting": 0.9, "reward_clipping": "none"}
+    config = DQNConfig(huber_delta=huber_delta, **settings)
     algo = DQN(Table(LEARNT), config)
     with torch.no_grad():
         algo.target.network.values.copy_(torch.tensor(TARGET))

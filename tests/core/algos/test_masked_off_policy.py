@@ -83,8 +83,13 @@ class PolicyTable(StochasticActorCritic):
 
 
 @pytest.mark.parametrize("double_dqn", [True, False])
-def test_the_best_next_action_of_dqn_is_an_allowed_one(double_dqn: bool) -> None:
-    config = DQNConfig(discounting=GAMMA, reward_clipping="none", double_dqn=double_dqn)
+@pytest.mark.parametrize("huber_delta", [None, 1.0, 2.5])
+def test_dqn_s_loss_is_that_of_the_best_allowed_action(
+    double_dqn: bool, huber_delta: float | None
+) -> None:
+    config = DQNConfig(
+        discounting=GAMMA, reward_clipping="none", double_dqn=double_dqn, huber_delta=huber_delta
+    )
     algo = DQN(QTable(), config)
     with torch.no_grad():
         algo.target.network.values.copy_(torch.tensor(TARGET))
@@ -93,9 +98,10 @@ def test_the_best_next_action_of_dqn_is_an_allowed_one(double_dqn: bool) -> None
     y = [0.5 + GAMMA * (3.0 if double_dqn else 4.0), 1.0, 2.0 + GAMMA * 7.0]
     values = [LEARNT[state][action] for state, action in zip(STATES, ACTIONS, strict=True)]
     errors = [abs(target - value) for target, value in zip(y, values, strict=True)]
-    huber = [e - 0.5 if e >= 1 else e**2 / 2 for e in errors]
+    d = huber_delta or math.inf
+    losses = [d * (e - d / 2) if e > d else e**2 / 2 for e in errors]
     loss = algo.losses(transitions()).terms["value_loss"]
-    assert loss.item() == pytest.approx(sum(huber) / 3)
+    assert loss.item() == pytest.approx(sum(losses) / 3)
 
 
 def policy(state: int, mask: list[int]) -> list[tuple[float, float]]:

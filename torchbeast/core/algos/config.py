@@ -384,10 +384,15 @@ class DQNConfig(OffPolicyConfig, ExplorationConfig):
     target_period: int = 500
     """Optimiser steps between updates of the target network. Larger values train more slowly, but
     more stably."""
+    huber_delta: float | None = None
+    """TD errors above this enter the loss linearly (Huber loss), so that rare large errors count
+    less; the DQN paper has 1, for rewards clipped to [-1, 1]. Default: none, all are squared."""
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
         ExplorationConfig.__post_init__(self)
+        if self.huber_delta is not None:
+            above(0, huber_delta=self.huber_delta)
 
 
 @dataclass(frozen=True, kw_only=True)

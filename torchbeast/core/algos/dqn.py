@@ -2,7 +2,7 @@
 """Double DQN (van Hasselt, Guez, Silver 2016, arXiv 1509.06461).
 
     y = R + gamma^m (1 - terminated) Q_target(s', argmax_a Q(s', a))              their equation 4
-    loss = mean w huber(y - Q(s, a)),   huber(x) = x^2 / 2 where |x| < 1, |x| - 1/2 elsewhere
+    loss = mean w rho(y - Q(s, a)),   rho(x) = x^2 / 2, or where |x| > huber_delta = d, d (|x| - d/2)
 
 The target network is copied every target_period optimiser steps (Mnih et al. 2015). Actions are
 epsilon-greedy; epsilon falls linearly over the steps that are collected.
@@ -10,6 +10,7 @@ epsilon-greedy; epsilon falls linearly over the steps that are collected.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
@@ -60,7 +61,8 @@ class DQN(OffPolicy):
         q_values = self.actor(minibatch.observation).float()
         index = self.actor.distribution.features(minibatch.action).bool()
         values = q_values[index]
-        losses = F.smooth_l1_loss(values, targets, reduction="none")
+        delta = math.inf if self.config.huber_delta is None else self.config.huber_delta
+        losses = F.huber_loss(values, targets, reduction="none", delta=delta)
         metrics = {
             "mean_value": values.detach().mean(),
             "value_error": (targets - values.detach()).abs().mean(),
