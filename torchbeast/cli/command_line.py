@@ -39,8 +39,16 @@ from tyro.constructors import (
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
+from torchbeast.collect.config import OwnSampling, TransitionsConfig
 from torchbeast.core.algos.config import OTHER_NAMES, recorded, usual_of, with_values
-from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, spelt
+from torchbeast.core.algos.registry import (
+    ALGOS,
+    DEFAULT,
+    FOR_REPLAY,
+    config_of,
+    learns_from_transitions,
+    spelt,
+)
 from torchbeast.core.algos.schedules import SHAPES, Shape
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import SpecError
@@ -329,10 +337,15 @@ def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
     config = _config(name)
     if config is type(flags_type().algorithm):
         return flags_type
-    _check_names(flags_type, name, config)
+    groups = {"algorithm": config}
+    if not learns_from_transitions(name) and {*flag_names(TransitionsConfig)} & {
+        *flag_names(config)
+    }:
+        groups["transitions"] = OwnSampling
+    _check_names(flags_type, name, config, groups)
     complete_type: type[OfLearner] = dataclasses.make_dataclass(
         flags_type.__name__,
-        [("algorithm", config, dataclasses.field(default_factory=config))],
+        [(group, kind, dataclasses.field(default_factory=kind)) for group, kind in groups.items()],
         bases=(flags_type,),
         frozen=True,
         kw_only=True,
@@ -357,10 +370,16 @@ def _config(name: str) -> type:
     return config
 
 
-def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> None:
-    """Raises UsageError if a setting has the name of another setting or of another flag."""
-    settings = Counter(flag_names(config))
-    flags = {*flag_names(flags_type)} - {*flag_names(type(flags_type().algorithm))}
+def _check_names(
+    flags_type: type[LearnerFlags], name: str, config: type, groups: Mapping[str, type]
+) -> None:
+    """Raises UsageError if a setting has the name of another setting or of another flag.
+
+    groups: that take the place of the program's.
+    """
+    settings, usual = Counter(flag_names(config)), flags_type()
+    replaced = [name for group in groups for name in flag_names(type(getattr(usual, group)))]
+    flags = {*flag_names(flags_type)} - {*replaced}
     if taken := sorted(n for n, count in settings.items() if count > 1 or n in flags):
         raise UsageError(
             f"--algo {name} has settings with the names of other settings or flags, "

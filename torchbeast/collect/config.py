@@ -240,6 +240,14 @@ class TransitionsConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnSampling:
+    """Takes the place of TransitionsConfig if the algorithm has settings of the same names."""
+
+    def check_unused(self) -> None:
+        """Does nothing, because it has no settings."""
+
+
 def split_evenly(total: int, num_groups: int) -> list[int]:
     """Returns the sizes of `num_groups` groups that sum to `total` and differ by at most one."""
     each, more = divmod(total, num_groups)

@@ -23,6 +23,7 @@ from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.core.storages.replay.prioritised_rollouts import WindowSampling
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
@@ -72,6 +73,11 @@ class LearnerConfig:
     def learns_from_transitions(self) -> bool:
         """Whether batches are single steps of a replay."""
         return not issubclass(self.algo.takes, Rollout)
+
+    @property
+    def window_sampling(self) -> WindowSampling | None:
+        """How replayed rollouts are sampled by priority; None: uniformly."""
+        return self.algo.sampling(self.algorithm, self.rollouts.unroll_length)
 
     @property
     def online_batch_size(self) -> int:
@@ -306,6 +312,7 @@ def _algorithm(config: LearnerConfig, agent: Agent, device: torch.device) -> Alg
     """
     config.algo.check_actor(agent.model, config.algorithm)
     specs_of_extras(agent.model, config.algo.needs)
+    _ = config.window_sampling  # checks it
     algo = config.algo(agent.model, config.algorithm)
     for model in algo.models.values():  # an algorithm's author need not think of devices
         model.to(device)

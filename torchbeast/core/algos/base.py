@@ -40,6 +40,7 @@ from torchbeast.core.base.checks import one_of, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
+from torchbeast.core.storages.replay.prioritised_rollouts import WindowSampling
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 
@@ -196,7 +197,7 @@ class Algorithm(ABC, Generic[BatchT]):
 
     corrects_lag: ClassVar[bool] = False
 
-    mode: ClassVar[Mode] = "sample"
+    mode: Mode = "sample"
 
     separable: ClassVar[bool] = False
 
@@ -275,6 +276,22 @@ class Algorithm(ABC, Generic[BatchT]):
                 f"{cls.__name__} needs a network of type {cls.actor_type.__name__}, got "
                 f"{type(actor).__name__}: use another model"
             )
+
+    @classmethod
+    def sampling(cls, config: Any, unroll_length: int) -> WindowSampling | None:
+        """Returns how a replay of rollouts samples them by priority, or None for uniformly.
+
+        With priorities, batches have a `sampling_ratio`, and `losses` returns `priorities`. The
+        recurrent states of such rollouts are among their extras.
+
+        Args:
+            config: The hyperparameters, an instance of `Config`.
+            unroll_length: Steps in a rollout.
+
+        Raises:
+            UsageError: If the two do not go together.
+        """
+        return None
 
     def observe(self, batch: BatchT) -> None:
         """Adds the batch to running statistics, by default to the actor's.

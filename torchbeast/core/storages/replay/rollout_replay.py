@@ -45,6 +45,18 @@ Final = tuple[int, list[np.ndarray]]  # row of a truncation; leaves of its final
 NO_ROLLOUT = -1  # the rollout_index of a window
 
 
+class Priorities(NamedTuple):
+    """Priorities that an update has computed, such as sizes of TD errors, for sampling by them.
+
+    inserted: [B], of the columns that are inserted. windows, read: int64 [S], the names of windows
+    that were read for the update, and their priorities [S].
+    """
+
+    inserted: np.ndarray
+    windows: np.ndarray
+    read: np.ndarray
+
+
 class RolloutReplay(RolloutStore):
     """Rollouts joined to episodes, at most `capacity` transitions.
 
@@ -61,6 +73,12 @@ class RolloutReplay(RolloutStore):
         # The next window of each walk, by agent and number: the first row of its episode, and the
         # steps that lie before the window.
         self._walks: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def insert(
+        self, arrays: Arrays, columns: slice, agent: int, priorities: Priorities | None = None
+    ) -> None:
+        """Stores columns of a batch; see RolloutStore. priorities: not used here."""
+        super().insert(arrays, columns, agent)
 
     # --- statistics
 
@@ -94,6 +112,14 @@ class RolloutReplay(RolloutStore):
         self._walks[agent, number] = row, before + self.unroll_length
         trajectory, start, _ = self._locate(row)
         return Window(trajectory, start, start + before)
+
+    def name(self, window: Window) -> int:
+        """Returns the number of a window's first row, which is never used again."""
+        return window.trajectory.row(window.position)
+
+    def ratio(self, window: Window) -> float:
+        """Returns how often a window is drawn in units of sampling by the algorithm's wish: 1."""
+        return 1.0
 
     def forget_walks(self, agent: int) -> None:
         """Lets every walk of an agent go on at the beginning of another episode."""
