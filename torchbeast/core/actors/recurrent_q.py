@@ -10,7 +10,8 @@ the last action. The replay stores the recurrent state of every row, as an extra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -78,7 +79,9 @@ class Dueling(RecurrentQNetwork, BuiltInNet):
         return ModelOutput(values, values.amax(-1), core_state)
 
 
-NETWORKS: Mapping[str, Callable[..., ActorCritic]] = {
-    f"r2d2-{name}": type(f"Dueling{net.__name__}", (Dueling, net), {})
-    for name, net in BUILT_IN.items()
-}
+def _dueling(net: type[BuiltInNet]) -> Callable[..., ActorCritic]:
+    shown = {"__module__": __name__, "__signature__": inspect.signature(net)}
+    return type(f"Dueling{net.__name__}", (Dueling, net), shown)
+
+
+NETWORKS = {f"r2d2-{name}": _dueling(net) for name, net in BUILT_IN.items()}
