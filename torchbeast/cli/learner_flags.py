@@ -60,8 +60,8 @@ class DefaultsFlags:
 
     algo: str = setting(registry.DEFAULT, "agent")
     """Algorithm: impala (V-trace), ppo, pqn (Q-learning without a replay); with a replay
-    (--replay_size) laser (IMPALA with replay), dqn (discrete actions), sac, td3 (continuous
-    actions); or your own as package.module:MyAlgo. Its hyperparameters become flags: add --help to
+    (--replay_size) laser (IMPALA with replay), dqn (discrete actions), r2d2 (dqn with an LSTM),
+    sac, td3 (continuous actions); or your own as package.module:MyAlgo. Its hyperparameters become flags: add --help to
     list them. A resumed run keeps its algorithm."""
     preset: str | None = setting(None, "command")
     """Tuned settings for a task, used as defaults of the other flags; --preset help lists them, and

@@ -80,7 +80,7 @@ class ReplayConfig:
     program prints its memory use at startup."""
     replay_ratio: float = 1.0
     """Replayed rollouts per new rollout in a batch; the LASER paper uses 7. A replayed rollout
-    costs as much compute as a new one. With dqn, sac and td3: sampled steps per new step, which
+    costs as much compute as a new one (r2d2 too). With dqn, sac and td3: sampled steps per new step, which
     makes --replay_ratio / --batch_size updates per environment step. With inf, learner and
     environments never wait for each other."""
     learn_start: int = 0
@@ -192,7 +192,8 @@ class ReplayConfig:
         )
         require(
             self.replay_service is None,
-            "replay_service shares rollouts among agents of laser, not single steps: remove it",
+            "replay_service shares rollouts among agents of laser or r2d2, not single steps: remove "
+            "it",
         )
         self._check_room(2, unroll_length, total_steps)
         return self.replay_ratio / batch_size

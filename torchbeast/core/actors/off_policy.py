@@ -452,7 +452,7 @@ def _made(
     if use_lstm:
         raise SpecError(
             "off-policy algorithms train on single steps, which have no recurrent state: remove "
-            "use_lstm, or use impala or ppo"
+            "use_lstm, or use r2d2, impala or ppo"
         )
     shape = BODIES[body]
     shape = shape if hidden is None else shape._replace(hidden=hidden)

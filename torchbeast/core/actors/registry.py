@@ -395,7 +395,7 @@ class _Networks:
             feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
                 64}; JSON.
             recurrent: Whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a
-                GRU. Not for off-policy algorithms, which train on single steps.
+                GRU. R2D2 needs it; DQN, PQN, SAC and TD3 train on single steps.
             restart_model: A file with the initial weights: a checkpoint, or a state_dict.
 
         Returns:
@@ -418,7 +418,7 @@ class _Networks:
 
 
 class OnPolicyActorCritic(_Networks):
-    """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
+    """Networks with a policy and a value, for PPO, IMPALA, LASER and R2D2: every ActorCritic."""
 
 
 class OffPolicyActorCritic(_Networks):

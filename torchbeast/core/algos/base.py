@@ -150,7 +150,8 @@ class Algorithm(ABC, Generic[BatchT]):
             by much older policies. With a recurrent network, `losses` then returns the
             `final_state` that `unroll` found.
         needs: Names of the extra outputs of acting that batches must contain.
-        corrects_lag: Whether returns are corrected for actions of older policies, as V-trace does.
+        corrects_lag: Whether it may train on actions of older policies: returns are corrected for
+            them, as V-trace does, or are off-policy, as in Q-learning.
         mode: The mode in which actions are chosen during training.
         separable: Whether the columns of a batch are independent except for the sum or mean over
             all steps. If the actor is separable too, several threads may compute slices of the

@@ -74,7 +74,7 @@ class R2D2(Algorithm[Rollout]):
     family = "r2d2"
     actor_type: ClassVar = RecurrentQNetwork
     learns_from_replay = True
-    corrects_lag = True  # Q-learning is off-policy
+    corrects_lag = True
     needs = (CORE_STATE,)
     separable = True
     reduction = "mean"

@@ -141,12 +141,12 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyVTraceBuffer(OnPolicyBuffer):
-    """Rollouts whose policy lag V-trace corrects, for IMPALA and LASER.
+    """Rollouts whose policy lag the algorithm corrects, for IMPALA, LASER and R2D2.
 
     Args:
         size: Steps of each environment in a rollout.
         batch_size: Rollouts of an update; see OnPolicyBuffer.
-        replay_size: Environment steps that a replay holds, for LASER. 0: no replay.
+        replay_size: Environment steps that a replay holds, for LASER and R2D2. 0: no replay.
         replay_ratio: Replayed rollouts for each new one in a batch.
         learn_start: Environment steps in the replay before it is used.
     """
@@ -167,7 +167,7 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
         if self.replay_size and not algo.algo.learns_from_replay:
             raise IncompatibleParts(
                 f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not use one: "
-                "remove replay_size, or use LASER"
+                "remove replay_size, or use LASER or R2D2"
             )
         return algo
 

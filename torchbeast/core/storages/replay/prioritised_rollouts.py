@@ -94,7 +94,9 @@ class PrioritisedRollouts(RolloutReplay):
         raise LookupError("the replay has no complete rollout yet")
 
     def ratio(self, window: Window) -> float:
-        """Returns the probability of drawing a window, in units of uniform sampling's."""
+        """Returns the probability of drawing a window, in units of uniform sampling's, as if all
+        stored windows were complete.
+        """
         row = np.array([self.name(window) % self._ring.num_rows])
         share = float(self._tree.priorities(row)[0]) / self._tree.total
         return share * self.size / self._stride
