@@ -29,8 +29,7 @@ from torchbeast.collect.replay import OwnReplay, Replay
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.storages.batch import Feedback
-from torchbeast.core.storages.replay.prioritised_rollouts import WindowSampling, rollout_replay
-from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
+from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, ByPriority, RolloutReplay
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
@@ -214,15 +213,15 @@ class Started:
 
 
 Make = Callable[..., AbstractContextManager[Replay]]
-"""Makes a replay of specs, a capacity, a seed, spare columns, and a sampling by priority or None."""
+"""Makes a replay of specs, a capacity, a seed, spare columns, and ByPriority or None."""
 Start = Callable[..., AbstractContextManager[Started]]
 
 
 @contextmanager
 def own(
-    specs: dict[str, Any], capacity: int, seed: int, spare: int, sampling: WindowSampling | None
+    specs: dict[str, Any], capacity: int, seed: int, spare: int, sampling: ByPriority | None
 ) -> Iterator[Replay]:
-    yield OwnReplay(rollout_replay(specs, capacity, 1, seed, sampling))
+    yield OwnReplay(RolloutReplay(specs, capacity, 1, seed, sampling))
 
 
 @pytest.fixture(params=["own", "shared"])
@@ -235,7 +234,7 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
         specs: dict[str, Any], capacity: int, seed: int, spare: int, sampling: Any
     ) -> Iterator[Replay]:
         path = tmp_path / f"{next(numbers)}.sock"
-        how = joining(specs, B, spare, capacity=capacity, seed=seed, sampling=sampling)
+        how = joining(specs, B, spare, capacity=capacity, seed=seed, by_priority=sampling)
         with service_at(path), agent_of(path, how) as agent:
             yield agent
 
@@ -251,7 +250,7 @@ def starting(
     capacity: int = 2000,
     spare: int = SPARE,
     seed: int = 0,
-    sampling: WindowSampling | None = None,
+    sampling: ByPriority | None = None,
 ) -> Iterator[Started]:
     events: list[Event] = []
     online = Line(events, spare, is_recurrent)
@@ -265,7 +264,7 @@ def starting(
             learn_start=learn_start,
             in_flight=learner_threads + 1,
             initial_state=torch.zeros(1, 1, 1) if is_recurrent else (),
-            by_priority=sampling is not None,
+            beta=None if sampling is None else 0.5,
         )
         supervisor = Supervisor()
         try:
@@ -328,7 +327,7 @@ def test_learn_start_is_reached_once() -> None:
 
 def test_the_priorities_of_an_update_decide_what_is_replayed(started: Start) -> None:
     """Only windows of environment 1 have an error, new ones at first and replayed ones later."""
-    with started(sampling=WindowSampling(1.0, 2)) as run:
+    with started(sampling=ByPriority(1.0, 2)) as run:
         rollouts, names = [], []
         for rollout in itertools.islice(run.source.batches(), 40):
             rollouts.append(copy_of(rollout))
@@ -340,17 +339,18 @@ def test_the_priorities_of_an_update_decide_what_is_replayed(started: Start) -> 
     for rollout in rollouts[2:]:
         check_rollout(rollout)
         assert rollout.env_index[0, B:].tolist() == [1] * SPARE
-        ratios = rollout.sampling_ratio
-        assert ratios is not None and (ratios == ratios[:1]).all()
-        assert ratios[0, :B].tolist() == [1.0] * B
-    assert ratios[0, B:].tolist() == pytest.approx([2.0] * SPARE, rel=0.1), "half of all"
+        weights = rollout.weights
+        assert weights is not None and (weights == weights[:1]).all()
+        assert weights[0, :B].tolist() == [1.0] * B
+    half = [2.0**-0.5] * SPARE  # of all windows
+    assert weights[0, B:].tolist() == pytest.approx(half, rel=0.05)
     assert len({*torch.cat(names).tolist()}) > 20
     assert all(not rollout.feeds_back for rollout in rollouts)
 
 
 def test_an_update_without_priorities_fails_the_run() -> None:
     with pytest.raises(RunError, match="did not return priorities"):
-        with starting(own, sampling=WindowSampling(1.0, 2)) as run:
+        with starting(own, sampling=ByPriority(1.0, 2)) as run:
             for _ in run.source.batches():
                 pass
             assert run.supervisor.failure is not None

@@ -39,16 +39,8 @@ from tyro.constructors import (
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
-from torchbeast.collect.config import OwnSampling, TransitionsConfig
 from torchbeast.core.algos.config import OTHER_NAMES, recorded, usual_of, with_values
-from torchbeast.core.algos.registry import (
-    ALGOS,
-    DEFAULT,
-    FOR_REPLAY,
-    config_of,
-    learns_from_transitions,
-    spelt,
-)
+from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, spelt
 from torchbeast.core.algos.schedules import SHAPES, Shape
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import SpecError
@@ -337,15 +329,10 @@ def with_algorithm(flags_type: type[OfLearner], name: str) -> type[OfLearner]:
     config = _config(name)
     if config is type(flags_type().algorithm):
         return flags_type
-    groups = {"algorithm": config}
-    if not learns_from_transitions(name) and {*flag_names(TransitionsConfig)} & {
-        *flag_names(config)
-    }:
-        groups["transitions"] = OwnSampling
-    _check_names(flags_type, name, config, groups)
+    _check_names(flags_type, name, config)
     complete_type: type[OfLearner] = dataclasses.make_dataclass(
         flags_type.__name__,
-        [(group, kind, dataclasses.field(default_factory=kind)) for group, kind in groups.items()],
+        [("algorithm", config, dataclasses.field(default_factory=config))],
         bases=(flags_type,),
         frozen=True,
         kw_only=True,
@@ -370,16 +357,10 @@ def _config(name: str) -> type:
     return config
 
 
-def _check_names(
-    flags_type: type[LearnerFlags], name: str, config: type, groups: Mapping[str, type]
-) -> None:
-    """Raises UsageError if a setting has the name of another setting or of another flag.
-
-    groups: that take the place of the program's.
-    """
-    settings, usual = Counter(flag_names(config)), flags_type()
-    replaced = [name for group in groups for name in flag_names(type(getattr(usual, group)))]
-    flags = {*flag_names(flags_type)} - {*replaced}
+def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> None:
+    """Raises UsageError if a setting has the name of another setting or of another flag."""
+    settings = Counter(flag_names(config))
+    flags = {*flag_names(flags_type)} - {*flag_names(type(flags_type().algorithm))}
     if taken := sorted(n for n, count in settings.items() if count > 1 or n in flags):
         raise UsageError(
             f"--algo {name} has settings with the names of other settings or flags, "

@@ -61,8 +61,8 @@ class DefaultsFlags:
     algo: str = setting(registry.DEFAULT, "agent")
     """Algorithm: impala (V-trace), ppo, pqn (Q-learning without a replay); with a replay
     (--replay_size) laser (IMPALA with replay), dqn (discrete actions), r2d2 (dqn with an LSTM),
-    sac, td3 (continuous actions); or your own as package.module:MyAlgo. Its hyperparameters become flags: add --help to
-    list them. A resumed run keeps its algorithm."""
+    sac, td3 (continuous actions); or your own as package.module:MyAlgo. Its hyperparameters become
+    flags: add --help to list them. A resumed run keeps its algorithm."""
     preset: str | None = setting(None, "command")
     """Tuned settings for a task, used as defaults of the other flags; --preset help lists them, and
     --preset help:PART prints those with PART in their name."""
@@ -123,7 +123,7 @@ class LearnerFlags:
     def _check_replay(self) -> None:
         if not self.learns_from_transitions:
             self.replay.spare_columns(self.rollouts)
-            if self.command.mode == "train":
+            if self.command.mode == "train" and "n_step" not in usual_of(type(self.algorithm)):
                 self.transitions.check_unused()
             return
         require(

@@ -22,9 +22,8 @@ from torchbeast.collect.lost_streams import LostStream
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.storages.replay.prioritised_rollouts import WindowSampling
+from torchbeast.core.storages.replay.rollout_replay import ByPriority, RolloutReplay, Window
 from torchbeast.core.storages.replay.rollout_replay import Priorities as Priorities
-from torchbeast.core.storages.replay.rollout_replay import RolloutReplay, Window
 from torchbeast.core.storages.replay.store import Arrays as Arrays
 from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
 from torchbeast.core.storages.replay.store import described, row_specs
@@ -43,7 +42,7 @@ class ReplayedColumns(NamedTuple):
     begins: list[bool]  # by column: whether its first row is an episode's
     finals: list[np.ndarray]  # final observations, leaves [K, *shape], by column, then row
     windows: np.ndarray  # int64 [S] names, for Priorities
-    ratios: np.ndarray  # float32 [S] of sampling, see Rollout.sampling_ratio
+    ratios: np.ndarray  # float32 [S], see RolloutReplay.ratio
 
 
 class Replay(Protocol):
@@ -218,7 +217,7 @@ class JoinRequest:
     columns: int  # per insertion
     spare_columns: int  # per `fill`
     seed: int  # of sampling, if this agent is the first
-    sampling: WindowSampling | None = None  # by priority; None: uniformly
+    by_priority: ByPriority | None = None  # how it draws; None: uniformly
 
     def batch(self, columns: int) -> dict[str, Any]:
         """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
@@ -244,7 +243,7 @@ class JoinRequest:
             f"replay_size {self.capacity}",
             f"unroll_length {self.unroll_length}",
             f"a frame stack of {self.frame_stack}",
-            "uniform sampling" if self.sampling is None else f"{self.sampling}",
+            f"sampling {self.by_priority or 'uniformly'}",
             *(f"rows of {row}" for row in rows),
         }
 

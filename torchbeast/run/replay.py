@@ -25,7 +25,7 @@ from torchbeast.collect.transitions import (
 )
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.storages.replay.prioritised_rollouts import rollout_replay
+from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import (
     RolloutStore,
     bytes_per_transition,
@@ -102,8 +102,7 @@ def make_replay(
     size, agent = config.replay.replay_size, rollouts.agent
     sampling = _sampling(config, agent, outcome) if config.learns_from_transitions else None
     specs, each, of_truncation = _sizes(rollouts)
-    windows = config.window_sampling
-    each += sum(how.extra_bytes(size) for how in (sampling, windows) if how is not None)
+    each += 0 if sampling is None else sampling.extra_bytes(size)
     check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
     print(
@@ -114,7 +113,9 @@ def make_replay(
     )
     made = specs, size, agent.frame_stack, seed_of(seed, "replay")
     try:
-        return TransitionReplay(*made, sampling) if sampling else rollout_replay(*made, windows)
+        if sampling is None:
+            return RolloutReplay(*made, config.by_priority)
+        return TransitionReplay(*made, sampling)
     except (MemoryError, ValueError) as error:
         raise UsageError(f"{error}: use a smaller replay_size") from error
 
@@ -197,8 +198,8 @@ def mixed_source(
     online: Source, replay: Replay, config: LearnerConfig, agent: Agent, in_flight: int
 ) -> MixedSource:
     """Returns the source of new and replayed rollouts; see MixedSource."""
-    by_priority = config.window_sampling is not None
-    state = () if by_priority else map_leaves(Tensor.cpu, agent.model.initial_state(1))
+    is_walking = config.by_priority is None
+    state = map_leaves(Tensor.cpu, agent.model.initial_state(1)) if is_walking else ()
     return MixedSource(
         online,
         replay,
@@ -207,7 +208,7 @@ def mixed_source(
         learn_start=config.replay.learn_start,
         in_flight=in_flight,
         initial_state=state,
-        by_priority=by_priority,
+        beta=None if is_walking else config.transitions.priority_beta,
     )
 
 
@@ -234,7 +235,7 @@ def joined_replay(
             columns=config.rollouts.batch_size,
             spare_columns=config.spare_columns,
             seed=seed_of(seed, "replay"),
-            sampling=config.window_sampling,
+            by_priority=config.by_priority,
         )
     size, address = settings.replay_size, str(settings.replay_service)
     with ExitStack() as joined:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torchbeast.core.actors.registry import ActorFactory, OffPolicyActorCritic, OnPolicyActorCritic
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, R2D2Config
+from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.laser import LASER
@@ -25,6 +25,7 @@ from torchbeast.core.storages.storage import (
     OnPolicyGAEBuffer,
     OnPolicyVTraceBuffer,
     ReplayBuffer,
+    RolloutReplayBuffer,
     Storage,
 )
 
@@ -65,10 +66,7 @@ _SHORT = OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0)
 _LONG = OnPolicyGAEBuffer.create_factory(size=PPOConfig.usual["unroll_length"])
 _VTRACE = OnPolicyVTraceBuffer.create_factory(size=20)
 _VTRACE_WITH_REPLAY = OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000)
-_ROLLOUTS_WITH_REPLAY = OnPolicyVTraceBuffer.create_factory(
-    size=R2D2Config.usual["unroll_length"],
-    **{name: R2D2Config.usual[name] for name in ("replay_size", "replay_ratio", "learn_start")},
-)
+_REPLAYED_ROLLOUTS = RolloutReplayBuffer.create_factory()
 _REPLAY = ReplayBuffer.create_factory()
 _PRIORITISED = ReplayBuffer.create_factory(
     replay_ratio=math.inf, n_step=3, priority_exponent=0.6, priority_beta=0.4
@@ -94,7 +92,7 @@ PRESETS = {
     "impala": SchemePreset(IMPALA, {}, _VTRACE, _COLLECTING),
     "seed": SchemePreset(IMPALA, {}, _VTRACE, {**_COLLECTING, "inference": "central"}),
     "laser": SchemePreset(LASER, {}, _VTRACE_WITH_REPLAY, _COLLECTING),
-    "r2d2": SchemePreset(R2D2, {}, _ROLLOUTS_WITH_REPLAY, _COLLECTING, _RECURRENT),
+    "r2d2": SchemePreset(R2D2, {}, _REPLAYED_ROLLOUTS, _COLLECTING, _RECURRENT),
     "dqn": SchemePreset(DQN, {}, _REPLAY, actor=_OFF_POLICY),
     "sac": SchemePreset(SAC, {}, _REPLAY, actor=_OFF_POLICY),
     "ape-x": SchemePreset(DQN, {}, _PRIORITISED, _COLLECTING, _OFF_POLICY),

@@ -32,7 +32,6 @@ from torchbeast.collect.replay import (
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves2
 from torchbeast.core.envs.spaces import num_bytes
-from torchbeast.core.storages.replay.prioritised_rollouts import rollout_replay
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError
@@ -164,9 +163,8 @@ class SharedReplay:
         region = (joining.columns + joining.spare_columns) * num_bytes(fields)
         check_memory(joining.capacity, each, region, self._free_memory())
         try:
-            return rollout_replay(
-                fields, joining.capacity, joining.frame_stack, joining.seed, joining.sampling
-            )
+            settings = joining.capacity, joining.frame_stack, joining.seed, joining.by_priority
+            return RolloutReplay(fields, *settings)
         except MemoryError as error:
             raise ValueError(f"{error}: use a smaller replay_size") from error
 

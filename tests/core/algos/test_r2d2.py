@@ -24,7 +24,7 @@ from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 
 T, B, BURN_IN, ACTIONS, SIZE = 8, 5, 3, 3, 4
-GAMMA, N, ETA, BETA = 0.9, 3, 0.8, 0.5
+GAMMA, N, ETA = 0.9, 3, 0.9
 EPS = 1e-3
 # Rows and columns: within burn-in, at its border, neighbours, and the last row.
 TERMINATED = [(0, 0), (2, 0), (4, 3), (8, 1)]
@@ -36,15 +36,13 @@ STATE = tuple[Tensor, Tensor]
 def made(core: str = "lstm", **settings: Any) -> R2D2:
     given = {
         "discounting": GAMMA,
-        "n_step": N,
         "burn_in": BURN_IN,
-        "priority_eta": ETA,
-        "priority_beta": BETA,
         **settings,
     }
     spec = ActorSpec("r2d2-mlp", {"hidden": 6, "core": core}, use_lstm=True)
     agent = make_agent(spec, ArraySpec((SIZE,), "float32"), Discrete(ACTIONS), 1)
     algo = R2D2(agent.model, R2D2Config(**given))
+    algo.n_step = N
     with torch.no_grad():
         for parameter in algo.target.network.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -68,7 +66,7 @@ def batch(make_rollout: Callable[..., Rollout], request: pytest.FixtureRequest) 
         truncated=TRUNCATED,
         valid=valid if invalid else None,
         extras={"core_state": 0.5 * torch.randn(*shape, 2 * size)},
-        sampling_ratio=torch.tensor([1.0, 1.0, 4.0, 0.25, 2.0]).repeat(T + 1, 1),
+        weights=torch.tensor([1.0, 1.0, 0.4, 0.25, 0.7]).repeat(T + 1, 1),
         state=(torch.full((1, B, size), torch.nan),) * 2,  # of a window, nobody knows it
     )
 
@@ -116,13 +114,10 @@ def double_values(algo: R2D2, batch: Rollout, b: int) -> tuple[list[Tensor], lis
     return values, best, of_finals
 
 
-def errors_of_the_paper(
-    algo: R2D2, batch: Rollout, b: int, rescales: bool = True
-) -> list[tuple[int, Tensor]]:
+def errors_of_the_paper(algo: R2D2, batch: Rollout, b: int) -> list[Tensor]:
     """y - Q of each step that is trained on. Returns are summed until the episode's end, an invalid
     step or the last row, but over n steps at most.
     """
-    to, back = (h, h_inverse) if rescales else (float, float)
     values, best, of_finals = double_values(algo, batch, b)
     errors = []
     for t in range(BURN_IN, T):
@@ -131,37 +126,32 @@ def errors_of_the_paper(
         total, last = 0.0, t
         for k in range(N):
             if last == T or (batch.valid is not None and not batch.valid[last + 1, b]):
-                total += GAMMA**k * back(best[last])
+                total += GAMMA**k * h_inverse(best[last])
                 break
             total += GAMMA**k * batch.reward[last + 1, b].item()
             last += 1
             if batch.truncated[last, b]:
-                total += GAMMA ** (k + 1) * back(of_finals[last])
+                total += GAMMA ** (k + 1) * h_inverse(of_finals[last])
             if batch.done[last, b]:
                 break
         else:
-            total += GAMMA**N * back(best[last])
-        errors.append((t, to(total) - values[t][batch.action[t + 1, b]]))
+            total += GAMMA**N * h_inverse(best[last])
+        errors.append(h(total) - values[t][batch.action[t + 1, b]])
     return errors
 
 
 @masked
-@pytest.mark.parametrize("rescales", [True, False])
-def test_loss_and_gradient_are_those_of_the_papers_equations(
-    batch: Rollout, rescales: bool
-) -> None:
-    algo = made(value_rescaling=rescales)
+def test_loss_and_gradient_are_those_of_the_papers_equations(batch: Rollout) -> None:
+    algo = made()
     loss = algo.losses(algo.prepare(batch)).terms["value_loss"]
     loss.backward()
     found = [parameter.grad.clone() for parameter in algo.actor.parameters()]
     algo.actor.zero_grad()
-    assert batch.sampling_ratio is not None
-    weights = batch.sampling_ratio[0] ** -BETA
-    weights = weights / weights.max()
+    assert batch.weights is not None
     terms = [
-        weights[b] * 0.5 * error**2
-        for b in range(B)
-        for _, error in errors_of_the_paper(algo, batch, b, rescales)
+        weight * 0.5 * error**2
+        for b, weight in enumerate(batch.weights[0])
+        for error in errors_of_the_paper(algo, batch, b)
     ]
     expected = torch.stack(terms).mean()
     expected.backward()
@@ -176,7 +166,7 @@ def test_priorities_mix_the_largest_and_the_mean_error(batch: Rollout) -> None:
     priorities = algo.losses(algo.prepare(batch)).feedback.priorities
     assert priorities is not None
     for b in range(B):
-        sizes = [abs(error.item()) for _, error in errors_of_the_paper(algo, batch, b)]
+        sizes = [abs(error.item()) for error in errors_of_the_paper(algo, batch, b)]
         expected = ETA * max(sizes) + (1 - ETA) * sum(sizes) / len(sizes)
         assert priorities[b].item() == pytest.approx(expected, rel=1e-4)
 
@@ -202,7 +192,7 @@ def test_the_target_network_is_copied_when_it_is_time(batch: Rollout) -> None:
 
 
 @pytest.mark.parametrize("x", [0.0, 1e-4, -0.3, 1.0, -17.5, 300.0, -1e5])
-def test_rescaling_is_h_and_its_inverse_brings_values_back(x: float) -> None:
+def test_rescaling_is_h_and_its_inverse_brings_values_h_inverse(x: float) -> None:
     assert rescaled(torch.tensor(x)).item() == pytest.approx(h(x), rel=1e-5, abs=1e-7)
     assert unscaled(torch.tensor(x)).item() == pytest.approx(h_inverse(x), rel=1e-5, abs=1e-7)
     assert unscaled(rescaled(torch.tensor(x))).item() == pytest.approx(x, rel=1e-5, abs=1e-6)
@@ -288,15 +278,10 @@ def test_networks_without_memory_or_for_other_actions_are_refused(
         )
 
 
-def test_a_burn_in_that_leaves_nothing_to_train_on_is_refused() -> None:
-    assert R2D2.sampling(R2D2Config(burn_in=19), 20).burn_in == 19
-    with pytest.raises(UsageError, match="burn_in 20 leaves no step .* unroll_length 20"):
-        R2D2.sampling(R2D2Config(burn_in=20), 20)
-
-
-def test_without_a_ratio_all_steps_count_alike(batch: Rollout) -> None:
+def test_without_weights_all_steps_count_alike(batch: Rollout) -> None:
     algo = made()
-    even = dataclasses.replace(batch, sampling_ratio=torch.ones(T + 1, B))
-    without = dataclasses.replace(batch, sampling_ratio=None)
+    even, without = (
+        dataclasses.replace(batch, weights=weights) for weights in (torch.ones(T + 1, B), None)
+    )
     losses = [algo.losses(algo.prepare(b)).terms["value_loss"] for b in (even, without)]
     torch.testing.assert_close(*losses)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from typing import Any
 
@@ -12,26 +13,16 @@ import pytest
 from test_rollout_replay import CASES, KEYS, check_window, one_life, play_some, row_of
 from true_rows import Envs, fields
 
-from torchbeast.core.storages.replay.prioritised_rollouts import (
-    PrioritisedRollouts,
-    WindowSampling,
-    rollout_replay,
-)
-from torchbeast.core.storages.replay.rollout_replay import Priorities, RolloutReplay
+from torchbeast.core.storages.replay.rollout_replay import ByPriority, Priorities, RolloutReplay
 
 NOTHING = np.empty(0, np.int64), np.empty(0)
 
 
-def made(
-    T: int, capacity: int, burn_in: int = 0, alpha: float = 1.0, k: int = 1
-) -> PrioritisedRollouts:
-    sampling = WindowSampling(alpha, burn_in)
-    replay = rollout_replay(fields(T, 1, k), capacity, k, 3, sampling)
-    assert isinstance(replay, PrioritisedRollouts)
-    return replay
+def made(T: int, capacity: int, burn_in: int = 0, alpha: float = 1.0, k: int = 1) -> RolloutReplay:
+    return RolloutReplay(fields(T, 1, k), capacity, k, 3, ByPriority(alpha, math.gcd(T, burn_in)))
 
 
-def insert(replay: PrioritisedRollouts, envs: Envs, rollouts: Any, priorities: Any) -> None:
+def insert(replay: RolloutReplay, envs: Envs, rollouts: Any, priorities: Any) -> None:
     for agent in {life.agent for life, _ in rollouts}:
         pairs = zip(rollouts, priorities, strict=True)
         chosen = [(rollout, priority) for rollout, priority in pairs if rollout[0].agent == agent]
@@ -40,7 +31,7 @@ def insert(replay: PrioritisedRollouts, envs: Envs, rollouts: Any, priorities: A
         replay.insert(envs.batch(batch), columns, agent, Priorities(sizes, *NOTHING))
 
 
-def set_priorities(replay: PrioritisedRollouts, names: list[int], sizes: list[float]) -> None:
+def set_priorities(replay: RolloutReplay, names: list[int], sizes: list[float]) -> None:
     """As an update that inserts nothing."""
     empty = fields(replay.unroll_length, 0, 1)
     arrays = {name: np.empty(empty[name].shape) for name in ("reward", "env_index", "truncated")}
@@ -137,7 +128,3 @@ def test_a_saved_replay_draws_as_before() -> None:
 def test_an_empty_replay_has_nothing_to_draw() -> None:
     with pytest.raises(LookupError, match="no complete rollout"):
         made(4, 100).draw()
-
-
-def test_without_sampling_it_is_a_replay_of_episodes() -> None:
-    assert type(rollout_replay(fields(4, 1, 1), 100, 1, 0, None)) is RolloutReplay

@@ -48,7 +48,6 @@ from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, ObservationSpace
 
-EXPLORING = ("explore", "ladder")  # modes
 _GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -86,6 +85,18 @@ class Exploring(Actor):
             return self.epsilon
         places = self.env_index.double() * _GOLDEN_RATIO % 1.0
         return self.epsilon ** (1.0 + 7.0 * places).to(self.epsilon)
+
+    def best(self, values: Tensor, mode: Mode) -> Tensor:
+        """Returns the best actions [N] by their values [N, n]; exploring, some random legal ones.
+
+        Raises SpecError unless the action space is Discrete.
+        """
+        actions = discrete(self)
+        action = actions.mode(values)
+        is_exploring = mode in ("explore", "ladder")
+        return (
+            self.randomly(action, uniform_among(actions, values), mode) if is_exploring else action
+        )
 
     def randomly(self, action: Tensor, others: Tensor, mode: Mode = "explore") -> Tensor:
         """Replaces each action by another with probability epsilon.
@@ -241,10 +252,7 @@ class QNetwork(OffPolicyActor):
 
     def choose_each(self, outputs: Tensor, mode: Mode) -> Chosen:
         """Chooses the best action; exploring, with probability epsilon a random legal one."""
-        action = discrete(self).mode(outputs)
-        if mode in EXPLORING:
-            action = self.randomly(action, uniform_among(discrete(self), outputs), mode)
-        return Chosen(action, {"q_values": outputs})
+        return Chosen(self.best(outputs, mode), {"q_values": outputs})
 
     @property
     def extra_specs(self) -> dict[str, ArraySpec]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, ActorCritic, Mode, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import BUILT_IN, BuiltInNet
-from torchbeast.core.actors.off_policy import EXPLORING, Exploring, discrete, uniform_among
+from torchbeast.core.actors.off_policy import Exploring
 from torchbeast.core.base.nest import Nest, flatten, pack_as
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ArraySpec
@@ -38,11 +38,7 @@ class RecurrentQNetwork(Exploring, ActorCritic):
         if self.action_mask is not None:
             self.action_mask.check(inputs.observation)
         values, _, state = self(inputs, state)
-        actions = discrete(self)
-        action = actions.mode(values)
-        if mode in EXPLORING:
-            others = uniform_among(actions, values[0])
-            action = self.randomly(action[0], others, mode).unsqueeze(0)
+        action = self.best(values[0], mode).unsqueeze(0)
         return Acted(action, {CORE_STATE: joined_state(state).unsqueeze(0)}, state)
 
     @property

@@ -40,7 +40,6 @@ from torchbeast.core.base.checks import one_of, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
-from torchbeast.core.storages.replay.prioritised_rollouts import WindowSampling
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 
@@ -149,9 +148,11 @@ class Algorithm(ABC, Generic[BatchT]):
         learns_from_replay: Whether batches may contain replayed columns, whose actions were chosen
             by much older policies. With a recurrent network, `losses` then returns the
             `final_state` that `unroll` found.
+        burns_in: Whether replayed rollouts begin anywhere, with a recurrent state among the extras,
+            and are sampled by priority. `losses` then returns priorities if there are weights.
+        n_step: Steps of n-step returns, for algorithms on rollouts. The program sets it.
         needs: Names of the extra outputs of acting that batches must contain.
-        corrects_lag: Whether it may train on actions of older policies: returns are corrected for
-            them, as V-trace does, or are off-policy, as in Q-learning.
+        corrects_lag: Whether returns are corrected for actions of older policies, as V-trace does.
         mode: The mode in which actions are chosen during training.
         separable: Whether the columns of a batch are independent except for the sum or mean over
             all steps. If the actor is separable too, several threads may compute slices of the
@@ -194,6 +195,10 @@ class Algorithm(ABC, Generic[BatchT]):
 
     learns_from_replay: ClassVar[bool] = False
 
+    burns_in: ClassVar[bool] = False
+
+    n_step: int = 1
+
     needs: ClassVar[tuple[str, ...]] = ()
 
     corrects_lag: ClassVar[bool] = False
@@ -232,6 +237,8 @@ class Algorithm(ABC, Generic[BatchT]):
         self.models = {"actor": actor}
         self.optimisers = {}
         self.counters = Counters()
+        if getattr(config, "epsilon_ladder", False):
+            self.mode = "ladder"
 
     @signed(lambda algo: _hyperparameters(algo))
     @classmethod
@@ -277,22 +284,6 @@ class Algorithm(ABC, Generic[BatchT]):
                 f"{cls.__name__} needs a network of type {cls.actor_type.__name__}, got "
                 f"{type(actor).__name__}: use another model"
             )
-
-    @classmethod
-    def sampling(cls, config: Any, unroll_length: int) -> WindowSampling | None:
-        """Returns how a replay of rollouts samples them by priority, or None for uniformly.
-
-        With priorities, batches have a `sampling_ratio`, and `losses` returns `priorities`. The
-        recurrent states of such rollouts are among their extras.
-
-        Args:
-            config: The hyperparameters, an instance of `Config`.
-            unroll_length: Steps in a rollout.
-
-        Raises:
-            UsageError: If the two do not go together.
-        """
-        return None
 
     def observe(self, batch: BatchT) -> None:
         """Adds the batch to running statistics, by default to the actor's.

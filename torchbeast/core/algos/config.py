@@ -336,11 +336,6 @@ class ExplorationConfig:
         at_least(1, exploration_steps=self.exploration_steps)
         between(0, 1, epsilon_end=self.epsilon_end)
 
-    @property
-    def mode(self) -> Literal["explore", "ladder"]:
-        """The mode in which actions are chosen during training."""
-        return "ladder" if self.epsilon_ladder else "explore"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PQNConfig(RewardConfig, ExplorationConfig):
@@ -411,42 +406,22 @@ class R2D2Config(RewardConfig, ExplorationConfig):
         "replay_size": 100_000,
         "replay_ratio": 7.0,
         "learn_start": 2_000,
+        "n_step": 5,
+        "priority_exponent": 0.9,
+        "priority_beta": 0.6,
         "grad_norm_clipping": 40.0,
     }
 
     burn_in: int = 20
-    """Steps at the beginning of a rollout over which the network only restores its recurrent state
-    from the one that was stored, without training. Below --unroll_length; the paper has 40 of
-    120. 0: use the stored state as it is."""
-    n_step: int = 5
-    """Number of steps in n-step returns, usually 1 to 5."""
-    value_rescaling: bool = True
-    """Predict h(Q) in place of Q, with h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x, so that
-    rewards need not be clipped (Pohlen et al. 2018)."""
-    priority_exponent: float = 0.9
-    """Prioritisation exponent alpha: sample replayed rollouts in proportion to priority^alpha. 0:
-    uniformly."""
-    priority_beta: float = 0.6
-    """Importance-sampling exponent beta. Larger values correct more of the bias of prioritised
-    sampling."""
-    priority_eta: float = 0.9
-    """eta: the priority of a rollout is eta times the largest absolute TD error plus 1 - eta times
-    their mean."""
+    """First steps of a rollout, which only restore the recurrent state from the stored one and are
+    not trained on. Below --unroll_length; the paper has 40 of 120."""
     target_period: int = 200
     """Optimiser steps between updates of the target network. Larger values train more slowly, but
     more stably."""
     discounting: float = 0.997
-    """Discount factor gamma, 0.95 to 0.999. Larger values give distant rewards more weight."""
-    reward_clipping: Literal["auto", RewardClipping] = "none"
-    """abs_one: clip rewards to [-1, 1] in the loss (not in the logs), and where the network sees
-    them. none: leave them unchanged; the network sees sign(r) log(1 + |r|). auto: abs_one for Atari
-    games."""
+    reward_clipping: Literal["auto", RewardClipping] = "none"  # values are rescaled instead
     epsilon_end: float = 0.4
-    """Final epsilon: share of random actions after --exploration_steps, 0.01 to 0.1; 0.4 with
-    --epsilon_ladder."""
     epsilon_ladder: bool = True
-    """One epsilon per environment, as in Ape-X (Horgan et al. 2018): epsilon^1 to epsilon^8, spread
-    evenly. --epsilon_end is then the largest of them."""
     optimiser: OptimiserConfig = OptimiserConfig(
         optimiser="adam", learning_rate=0.0005, learning_rate_schedule="constant", epsilon=0.0001
     )
@@ -455,14 +430,7 @@ class R2D2Config(RewardConfig, ExplorationConfig):
         RewardConfig.__post_init__(self)
         ExplorationConfig.__post_init__(self)
         at_least(0, burn_in=self.burn_in)
-        at_least(1, n_step=self.n_step, target_period=self.target_period)
-        between(
-            0,
-            1,
-            priority_exponent=self.priority_exponent,
-            priority_beta=self.priority_beta,
-            priority_eta=self.priority_eta,
-        )
+        at_least(1, target_period=self.target_period)
 
 
 @dataclass(frozen=True, kw_only=True)

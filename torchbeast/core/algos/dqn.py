@@ -49,7 +49,6 @@ class DQN(OffPolicy):
 
     def __init__(self, actor: Actor, config: DQNConfig) -> None:
         super().__init__(actor, config)
-        self.mode = config.mode
         self.target = Target(actor, config.target_rate, config.target_period)
         self.models["target"] = self.target
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}

@@ -63,7 +63,6 @@ class PQN(Algorithm[Rollout]):
 
     def __init__(self, actor: Actor, config: PQNConfig) -> None:
         super().__init__(actor, config)
-        self.mode = config.mode
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def prepare(self, batch: Rollout) -> Rollout:

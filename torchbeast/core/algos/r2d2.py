@@ -8,8 +8,7 @@
 
 A rollout begins with the recurrent state that was stored when it was played. Both networks run from
 there over its first burn_in steps without training, and the other steps are trained on. A batch has
-new rollouts, each once, and replayed ones, drawn by priority. A new rollout is as likely as in
-uniform sampling, so its importance weight before normalisation is 1.
+new rollouts, each once, and replayed ones, drawn by priority p with importance weights w.
 """
 
 from __future__ import annotations
@@ -32,11 +31,9 @@ from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.losses import Mean, masked
 from torchbeast.core.storages.batch import Feedback
-from torchbeast.core.storages.replay.prioritised_rollouts import WindowSampling
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.errors import UsageError
 
-_EPS = 1e-3
+_EPS, _ETA = 1e-3, 0.9
 
 
 def rescaled(x: Tensor) -> Tensor:
@@ -50,11 +47,6 @@ def unscaled(x: Tensor) -> Tensor:
     return x.sign() * ((2.0 * z / (1.0 + (1.0 + 4.0 * _EPS * z).sqrt())).square() - 1.0)
 
 
-def unchanged(x: Tensor) -> Tensor:
-    """Returns x, where values are not rescaled."""
-    return x
-
-
 class R2D2(Algorithm[Rollout]):
     """R2D2 (Kapturowski et al. 2019): double Q-learning with memory, from rollouts of a replay.
 
@@ -66,7 +58,7 @@ class R2D2(Algorithm[Rollout]):
 
     Example:
         ```python
-        R2D2.create_factory(learning_rate=5e-4, burn_in=10, n_step=3)
+        R2D2.create_factory(learning_rate=5e-4, burn_in=10)
         ```
     """
 
@@ -74,8 +66,9 @@ class R2D2(Algorithm[Rollout]):
     family = "r2d2"
     actor_type: ClassVar = RecurrentQNetwork
     learns_from_replay = True
-    corrects_lag = True
+    burns_in = True
     needs = (CORE_STATE,)
+    mode = "explore"
     separable = True
     reduction = "mean"
     actor: RecurrentQNetwork
@@ -83,34 +76,16 @@ class R2D2(Algorithm[Rollout]):
 
     def __init__(self, actor: Actor, config: R2D2Config) -> None:
         super().__init__(actor, config)
-        self.mode = config.mode
         self.target = Target(actor, 1.0, config.target_period)
         self.models["target"] = self.target
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
-        scale = config.value_rescaling
-        self._h, self._inverse = (rescaled, unscaled) if scale else (unchanged, unchanged)
-
-    @classmethod
-    def sampling(cls, config: R2D2Config, unroll_length: int) -> WindowSampling:
-        """Returns how rollouts are sampled: by priority, and so that each step is trained on."""
-        if config.burn_in >= unroll_length:
-            raise UsageError(
-                f"burn_in {config.burn_in} leaves no step of a rollout to train on: use less than "
-                f"unroll_length {unroll_length}"
-            )
-        return WindowSampling(config.priority_exponent, config.burn_in)
 
     def prepare(self, batch: Rollout) -> Rollout:
-        """Excludes burn-in from training, and adds weights [T+1, B] to the extras."""
-        extras = dict(batch.extras)
-        if batch.sampling_ratio is not None:
-            weights = batch.sampling_ratio**-self.config.priority_beta
-            extras["weights"] = weights / weights.max()
+        """Excludes burn-in from training."""
         rows = torch.arange(len(batch.reward), device=batch.reward.device).unsqueeze(1)
         trained = (rows > self.config.burn_in).expand_as(batch.done)
-        return dataclasses.replace(
-            batch, valid=losses.both(batch.valid, trained), extras=extras, collected=batch.env_steps
-        )
+        valid = losses.both(batch.valid, trained)
+        return dataclasses.replace(batch, valid=valid, collected=batch.env_steps)
 
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns value_loss, the mean value and the mean absolute TD error as metrics, both of
@@ -123,7 +98,7 @@ class R2D2(Algorithm[Rollout]):
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         index = self.actor.distribution.features(actions).bool()
         chosen = q_values[:-1].float()[index].view(targets.shape)
-        mask, weights = minibatch.mask, minibatch.extras.get("weights")
+        mask, weights = minibatch.mask, minibatch.weights
         errors = masked(targets - chosen, mask)
         weighted = errors if weights is None else errors * weights[1:].sqrt()
         metrics: dict[str, Tensor | Mean] = {
@@ -156,18 +131,18 @@ class R2D2(Algorithm[Rollout]):
         """Returns y [T, B] by the rescaled values [T+1, B] and those of final observations [T, B],
         which are 0 where no episode was truncated.
         """
-        inputs = rewards_and_discounts(self.config, minibatch, self._inverse(final_values))
+        inputs = rewards_and_discounts(self.config, minibatch, unscaled(final_values))
         targets = returns.n_step_targets(
             **inputs,
-            values=self._inverse(values.float()),
-            n=self.config.n_step,
+            values=unscaled(values.float()),
+            n=self.n_step,
             mask=minibatch.mask,
         )
-        return self._h(targets)
+        return rescaled(targets)
 
     @torch.no_grad()
     def _priorities(self, errors: Tensor, mask: Tensor | None) -> Tensor:
         """Returns p [B] of errors [T, B], which are 0 where the mask is false."""
         count = len(errors) if mask is None else mask.sum(0).clamp(min=1)
-        eta, sizes = self.config.priority_eta, errors.abs()
-        return eta * sizes.amax(0) + (1.0 - eta) * sizes.sum(0) / count
+        sizes = errors.abs()
+        return _ETA * sizes.amax(0) + (1.0 - _ETA) * sizes.sum(0) / count

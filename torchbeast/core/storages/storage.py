@@ -87,6 +87,8 @@ def suitable_storage(algo: AlgoFactory) -> str:
     """Returns the name of the storage that suits an algorithm."""
     if issubclass(algo.algo.takes, Transitions):
         return "ReplayBuffer"
+    if algo.algo.burns_in:
+        return "RolloutReplayBuffer"
     if algo.algo.corrects_lag:
         return "OnPolicyVTraceBuffer"
     fields = {field.name for field in dataclasses.fields(algo.config)}
@@ -141,12 +143,12 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyVTraceBuffer(OnPolicyBuffer):
-    """Rollouts whose policy lag the algorithm corrects, for IMPALA, LASER and R2D2.
+    """Rollouts whose policy lag V-trace corrects, for IMPALA and LASER.
 
     Args:
         size: Steps of each environment in a rollout.
         batch_size: Rollouts of an update; see OnPolicyBuffer.
-        replay_size: Environment steps that a replay holds, for LASER and R2D2. 0: no replay.
+        replay_size: Environment steps that a replay holds, for LASER. 0: no replay.
         replay_ratio: Replayed rollouts for each new one in a batch.
         learn_start: Environment steps in the replay before it is used.
     """
@@ -167,7 +169,7 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
         if self.replay_size and not algo.algo.learns_from_replay:
             raise IncompatibleParts(
                 f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not use one: "
-                "remove replay_size, or use LASER or R2D2"
+                "remove replay_size, or use LASER"
             )
         return algo
 
@@ -192,7 +194,7 @@ class ReplayBuffer(Storage):
             a resumed run starts with an empty replay.
     """
 
-    holds = Transitions
+    holds: ClassVar[type] = Transitions
 
     size: int | None = None
     batch_size: int | None = None
@@ -210,6 +212,22 @@ class ReplayBuffer(Storage):
         usual = usual_of(algo.Config)
         of_replay = usual if "replay_size" in usual else dict(DQNConfig.usual)
         return of_replay | {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutReplayBuffer(ReplayBuffer):
+    """New rollouts, and a prioritised replay of them, for R2D2.
+
+    Args:
+        size: See ReplayBuffer, and so for the other arguments, but batch_size counts new rollouts
+            and replay_ratio replayed ones for each.
+    """
+
+    holds = Rollout
+
+    n_step: int = 5
+    priority_exponent: float = 0.9
+    priority_beta: float = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,7 +182,7 @@ class TransitionReplay(RolloutStore):
         overwritten one keeps its own.
         """
         is_stored = names >= self._ring.rows.start
-        powers = raised(priorities[is_stored], self._alpha)
+        powers = raised_priorities(priorities[is_stored], self._alpha)
         self._tree.set(self._ring_rows(names[is_stored]), powers)
         self._highest = max(self._highest, powers.max(initial=0.0))
 
@@ -402,7 +402,7 @@ class TransitionReplay(RolloutStore):
                 self._note_steps_left(trajectory, trajectory.start, None)
 
 
-def raised(errors: np.ndarray, exponent: float) -> np.ndarray:
+def raised_priorities(errors: np.ndarray, exponent: float) -> np.ndarray:
     """Returns the priorities of errors to a power, float64 and above 0."""
     powers: np.ndarray = (np.abs(errors).astype(np.float64) + _SMALLEST) ** exponent
     return powers
