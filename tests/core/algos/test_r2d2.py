@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -189,6 +190,19 @@ def test_the_target_network_is_copied_when_it_is_time(batch: Rollout) -> None:
         step.update(batch)
         pairs = zip(algo.actor.parameters(), algo.target.network.parameters(), strict=True)
         assert all(torch.equal(*pair) for pair in pairs) == is_equal
+
+
+def test_a_resumed_learner_continues_bit_by_bit(batch: Rollout) -> None:
+    """The number of steps since the target network was copied is saved too."""
+    steps = [OptimiserStep(made(target_period=3), StepConfig(), total_steps=1000) for _ in range(2)]
+    for _ in range(2):
+        steps[0].update(batch)
+    steps[1].load_state_dict(copy.deepcopy(steps[0].state_dict()))
+    results = [[step.update(batch) for _ in range(3)] for step in steps]
+    for before, after in zip(*results, strict=True):
+        assert before.metrics == after.metrics
+        assert before.feedback.priorities is not None and after.feedback.priorities is not None
+        assert torch.equal(before.feedback.priorities, after.feedback.priorities)
 
 
 @pytest.mark.parametrize("x", [0.0, 1e-4, -0.3, 1.0, -17.5, 300.0, -1e5])
