@@ -7,7 +7,6 @@ All programs, bench and benchmarks/ use it.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,6 @@ from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import num_bytes
-from torchbeast.core.storages.replay.rollout_replay import ByPriority
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
@@ -74,21 +72,6 @@ class LearnerConfig:
     def learns_from_transitions(self) -> bool:
         """Whether batches are single steps of a replay."""
         return not issubclass(self.algo.takes, Rollout)
-
-    @property
-    def by_priority(self) -> ByPriority | None:
-        """How replayed rollouts are drawn by priority; None: uniformly. Raises UsageError if
-        burn-in leaves nothing to train on.
-        """
-        if not self.algo.burns_in:
-            return None
-        length, burn_in = self.rollouts.unroll_length, self.algorithm.burn_in
-        if burn_in >= length:
-            raise UsageError(
-                f"burn_in {burn_in} leaves no step of a rollout to train on: use less than "
-                f"unroll_length {length}"
-            )
-        return ByPriority(self.transitions.priority_exponent, math.gcd(length, burn_in))
 
     @property
     def online_batch_size(self) -> int:
@@ -323,7 +306,6 @@ def _algorithm(config: LearnerConfig, agent: Agent, device: torch.device) -> Alg
     """
     config.algo.check_actor(agent.model, config.algorithm)
     specs_of_extras(agent.model, config.algo.needs)
-    _ = config.by_priority  # checks it
     algo = config.algo(agent.model, config.algorithm)
     algo.n_step = config.transitions.n_step
     for model in algo.models.values():  # an algorithm's author need not think of devices

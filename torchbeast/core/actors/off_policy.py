@@ -68,9 +68,9 @@ class Exploring(Actor):
 
     epsilon: Tensor
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Passes the arguments on to the next base class."""
-        super().__init__(*arguments, **named)
+        super().__init__(*args, **kwargs)
         self.register_buffer("epsilon", torch.ones(()))
 
     def ladder(self) -> Tensor:

@@ -419,9 +419,14 @@ class R2D2Config(RewardConfig, ExplorationConfig):
     """Optimiser steps between updates of the target network. Larger values train more slowly, but
     more stably."""
     discounting: float = 0.997
-    reward_clipping: Literal["auto", RewardClipping] = "none"  # values are rescaled instead
+    """Discount factor gamma, 0.95 to 0.999; the paper has 0.997."""
+    reward_clipping: Literal["auto", RewardClipping] = "none"
+    """abs_one or auto, as with other algorithms. none: rewards stay, because R2D2 rescales values
+    by h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x."""
     epsilon_end: float = 0.4
+    """Final epsilon, with --epsilon_ladder of the environment that explores most."""
     epsilon_ladder: bool = True
+    """One epsilon per environment, from --epsilon_end to its eighth power."""
     optimiser: OptimiserConfig = OptimiserConfig(
         optimiser="adam", learning_rate=0.0005, learning_rate_schedule="constant", epsilon=0.0001
     )
