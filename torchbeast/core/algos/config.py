@@ -416,8 +416,7 @@ class R2D2Config(RewardConfig, ExplorationConfig):
     """First steps of a rollout, which only restore the recurrent state from the stored one and are
     not trained on. Below --unroll_length; the paper has 40 of 120."""
     target_period: int = 200
-    """Optimiser steps between updates of the target network. Larger values train more slowly, but
-    more stably."""
+    """Optimiser steps between copies of the network to the target network; the paper has 2,500."""
     discounting: float = 0.997
     """Discount factor gamma, 0.95 to 0.999; the paper has 0.997."""
     reward_clipping: Literal["auto", RewardClipping] = "none"
