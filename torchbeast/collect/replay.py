@@ -238,12 +238,13 @@ class JoinRequest:
 
     def _described(self) -> set[str]:
         """Returns descriptions of everything that must be equal in all agents."""
-        rows = described(row_specs(self.batch(1), 1))
+        rows, how = described(row_specs(self.batch(1), 1)), self.by_priority
+        drawn = f"by priority^{how.exponent:g} every {how.stride} rows" if how else "uniformly"
         return {
             f"replay_size {self.capacity}",
             f"unroll_length {self.unroll_length}",
             f"a frame stack of {self.frame_stack}",
-            f"sampling {self.by_priority or 'uniformly'}",
+            f"rollouts drawn {drawn}",
             *(f"rows of {row}" for row in rows),
         }
 
