@@ -65,7 +65,12 @@ def test_a_run_learns_from_new_and_replayed_rollouts(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "memory", [later([]), later(["--use_lstm"]), ["--algo", "r2d2", "--burn_in", "5"]]
+    "memory",
+    [
+        later([]),
+        later(["--use_lstm"]),
+        ["--algo", "r2d2", "--burn_in", "5", "--learn_start", "100"],
+    ],
 )
 def test_a_fixed_lag_makes_runs_with_a_replay_reproducible(
     workshop: Workshop, memory: list[str]
