@@ -84,6 +84,10 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
             ["--algo", "laser", "--priority_exponent", "0.6"],
             "--priority_exponent 0.6 only works with",
         ),
+        (
+            ["--algo", "r2d2", "--n_step", "1", "--hindsight_share", "0.5"],
+            "--hindsight_share 0.5 only works with",
+        ),
         (["--algo", "dqn", "--replay_kl_threshold", "1"], "replay_kl_threshold"),
         (["--algo", "dqn", "--n_step", "3", "--hindsight_share", "0.8"], "but --n_step is 3"),
         (

@@ -123,8 +123,8 @@ class LearnerFlags:
     def _check_replay(self) -> None:
         if not self.learns_from_transitions:
             self.replay.spare_columns(self.rollouts)
-            if self.command.mode == "train" and "n_step" not in usual_of(type(self.algorithm)):
-                self.transitions.check_unused()
+            if self.command.mode == "train":
+                self.transitions.check_unused(usual_of(type(self.algorithm)))
             return
         require(
             self.step.max_lag is None,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -229,12 +230,12 @@ class TransitionsConfig:
             "1, or remove hindsight_share",
         )
 
-    def check_unused(self) -> None:
-        """Raises ValueError for settings that only off-policy algorithms use."""
+    def check_unused(self, used: Collection[str]) -> None:
+        """Raises ValueError for settings that only off-policy algorithms use; used: the others."""
         for each in fields(self):
             value = getattr(self, each.name)
             require(
-                value == each.default,
+                each.name in used or value == each.default,
                 f"{each.name} {value:g} only works with algorithms that sample single steps: "
                 "remove it, or set algo to dqn, sac, td3 or r2d2",
             )

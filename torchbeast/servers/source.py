@@ -323,7 +323,8 @@ def _numbered(numbers: Tensor) -> Tensor:
     """Returns numbers [1, B] of environments, with the next one for each that is 0."""
     if numbers.all():
         return numbers
-    return torch.tensor([[number or next(_ENVIRONMENTS) for number in numbers[0].tolist()]])
+    given = [number or next(_ENVIRONMENTS) for number in numbers[0].tolist()]
+    return torch.tensor([given], device="cpu")
 
 
 def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
