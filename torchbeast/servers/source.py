@@ -101,11 +101,8 @@ class PolySource:
         self._num_envs = fleet.num_envs  # 0: nobody has dialled in yet
         self._queue = learner_queue(size, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
-        state = (
-            actor.initial_state(1),
-            actor.distribution.zero_action((1, 1)),
-            torch.zeros(1, 1, dtype=torch.int64),
-        )
+        last_action, number = actor.distribution.zero_action((1, 1)), torch.zeros(1, 1).long()
+        state = actor.initial_state(1), last_action, number
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length,
             self._queue,
