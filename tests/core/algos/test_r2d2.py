@@ -27,9 +27,9 @@ from torchbeast.errors import UsageError
 T, B, BURN_IN, ACTIONS, SIZE = 8, 5, 3, 3, 4
 GAMMA, N, ETA = 0.9, 3, 0.9
 EPS = 1e-3
-# Rows and columns: within burn-in, at its border, neighbours, and the last row.
+# Rows and columns: within burn-in, right after it, neighbours, and the last row; none is BURN_IN.
 TERMINATED = [(0, 0), (2, 0), (4, 3), (8, 1)]
-TRUNCATED = [(1, 1), (3, 2), (5, 1), (6, 1), (6, 3), (8, 0)]
+TRUNCATED = [(1, 1), (2, 2), (4, 2), (5, 1), (6, 1), (6, 3), (8, 0)]
 INVALID = [(2, 4), (5, 3), (6, 4), (8, 2)]
 STATE = tuple[Tensor, Tensor]
 
