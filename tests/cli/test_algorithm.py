@@ -181,7 +181,7 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
         (
             "nosuch",
             "--algo: there is no algorithm 'nosuch': use impala, laser, ppo, pqn, "
-            "dqn, sac, td3, or my_",
+            "dqn, sac, r2d2, td3, or my_",
         ),
         ("no_module:A", "no_module:A: there is no module no_module"),
         (f"{__name__}:MineConfig", "is not an algorithm: it must be a subclass of"),

@@ -62,7 +62,7 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
     [
         (["--algo", "dqn", "--replay_size", "0"], "--replay_ratio needs a replay"),
         (["--algo", "dqn", "--replay_ratio", "0"], "trains on replayed steps only"),
-        (["--algo", "sac", "--replay_service", "/x"], "agents of laser, not single steps"),
+        (["--algo", "sac", "--replay_service", "/x"], "agents of laser and r2d2, not steps"),
         (["--algo", "sac", "--replay_size", "7"], "too small for 2 rollouts of --unroll_length 4"),
         (["--algo", "dqn", "--total_steps", "1000"], "use at most 999"),
         (["--algo", "dqn", "--replay_size", "902"], "use at most 900"),
@@ -83,6 +83,10 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
         (
             ["--algo", "laser", "--priority_exponent", "0.6"],
             "--priority_exponent 0.6 only works with",
+        ),
+        (
+            ["--algo", "r2d2", "--n_step", "1", "--hindsight_share", "0.5"],
+            "--hindsight_share 0.5 only works with",
         ),
         (["--algo", "dqn", "--replay_kl_threshold", "1"], "replay_kl_threshold"),
         (["--algo", "dqn", "--n_step", "3", "--hindsight_share", "0.8"], "but --n_step is 3"),

@@ -57,7 +57,7 @@ def _arrange(agent: Any, moment: str) -> None:
     if moment == "before an insertion":
         die()
     if moment == "within an insertion":
-        request = bytes(pickle.dumps(("insert", [])))
+        request = bytes(pickle.dumps(("insert", ([], None))))
         length = len(request).to_bytes(4, "big")
         os.write(agent._connection.fileno(), length + request[: len(request) // 2])
         die()

@@ -29,7 +29,7 @@ from torchbeast.collect.replay import OwnReplay, Replay
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.storages.batch import Feedback
-from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
+from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, ByPriority, RolloutReplay
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.fleets.supervisor import Supervisor
 
@@ -172,9 +172,9 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._replay, name)
 
-    def insert(self, arrays: Any, columns: slice) -> None:
+    def insert(self, arrays: Any, columns: slice, priorities: Any) -> None:
         assert columns == slice(0, B)
-        self._replay.insert(arrays, columns)
+        self._replay.insert(arrays, columns, priorities)
         self._events.append(("inserted", int(arrays["rollout_index"][0, 0])))
 
 
@@ -183,7 +183,7 @@ class Restarted(RolloutReplay):
 
     restarts = False
 
-    def insert(self, arrays: Any, columns: slice, agent: int) -> None:
+    def insert(self, arrays: Any, columns: slice, agent: int, priorities: Any = None) -> None:
         if self.restarts:
             self.new_source(agent)
             self.restarts = False
@@ -211,14 +211,16 @@ class Started:
         return [event for event in self.events if event[0] in kinds]
 
 
-Make = Callable[[dict[str, Any], int, int, int], AbstractContextManager[Replay]]
-"""Makes a replay of specs, a capacity, a seed, and spare columns."""
+Make = Callable[..., AbstractContextManager[Replay]]
+"""Makes a replay of specs, a capacity, a seed, spare columns, and ByPriority or None."""
 Start = Callable[..., AbstractContextManager[Started]]
 
 
 @contextmanager
-def own(specs: dict[str, Any], capacity: int, seed: int, spare: int) -> Iterator[Replay]:
-    yield OwnReplay(RolloutReplay(specs, capacity, seed=seed))
+def own(
+    specs: dict[str, Any], capacity: int, seed: int, spare: int, sampling: ByPriority | None
+) -> Iterator[Replay]:
+    yield OwnReplay(RolloutReplay(specs, capacity, 1, seed, sampling))
 
 
 @pytest.fixture(params=["own", "shared"])
@@ -227,9 +229,11 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     numbers = itertools.count()
 
     @contextmanager
-    def shared(specs: dict[str, Any], capacity: int, seed: int, spare: int) -> Iterator[Replay]:
+    def shared(
+        specs: dict[str, Any], capacity: int, seed: int, spare: int, sampling: Any
+    ) -> Iterator[Replay]:
         path = tmp_path / f"{next(numbers)}.sock"
-        how = joining(specs, B, spare, capacity=capacity, seed=seed)
+        how = joining(specs, B, spare, capacity=capacity, seed=seed, by_priority=sampling)
         with service_at(path), agent_of(path, how) as agent:
             yield agent
 
@@ -245,10 +249,11 @@ def starting(
     capacity: int = 2000,
     spare: int = SPARE,
     seed: int = 0,
+    sampling: ByPriority | None = None,
 ) -> Iterator[Started]:
     events: list[Event] = []
     online = Line(events, spare, is_recurrent)
-    with make(specs(is_recurrent), capacity, seed, spare) as made:
+    with make(specs(is_recurrent), capacity, seed, spare, sampling) as made:
         replay = Recorded(made, events)
         source = MixedSource(
             online,
@@ -258,6 +263,7 @@ def starting(
             learn_start=learn_start,
             in_flight=learner_threads + 1,
             initial_state=torch.zeros(1, 1, 1) if is_recurrent else (),
+            beta=None if sampling is None else 0.5,
         )
         supervisor = Supervisor()
         try:
@@ -316,6 +322,36 @@ def test_learn_start_is_reached_once() -> None:
         rollouts = learn(run, 6)
         assert not stored.restarts and stored.size < full
     assert [rollout.batch_size for rollout in rollouts] == [B + SPARE] * 6
+
+
+def test_the_priorities_of_an_update_decide_what_is_replayed(started: Start) -> None:
+    """Only windows of environment 1 have an error, new ones at first and replayed ones later."""
+    with started(sampling=ByPriority(1.0, 2)) as run:
+        rollouts, names = [], []
+        for rollout in itertools.islice(run.source.batches(), 40):
+            rollouts.append(copy_of(rollout))
+            errors = (rollout.env_index[0] == 1).float()
+            rollout.give_feedback(Feedback(priorities=errors))
+            run.events.append(("learnt", number_of(rollout)))
+            names.append(rollout.observation[0, B:, 0])
+    assert [rollout.batch_size for rollout in rollouts] == [B] * 2 + [B + SPARE] * 38
+    for rollout in rollouts[2:]:
+        check_rollout(rollout)
+        assert rollout.env_index[0, B:].tolist() == [1] * SPARE
+        weights = rollout.weights
+        assert weights is not None and (weights == weights[:1]).all()
+        assert weights[0, :B].tolist() == [1.0] * B
+    half = [2.0**-0.5] * SPARE  # of all windows
+    assert weights[0, B:].tolist() == pytest.approx(half, rel=0.05)
+    assert len({*torch.cat(names).tolist()}) > 20
+    assert all(not rollout.feeds_back for rollout in rollouts)
+
+
+def test_an_update_without_priorities_fails_the_run() -> None:
+    with starting(own, sampling=ByPriority(1.0, 2)) as run:
+        for _ in run.source.batches():
+            pass
+    assert "did not return priorities" in str(run.supervisor.failure)
 
 
 def test_new_columns_are_those_of_the_online_source(started: Start) -> None:

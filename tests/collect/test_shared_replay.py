@@ -22,7 +22,7 @@ from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
 from torchbeast.collect.replay import JoinRequest, OwnReplay, Replay, ReplayClosed, ReplayedColumns
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
+from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, ByPriority, RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError, UsageError
 from torchbeast.shared_replay.service import Region, SharedReplayClient, key_path, region_bytes
@@ -184,6 +184,10 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
         (
             {"frame_stack": 1},
             "has a frame stack of 2, this agent a frame stack of 1",
+        ),
+        (
+            {"by_priority": ByPriority(0.9, 2)},
+            r"drawn uniformly, this agent rollouts drawn by priority\^0.9 every 2 rows",
         ),
     ],
 )

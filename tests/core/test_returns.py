@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchbeast.core.returns import gae, value_targets
+from torchbeast.core.returns import gae, n_step_targets, value_targets
 
 T, B = 7, 4
 
@@ -285,3 +285,24 @@ def test_a_masked_step_has_no_advantage_whatever_it_holds() -> None:
 def test_gae_of_a_wrong_shape_is_an_error_with_both_sides() -> None:
     with pytest.raises(ValueError, match=r"mask has shape \[4, 7\] but values has shape \[7, 4\]"):
         gae(**gae_arguments(mask=torch.ones(B, T)))
+
+
+def test_n_step_targets_of_four_steps_are_what_one_computes_by_hand() -> None:
+    """Gamma 0.5. The second step ends an episode, and the third is not valid in the last case."""
+
+    def targets(n: int, *discounts: float, valid: tuple[bool, ...] | None = None) -> list[float]:
+        found = n_step_targets(
+            rewards=torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
+            values=torch.tensor([[10.0], [20.0], [30.0], [40.0], [50.0]]),
+            discounts=torch.tensor(discounts).unsqueeze(1),
+            n=n,
+            mask=None if valid is None else torch.tensor(valid).unsqueeze(1),
+        )
+        return list(found.squeeze(1).tolist())
+
+    every = (0.5,) * 4
+    assert targets(1, *every) == [11.0, 17.0, 23.0, 29.0]
+    assert targets(2, *every) == [2 + 7.5, 3.5 + 10, 5 + 12.5, 29.0]
+    assert targets(9, *every)[0] == 1 + 1 + 0.75 + 0.5 + 50 / 16
+    assert targets(2, 0.5, 0.0, 0.5, 0.5) == [2.0, 2.0, 5 + 12.5, 29.0]
+    assert targets(3, *every, valid=(True, True, False, True)) == [2 + 7.5, 17.0, 30.0, 29.0]

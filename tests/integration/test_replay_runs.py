@@ -64,7 +64,14 @@ def test_a_run_learns_from_new_and_replayed_rollouts(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("memory", [later([]), ["--use_lstm"]])
+@pytest.mark.parametrize(
+    "memory",
+    [
+        later([]),
+        later(["--use_lstm"]),
+        ["--algo", "r2d2", "--burn_in", "5", "--learn_start", "100"],
+    ],
+)
 def test_a_fixed_lag_makes_runs_with_a_replay_reproducible(
     workshop: Workshop, memory: list[str]
 ) -> None:
@@ -128,6 +135,8 @@ def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> No
             ["--replay_size 2000000000 needs", "243 bytes a step", "are free", "at most"],
         ),
         ([*REPLAY, "--algo", "impala"], ["--algo impala does not use a replay"]),
+        (["--algo", "r2d2", "--burn_in", "10"], ["burn_in 10 leaves no step", "unroll_length 10"]),
+        (["--algo", "r2d2", "--no_use_lstm"], ["r2d2 needs a network with memory"]),
         ([*REPLAY, "--env", "Pendulum-v1"], ["continuous", "--replay_kl_threshold inf"]),
     ],
 )

@@ -285,11 +285,11 @@ def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothin
         (old, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
         (new, _) = await replay.join(how("a"))
         assert (old.agent, other.agent, new.agent) == (0, 1, 0) and len({old, other, new}) == 3
-        for call in (replay.insert(old, play(Envs(0, T, K), 0)), replay.fill(old, None)):
+        for call in (replay.insert(old, play(Envs(0, T, K), 0), None), replay.fill(old, None)):
             with pytest.raises(RunError, match="another run with the same name has joined"):
                 await call
         await replay.leave(old)
-        await replay.insert(new, play(Envs(0, T, K), 0))
+        await replay.insert(new, play(Envs(0, T, K), 0), None)
 
     of_plain_actor(body)
 
@@ -315,7 +315,7 @@ def test_every_agent_inserts_and_walks_as_itself(monkeypatch: pytest.MonkeyPatch
     async def body(replay: TorchBeastReplay) -> None:
         (a, _), (b, _) = await replay.join(how("a")), await replay.join(how("b"))
         for ticket in (a, b):
-            await replay.insert(ticket, {})
+            await replay.insert(ticket, {}, None)
             await replay.fill(ticket, 0)
 
     of_plain_actor(body)

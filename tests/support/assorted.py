@@ -120,7 +120,7 @@ def check_rollout(rollout: Rollout) -> None:
 _LEADING = ("observation", "action", "extras")
 _FLAT = (
     *("done", "episode_step", "episode_return", "truncated", "episode_end", "policy_version"),
-    *("env_index", "rollout_index", "info", "valid", "replayed"),
+    *("env_index", "rollout_index", "info", "valid", "replayed", "weights"),
 )
 
 

@@ -60,9 +60,9 @@ class DefaultsFlags:
 
     algo: str = setting(registry.DEFAULT, "agent")
     """Algorithm: impala (V-trace), ppo, pqn (Q-learning without a replay); with a replay
-    (--replay_size) laser (IMPALA with replay), dqn (discrete actions), sac, td3 (continuous
-    actions); or your own as package.module:MyAlgo. Its hyperparameters become flags: add --help to
-    list them. A resumed run keeps its algorithm."""
+    (--replay_size) laser (IMPALA with replay), dqn (discrete actions), r2d2 (dqn with an LSTM),
+    sac, td3 (continuous actions); or your own as package.module:MyAlgo. Its hyperparameters become
+    flags: add --help to list them. A resumed run keeps its algorithm."""
     preset: str | None = setting(None, "command")
     """Tuned settings for a task, used as defaults of the other flags; --preset help lists them, and
     --preset help:PART prints those with PART in their name."""
@@ -124,7 +124,7 @@ class LearnerFlags:
         if not self.learns_from_transitions:
             self.replay.spare_columns(self.rollouts)
             if self.command.mode == "train":
-                self.transitions.check_unused()
+                self.transitions.check_unused(usual_of(type(self.algorithm)))
             return
         require(
             self.step.max_lag is None,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -192,7 +193,7 @@ class ReplayConfig:
         )
         require(
             self.replay_service is None,
-            "replay_service shares rollouts among agents of laser, not single steps: remove it",
+            "replay_service shares rollouts among agents of laser and r2d2, not steps: remove it",
         )
         self._check_room(2, unroll_length, total_steps)
         return self.replay_ratio / batch_size
@@ -200,16 +201,16 @@ class ReplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TransitionsConfig:
-    """How dqn, sac and td3 sample single steps from their replay."""
+    """How dqn, sac and td3 sample single steps from their replay, and r2d2 rollouts."""
 
     n_step: int = 1
     """Number of steps in n-step returns, usually 1 to 5."""
     priority_exponent: float = 0.0
     """Prioritisation exponent alpha (Schaul et al. 2016): sample in proportion to |TD error|^alpha,
-    0.5 to 0.7 is usual. 0: sample uniformly."""
+    0.5 to 0.7 is usual, 0.9 with r2d2. 0: sample uniformly."""
     priority_beta: float = 0.4
     """Initial importance-sampling exponent beta (Schaul et al. 2016), annealed linearly to 1 over
-    the run. Larger values correct more of the bias of prioritised sampling."""
+    the run; constant with r2d2. Larger values correct more of the bias of prioritised sampling."""
     hindsight_share: float = 0.0
     """Hindsight experience replay (Andrychowicz et al. 2017): share of sampled steps whose goal is
     replaced by one reached later in the episode, usually 0.8. For environments with goals."""
@@ -229,14 +230,14 @@ class TransitionsConfig:
             "1, or remove hindsight_share",
         )
 
-    def check_unused(self) -> None:
-        """Raises ValueError for settings that only off-policy algorithms use."""
+    def check_unused(self, used: Collection[str]) -> None:
+        """Raises ValueError for settings that only off-policy algorithms use; used: the others."""
         for each in fields(self):
             value = getattr(self, each.name)
             require(
-                value == each.default,
+                each.name in used or value == each.default,
                 f"{each.name} {value:g} only works with algorithms that sample single steps: "
-                "remove it, or set algo to dqn, sac or td3",
+                "remove it, or set algo to dqn, sac, td3 or r2d2",
             )
 
 

@@ -27,7 +27,7 @@ import dataclasses
 import itertools
 import logging
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,10 @@ import torch
 from torch import Tensor
 
 from torchbeast.collect.contract import Source
-from torchbeast.collect.replay import Replay, ReplayClosed, WithReplay
+from torchbeast.collect.replay import Priorities, Replay, ReplayClosed, WithReplay
 from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.batch import Feedback
+from torchbeast.core.storages.replay.transition_replay import importance_weights
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
 
@@ -47,6 +48,10 @@ _NO_STATE = (
     "`losses` did not return final_state for a batch with replayed columns, but the next replayed "
     "rollouts begin with it: an algorithm that uses replay with a recurrent network must return "
     "the state after rows 0..T-1 as feedback, as core/algos/impala.py does"
+)
+NO_PRIORITIES = (
+    "`losses` did not return priorities for a batch with importance weights: an algorithm that "
+    "supports prioritised replay must return them as feedback, as core/algos/dqn.py does"
 )
 
 
@@ -69,13 +74,15 @@ class MixedSource(WithReplay):
         learn_start: int,
         in_flight: int,
         initial_state: Nest[Tensor],
+        beta: float | None = None,
     ) -> None:
         """Makes a source; nothing is collected before `start`.
 
         online: its batches have batch_size columns and spare_columns after them.
         learn_start: number of transitions that the replay must hold before it is sampled.
         in_flight: number of batches in flight, one more than the number of learner threads.
-        initial_state: of the actor, for one column; () without memory.
+        initial_state: of the actor, for one column; () without memory, or if states are extras.
+        beta: exponent of importance weights, if the replay draws by priority.
         """
         super().__init__(online, replay.stats)
         self._replay = replay
@@ -83,6 +90,7 @@ class MixedSource(WithReplay):
         self._spare_columns = spare_columns
         self._learn_start = learn_start
         self._initial_state = initial_state
+        self._beta = beta
         self._lanes = [_Lane(number, online.batches()) for number in range(in_flight)]
         self._ready: queue.Queue[_Lane | None] = queue.Queue()  # as in Collector
         self._is_too_small = False
@@ -144,14 +152,16 @@ class MixedSource(WithReplay):
         if lane.is_learnt:
             if lane.rollout.feeds_back and lane.state is None:
                 raise RunError(_NO_STATE)
-            self._insert(lane.rollout)
-        lane.rollout = None
+            if self._beta is not None and lane.priorities is None:
+                raise RunError(NO_PRIORITIES)
+            self._insert(lane.rollout, lane.priorities)
+        lane.rollout = lane.priorities = None
         return True
 
-    def _insert(self, rollout: Rollout) -> None:
-        self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
+    def _insert(self, rollout: Rollout, priorities: Priorities | None) -> None:
+        self._replay.insert(arrays_of(rollout), slice(0, self._batch_size), priorities)
         stats = self._replay.stats()
-        is_too_small = stats.fill == 1.0 and not stats.episodes
+        is_too_small = stats.fill == 1.0 and not stats.episodes and self._beta is None
         if is_too_small and not self._is_too_small:
             _log.warning(
                 "the replay is full but does not hold a complete episode, so nothing can be "
@@ -167,18 +177,33 @@ class MixedSource(WithReplay):
         walk = lane.number * self._spare_columns if is_walking else None
         filled = self._replay.fill(arrays_of(rollout), spare, walk) if self._is_reached else None
         if filled is None:
-            return rollout.columns(0, self._batch_size).without_resets()
-        self._write_states(rollout, lane, filled.begins)
+            online, lane.windows = rollout.columns(0, self._batch_size), _NO_WINDOWS
+            weights, receive = self._weights(online, ()), lane.receive
+            online = dataclasses.replace(online, weights=weights, give_feedback=receive)
+            return online.without_resets()
+        lane.windows = filled.windows
+        if is_walking:
+            self._write_states(rollout, lane, filled.begins)
         replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
         replayed[:, self._batch_size :] = True
         return dataclasses.replace(
             rollout,
             final_observation=_with_finals(rollout, filled.finals),
             replayed=replayed,
+            weights=self._weights(rollout, filled.ratios),
             collected=rollout.unroll_length * self._batch_size,
             feeds_back=is_walking,
             give_feedback=lane.receive,
         ).without_resets()
+
+    def _weights(self, rollout: Rollout, ratios: Iterable[float]) -> Tensor | None:
+        """Returns Rollout.weights; ratios: of the replayed columns. New ones are as likely as in
+        uniform sampling.
+        """
+        if self._beta is None:
+            return None
+        weights = importance_weights(np.array([*[1.0] * self._batch_size, *ratios]), self._beta)
+        return torch.from_numpy(weights).repeat(len(rollout.reward), 1)
 
     def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
         """Writes the recurrent state before every window: the initial state at the start of an
@@ -193,7 +218,10 @@ class MixedSource(WithReplay):
         lane.state = None
 
 
-@dataclasses.dataclass
+_NO_WINDOWS = np.empty(0, np.int64)
+
+
+@dataclasses.dataclass(eq=False)
 class _Lane:
     """The state shared by every in_flight-th batch."""
 
@@ -203,11 +231,17 @@ class _Lane:
     is_learnt: bool | None = None  # False: its iterator was abandoned; None: not returned yet
     # Recurrent state before row T of that batch, from its update; leaves [layers, columns, hidden]
     state: Nest[Tensor] | None = None
+    windows: np.ndarray = dataclasses.field(default_factory=lambda: _NO_WINDOWS)  # in it
+    priorities: Priorities | None = None  # from its update
 
     def receive(self, feedback: Feedback) -> None:
-        """Keeps the recurrent state from which the next windows start."""
+        """Keeps the recurrent state from which the next windows start, and the priorities."""
         if feedback.final_state is not None:
             self.state = map_leaves(Tensor.cpu, feedback.final_state)
+        if feedback.priorities is not None:
+            sizes = feedback.priorities.cpu().numpy()
+            new = len(sizes) - len(self.windows)
+            self.priorities = Priorities(sizes[:new], self.windows, sizes[new:])
 
 
 def arrays_of(rollout: Rollout) -> dict[str, Any]:

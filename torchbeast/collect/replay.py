@@ -22,7 +22,8 @@ from torchbeast.collect.lost_streams import LostStream
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
+from torchbeast.core.storages.replay.rollout_replay import ByPriority, RolloutReplay, Window
+from torchbeast.core.storages.replay.rollout_replay import Priorities as Priorities
 from torchbeast.core.storages.replay.store import Arrays as Arrays
 from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
 from torchbeast.core.storages.replay.store import described, row_specs
@@ -40,6 +41,8 @@ class ReplayedColumns(NamedTuple):
 
     begins: list[bool]  # by column: whether its first row is an episode's
     finals: list[np.ndarray]  # final observations, leaves [K, *shape], by column, then row
+    windows: np.ndarray  # int64 [S] names, for Priorities
+    ratios: np.ndarray  # float32 [S], see RolloutReplay.ratio
 
 
 class Replay(Protocol):
@@ -53,8 +56,10 @@ class Replay(Protocol):
         may call it.
         """
 
-    def insert(self, arrays: Arrays, columns: slice) -> None:
+    def insert(self, arrays: Arrays, columns: slice, priorities: Priorities | None = None) -> None:
         """Stores columns of a batch; `arrays` includes its final observations.
+
+        priorities: for a replay that samples by them.
 
         Raises ValueError if they cannot be stored.
         """
@@ -62,8 +67,8 @@ class Replay(Protocol):
     def fill(
         self, arrays: Arrays, columns: slice, first_walk: int | None
     ) -> ReplayedColumns | None:
-        """Writes a window into each of these columns. Returns None and writes nothing until
-        the replay holds a complete episode.
+        """Writes a window into each of these columns. Returns None until the replay holds a
+        complete episode, or by priority a complete rollout.
 
         first_walk: number of the walk that continues in the first column; the walks after it
             continue in the columns after it. None: any windows, for a network without memory.
@@ -141,10 +146,10 @@ class OwnReplay:
         """Returns metrics for the logs."""
         return self._replay.stats()
 
-    def insert(self, arrays: Arrays, columns: slice) -> None:
+    def insert(self, arrays: Arrays, columns: slice, priorities: Priorities | None = None) -> None:
         """Stores columns of a batch; see Replay."""
         with self._replay.lock:
-            self._replay.insert(arrays, columns, AGENT)
+            self._replay.insert(arrays, columns, AGENT, priorities)
 
     def fill(
         self, arrays: Arrays, columns: slice, first_walk: int | None
@@ -177,16 +182,21 @@ def read_windows(
     replay: RolloutReplay, agent: int, arrays: Arrays, columns: slice, first_walk: int | None
 ) -> ReplayedColumns | None:
     """Writes windows into columns of a batch, see Replay.fill; agent: number of the caller."""
-    if not replay.episodes:
-        return None
-    begins: list[bool] = []
+    windows: list[Window] = []
     finals: list[list[np.ndarray]] = []  # by column, then row: leaves
     for column in range(columns.start, columns.stop):
-        walk = None if first_walk is None else first_walk + len(begins)
-        window = replay.draw() if walk is None else replay.walk(agent, walk)
-        begins.append(window.begins)
-        finals += [leaves for _, leaves in replay.read(window, arrays, column)]
-    return ReplayedColumns(begins, [np.stack(leaf) for leaf in zip(*finals, strict=True)])
+        walk = None if first_walk is None else first_walk + len(windows)
+        try:
+            windows.append(replay.draw() if walk is None else replay.walk(agent, walk))
+        except LookupError:
+            return None
+        finals += [leaves for _, leaves in replay.read(windows[-1], arrays, column)]
+    return ReplayedColumns(
+        [window.begins for window in windows],
+        [np.stack(leaf) for leaf in zip(*finals, strict=True)],
+        np.array([replay.name(window) for window in windows], np.int64),
+        np.array([replay.ratio(window) for window in windows], np.float32),
+    )
 
 
 _NUMBERS = ("env_index", "rollout_index")
@@ -207,6 +217,7 @@ class JoinRequest:
     columns: int  # per insertion
     spare_columns: int  # per `fill`
     seed: int  # of sampling, if this agent is the first
+    by_priority: ByPriority | None = None  # how it draws; None: uniformly
 
     def batch(self, columns: int) -> dict[str, Any]:
         """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
@@ -227,11 +238,13 @@ class JoinRequest:
 
     def _described(self) -> set[str]:
         """Returns descriptions of everything that must be equal in all agents."""
-        rows = described(row_specs(self.batch(1), 1))
+        rows, how = described(row_specs(self.batch(1), 1)), self.by_priority
+        drawn = f"by priority^{how.exponent:g} every {how.stride} rows" if how else "uniformly"
         return {
             f"replay_size {self.capacity}",
             f"unroll_length {self.unroll_length}",
             f"a frame stack of {self.frame_stack}",
+            f"rollouts drawn {drawn}",
             *(f"rows of {row}" for row in rows),
         }
 

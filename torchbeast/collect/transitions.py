@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from torchbeast.collect.contract import Source
-from torchbeast.collect.mixed import arrays_of
+from torchbeast.collect.mixed import NO_PRIORITIES, arrays_of
 from torchbeast.collect.replay import AGENT, WithReplay
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import map_leaves
@@ -51,10 +51,6 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 
 _AHEAD = 2  # batches that are prepared
-_NO_PRIORITIES = (
-    "`losses` did not return priorities for a batch with importance weights: an algorithm that "
-    "supports prioritised replay must return them as feedback, as core/algos/dqn.py does"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +117,7 @@ class TransitionSource(WithReplay):
     def _note_priorities(self, names: np.ndarray, feedback: Feedback) -> None:
         """Gives the replay the new priorities of the transitions with these names."""
         if feedback.priorities is None:
-            raise RunError(_NO_PRIORITIES)
+            raise RunError(NO_PRIORITIES)
         with self._replay.lock:
             self._replay.set_priorities(names, feedback.priorities.cpu().numpy())
 

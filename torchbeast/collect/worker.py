@@ -219,7 +219,8 @@ def _acting(arguments: Mapping[str, Any], ending: ExitStack) -> tuple[EnvLoop, R
         agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
         actor = agent.model
         actor.set_precision(arguments["precision"], torch.device("cpu"))
-        loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
+        seed = seed_of(arguments["seed"], "environments")
+        loop = EnvLoop(env, actor, seed, arguments["first_env"])
         ending.enter_context(made.pop_all())
     length, keywords = arguments["unroll_length"], env_spec.options.info_keywords
     return loop, RolloutSpec(agent, arguments["extras"], length, keywords)

@@ -112,6 +112,37 @@ def gae(
     return _accumulate(deltas, decays)
 
 
+@torch.no_grad()
+def n_step_targets(
+    *, rewards: Tensor, values: Tensor, discounts: Tensor, n: int, mask: Tensor | None = None
+) -> Tensor:
+    """Returns uncorrected n-step targets G^n [T, B], without a graph.
+
+        G^0_t = V_t,    G^k_t = r_t + gamma_t G^(k-1)_{t+1},    G^k_T = V_T
+
+    Fewer than n steps are left before row T, whose value then follows them.
+
+    Args:
+        rewards: [T, B], as in `value_targets`.
+        values: [T+1, B], V with the bootstrap value.
+        discounts: [T, B], gamma, and 0 where the episode ended.
+        n: Number of steps, at least 1.
+        mask: bool [T, B]; where it is false, the target is V and the returns of steps before it
+            stop. None: all true.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    check_shapes(values[:-1], values[-1], rewards=rewards, discounts=discounts)
+    targets = values
+    for _ in range(n):
+        returns = rewards + discounts * targets[1:]
+        if mask is not None:
+            returns = returns.where(mask, values[:-1])
+        targets = torch.cat([returns, values[-1:]])
+    return targets[:-1]
+
+
 def next_values(values: Tensor, bootstrap_value: Tensor) -> Tensor:
     """Returns V_{t+1} [T, B].
 

@@ -33,6 +33,7 @@ import numpy as np
 from torchbeast.collect.replay import (
     Arrays,
     JoinRequest,
+    Priorities,
     Replay,
     ReplayClosed,
     ReplayedColumns,
@@ -97,9 +98,11 @@ class TorchBeastReplay:
         """Drops an agent's walks and its batch, unless it was replaced."""
         self._replay.leave(ticket)
 
-    async def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayStats:
+    async def insert(
+        self, ticket: Ticket, arrays: Arrays, priorities: Priorities | None
+    ) -> ReplayStats:
         """Stores all columns of a batch; see SharedReplay.insert."""
-        return self._replay.insert(ticket, arrays)
+        return self._replay.insert(ticket, arrays, priorities)
 
     async def fill(
         self, ticket: Ticket, first_walk: int | None
@@ -142,14 +145,14 @@ class RayReplayClient(SharingAgent):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
 
-    def _insert(self, finals: list[np.ndarray]) -> ReplayStats:
+    def _insert(self, finals: list[np.ndarray], priorities: Priorities | None) -> ReplayStats:
         batch = {**self._inserted, "final_observation": tuple(finals)}
-        return self._ask("insert", self._ticket, batch)
+        return self._ask("insert", self._ticket, batch, priorities)
 
     def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
         filled, batch, stats = self._ask("fill", self._ticket, first_walk)
         if filled is not None:  # arrays from the object store are read-only
-            filled = ReplayedColumns(filled.begins, [np.array(leaf) for leaf in filled.finals])
+            filled = filled._replace(finals=[np.array(leaf) for leaf in filled.finals])
         return filled, batch, stats
 
     def _ask(self, method: str, *arguments: Any, timeout: float = _ANSWER_S) -> Any:

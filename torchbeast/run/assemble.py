@@ -307,6 +307,7 @@ def _algorithm(config: LearnerConfig, agent: Agent, device: torch.device) -> Alg
     config.algo.check_actor(agent.model, config.algorithm)
     specs_of_extras(agent.model, config.algo.needs)
     algo = config.algo(agent.model, config.algorithm)
+    algo.n_step = config.transitions.n_step
     for model in algo.models.values():  # an algorithm's author need not think of devices
         model.to(device)
     return algo

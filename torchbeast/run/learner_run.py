@@ -400,7 +400,7 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
     if config.replay.is_used and not config.algo.learns_from_replay:
         raise UsageError(
             f"algo {algo} does not use a replay: remove replay_size and replay_ratio, or use laser "
-            "(in another run if this one was already trained)"
+            "or r2d2 (in another run if this one was already trained)"
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
         print("Replay is off. Set replay_size to use it.", flush=True)

@@ -25,7 +25,7 @@ from torchbeast.collect.transitions import (
 )
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
+from torchbeast.core.storages.replay.rollout_replay import ByPriority, RolloutReplay
 from torchbeast.core.storages.replay.store import (
     RolloutStore,
     bytes_per_transition,
@@ -101,6 +101,7 @@ def make_replay(
     """
     size, agent = config.replay.replay_size, rollouts.agent
     sampling = _sampling(config, agent, outcome) if config.learns_from_transitions else None
+    windows = by_priority(config)
     specs, each, of_truncation = _sizes(rollouts)
     each += 0 if sampling is None else sampling.extra_bytes(size)
     check_memory(size, each, buffers, free)
@@ -113,9 +114,26 @@ def make_replay(
     )
     made = specs, size, agent.frame_stack, seed_of(seed, "replay")
     try:
-        return RolloutReplay(*made) if sampling is None else TransitionReplay(*made, sampling)
+        if sampling is None:
+            return RolloutReplay(*made, windows)
+        return TransitionReplay(*made, sampling)
     except (MemoryError, ValueError) as error:
         raise UsageError(f"{error}: use a smaller replay_size") from error
+
+
+def by_priority(config: LearnerConfig) -> ByPriority | None:
+    """Returns how rollouts are drawn by priority; None: uniformly. Raises UsageError if burn-in
+    leaves nothing to train on.
+    """
+    if not config.algo.burns_in:
+        return None
+    length, burn_in = config.rollouts.unroll_length, config.algorithm.burn_in
+    if burn_in >= length:
+        raise UsageError(
+            f"burn_in {burn_in} leaves no step of a rollout to train on: use less than "
+            f"unroll_length {length}"
+        )
+    return ByPriority(config.transitions.priority_exponent, math.gcd(length, burn_in))
 
 
 def _sampling(
@@ -196,7 +214,8 @@ def mixed_source(
     online: Source, replay: Replay, config: LearnerConfig, agent: Agent, in_flight: int
 ) -> MixedSource:
     """Returns the source of new and replayed rollouts; see MixedSource."""
-    state = map_leaves(Tensor.cpu, agent.model.initial_state(1))
+    is_walking = by_priority(config) is None
+    state = map_leaves(Tensor.cpu, agent.model.initial_state(1)) if is_walking else ()
     return MixedSource(
         online,
         replay,
@@ -205,6 +224,7 @@ def mixed_source(
         learn_start=config.replay.learn_start,
         in_flight=in_flight,
         initial_state=state,
+        beta=None if is_walking else config.transitions.priority_beta,
     )
 
 
@@ -231,6 +251,7 @@ def joined_replay(
             columns=config.rollouts.batch_size,
             spare_columns=config.spare_columns,
             seed=seed_of(seed, "replay"),
+            by_priority=by_priority(config),
         )
     size, address = settings.replay_size, str(settings.replay_service)
     with ExitStack() as joined:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from torchbeast.core.actors.registry import ActorFactory, OffPolicyActorCritic, OnPolicyActorCritic
@@ -17,12 +18,14 @@ from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.laser import LASER
 from torchbeast.core.algos.ppo import PPO
+from torchbeast.core.algos.r2d2 import R2D2
 from torchbeast.core.algos.sac import SAC
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import (
     OnPolicyGAEBuffer,
     OnPolicyVTraceBuffer,
     ReplayBuffer,
+    RolloutReplayBuffer,
     Storage,
 )
 
@@ -63,11 +66,13 @@ _SHORT = OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0)
 _LONG = OnPolicyGAEBuffer.create_factory(size=PPOConfig.usual["unroll_length"])
 _VTRACE = OnPolicyVTraceBuffer.create_factory(size=20)
 _VTRACE_WITH_REPLAY = OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000)
+_REPLAYED_ROLLOUTS = RolloutReplayBuffer.create_factory()
 _REPLAY = ReplayBuffer.create_factory()
 _PRIORITISED = ReplayBuffer.create_factory(
     replay_ratio=math.inf, n_step=3, priority_exponent=0.6, priority_beta=0.4
 )
 _OFF_POLICY = OffPolicyActorCritic.create_factory
+_RECURRENT = partial(OnPolicyActorCritic.create_factory, recurrent=True)
 
 SIZES = {"n_steps", "num_steps", "unroll_length"}
 """Names that flags and other libraries give to the size of a storage."""
@@ -87,6 +92,7 @@ PRESETS = {
     "impala": SchemePreset(IMPALA, {}, _VTRACE, _COLLECTING),
     "seed": SchemePreset(IMPALA, {}, _VTRACE, {**_COLLECTING, "inference": "central"}),
     "laser": SchemePreset(LASER, {}, _VTRACE_WITH_REPLAY, _COLLECTING),
+    "r2d2": SchemePreset(R2D2, {}, _REPLAYED_ROLLOUTS, _COLLECTING, _RECURRENT),
     "dqn": SchemePreset(DQN, {}, _REPLAY, actor=_OFF_POLICY),
     "sac": SchemePreset(SAC, {}, _REPLAY, actor=_OFF_POLICY),
     "ape-x": SchemePreset(DQN, {}, _PRIORITISED, _COLLECTING, _OFF_POLICY),

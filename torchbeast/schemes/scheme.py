@@ -203,8 +203,8 @@ class Scheme:
         """Returns a named architecture with default components.
 
         Args:
-            name: One of a2c, ppo, a3c, dppo, dd-ppo, rapid, impala, seed, laser, dqn, sac and
-                ape-x.
+            name: One of a2c, ppo, a3c, dppo, dd-ppo, rapid, impala, seed, laser, r2d2, dqn, sac
+                and ape-x.
             train_envs_factory: The environments, from make_vec or VecEnv.create_factory.
             **others: Arguments of Scheme, such as col_remote_workers, and hyperparameters of the
                 algorithm, such as learning_rate. They replace the architecture's own.

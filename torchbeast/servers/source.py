@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import json
 import logging
 import math
@@ -100,7 +101,8 @@ class PolySource:
         self._num_envs = fleet.num_envs  # 0: nobody has dialled in yet
         self._queue = learner_queue(size, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
-        state = actor.initial_state(1), actor.distribution.zero_action((1, 1))
+        last_action, number = actor.distribution.zero_action((1, 1)), torch.zeros(1, 1).long()
+        state = actor.initial_state(1), last_action, number
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length,
             self._queue,
@@ -290,14 +292,17 @@ def answer(
     extras: Sequence[str],
     mode: Mode = "sample",
 ) -> Any:
-    """Returns `((action, extras), (state, action))` for one batch, on the CPU.
+    """Returns `((action, extras), (state, action, numbers))` for one batch, on the CPU.
 
     replica: is on the device of the CUDA stream.
-    inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` from
-    the actor pool, leaves [1, B, ...] and [layers, B, ...].
+    inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action,
+    numbers))` from the actor pool, leaves [1, B, ...] and [layers, B, ...]. The numbers of
+    environments are 0 at first, and then count in the order in which they first act.
     extras: names of the extras to return, as a dict.
     """
-    (observation, reward, done, _, _), (state, last_action) = inputs
+    (observation, reward, done, _, _), (state, last_action, numbers) = inputs
+    numbers = _numbered(numbers)
+    replica.env_index = numbers[0]
     seen = (observation, reward, done, last_action), state
     model_inputs, state = map_leaves(cuda_stream.to_device, seen)
     acted = replica.act(ModelInputs(*model_inputs), state, mode)
@@ -305,7 +310,18 @@ def answer(
     on_host = map_leaves(cuda_stream.to_host, (acted.action, wanted, acted.state))
     cuda_stream.synchronize()
     action, wanted, state = on_host
-    return (action, wanted), (state, action)
+    return (action, wanted), (state, action, numbers)
+
+
+_ENVIRONMENTS = itertools.count(1)
+
+
+def _numbered(numbers: Tensor) -> Tensor:
+    """Returns numbers [1, B] of environments, with the next one for each that is 0."""
+    if numbers.all():
+        return numbers
+    given = [number or next(_ENVIRONMENTS) for number in numbers[0].tolist()]
+    return torch.tensor([given], device="cpu")
 
 
 def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
@@ -334,7 +350,7 @@ def learner_queue(
 
 
 def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
-    (env, (action, extras)), (state, last_action) = nest
+    (env, (action, extras)), (state, last_action, _) = nest
     observation, reward, done, episode_step, episode_return = env
     # The last action that the policy saw. In an environment's first rollout row 0 holds zeros,
     # which are not valid in every action space; in later rollouts this changes nothing.

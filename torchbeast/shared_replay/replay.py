@@ -23,6 +23,7 @@ import numpy as np
 from torchbeast.collect.replay import (
     Arrays,
     JoinRequest,
+    Priorities,
     ReplayedColumns,
     ReplayStats,
     finals_of,
@@ -95,8 +96,10 @@ class SharedReplay:
             if ticket in self._windows:
                 self._forget(ticket)
 
-    def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayStats:
-        """Stores all columns of a batch.
+    def insert(
+        self, ticket: Ticket, arrays: Arrays, priorities: Priorities | None = None
+    ) -> ReplayStats:
+        """Stores all columns of a batch; priorities: see Replay.insert.
 
         arrays: the fields of JoinRequest.batch, and final_observation. They must not change during
             the call.
@@ -105,7 +108,8 @@ class SharedReplay:
         """
         with self._lock:
             self._check_present(ticket)
-            self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), ticket.agent)
+            columns = slice(0, arrays["reward"].shape[1])
+            self._used.insert(arrays, columns, ticket.agent, priorities)
             return self.stats()
 
     def fill(
@@ -159,7 +163,8 @@ class SharedReplay:
         region = (joining.columns + joining.spare_columns) * num_bytes(fields)
         check_memory(joining.capacity, each, region, self._free_memory())
         try:
-            return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
+            settings = joining.capacity, joining.frame_stack, joining.seed, joining.by_priority
+            return RolloutReplay(fields, *settings)
         except MemoryError as error:
             raise ValueError(f"{error}: use a smaller replay_size") from error
 
@@ -180,11 +185,11 @@ class SharingAgent(ABC):
         """Returns metrics of the replay, over all agents, when it was last used."""
         return self._stats
 
-    def insert(self, arrays: Arrays, columns: slice) -> None:
+    def insert(self, arrays: Arrays, columns: slice, priorities: Priorities | None = None) -> None:
         """Stores columns of a batch; see Replay."""
         for name, nest in self._inserted.items():
             map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
-        self._stats = self._insert(finals_of(arrays, columns))
+        self._stats = self._insert(finals_of(arrays, columns), priorities)
 
     def fill(
         self, arrays: Arrays, columns: slice, first_walk: int | None
@@ -197,8 +202,8 @@ class SharingAgent(ABC):
         return filled
 
     @abstractmethod
-    def _insert(self, finals: list[np.ndarray]) -> ReplayStats:
-        """Sends `_inserted` and its final observations."""
+    def _insert(self, finals: list[np.ndarray], priorities: Priorities | None) -> ReplayStats:
+        """Sends `_inserted`, its final observations and priorities."""
 
     @abstractmethod
     def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:

@@ -14,7 +14,8 @@ other that they have the key, a file next to the socket that only the user can r
 sends its JoinRequest, and the service answers with ReplayStats and the descriptor of the agent's
 region. After that the agent sends one request at a time:
 
-    ("insert", final observations)   the columns are in the region --> ReplayStats
+    ("insert", (final observations, Priorities | None))   the columns are in the region
+        --> ReplayStats
     ("fill", first_walk)   --> (ReplayedColumns | None, ReplayStats), the columns are in the region
 
 If the answer is an exception, the agent raises it. The replay survives agents that die. When the
@@ -47,6 +48,7 @@ import numpy as np
 from torchbeast.collect.replay import (
     Arrays,
     JoinRequest,
+    Priorities,
     ReplayClosed,
     ReplayedColumns,
     ReplayStats,
@@ -161,8 +163,9 @@ class Service:
             if method == "fill":
                 filled, _, stats = self.replay.fill(ticket, argument)  # the agent has the region
                 return filled, stats
-            arrays = {**region.inserted, "final_observation": tuple(argument)}
-            return self.replay.insert(ticket, arrays)
+            finals, priorities = argument
+            arrays = {**region.inserted, "final_observation": tuple(finals)}
+            return self.replay.insert(ticket, arrays, priorities)
         except (ValueError, RunError) as error:
             return error
 
@@ -220,8 +223,8 @@ class SharedReplayClient(SharingAgent):
         self._inserted = self._region.inserted
         return answer
 
-    def _insert(self, finals: list[np.ndarray]) -> ReplayStats:
-        return self._ask("insert", finals)
+    def _insert(self, finals: list[np.ndarray], priorities: Priorities | None) -> ReplayStats:
+        return self._ask("insert", (finals, priorities))
 
     def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
         filled, stats = self._ask("fill", first_walk)

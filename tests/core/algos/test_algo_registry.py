@@ -42,7 +42,7 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
     [
         (
             "impalla",
-            "no algorithm 'impalla': use impala, laser, ppo, pqn, dqn, sac, td3, or "
+            "no algorithm 'impalla': use impala, laser, ppo, pqn, dqn, sac, r2d2, td3, or "
             "my_module:MyAlgo; did",
         ),
         ("no_such_module:Mine", "no_such_module:Mine: there is no module no_such_module"),

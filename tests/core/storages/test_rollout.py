@@ -280,6 +280,7 @@ def test_map_reaches_every_leaf(make_rollout: Make) -> None:
         state=state,
         valid=valid,
         replayed=valid,
+        weights=torch.ones(T + 1, B),
         info={"number": torch.zeros(T + 1, B)},
     )
     moved = rollout.map(lambda leaf: leaf.to("meta"))

@@ -117,12 +117,13 @@ def _counts(actions: ActionDistribution) -> Sequence[int]:
     )
 
 
-Mode = Literal["sample", "greedy", "explore"]
+Mode = Literal["sample", "greedy", "explore", "ladder"]
 """The way an actor chooses actions.
 
 sample: from the policy that is learnt, at random where that policy is.
 greedy: the action that this policy rates highest, never at random.
 explore: as the algorithm collects experience; the same as sample unless the actor says otherwise.
+ladder: explore with another epsilon in each environment, as in Ape-X.
 """
 
 
@@ -186,6 +187,8 @@ class Actor(nn.Module, ABC):
             actor trains or acts. Outputs and state are float32 in any case.
         reward_input: The form in which `transform_reward` gives rewards to the network. The program
             sets it too.
+        env_index: int64 [B], the numbers of the environments whose rows `act` gets, for
+            exploration that differs among them. The program sets it; None: unknown.
         separable: Whether each column's outputs depend on that column's inputs alone, so that
             several threads may compute gradients of slices of a batch's columns. An actor that
             normalises over the batch, or stores something in `self` while it computes, is not
@@ -195,6 +198,7 @@ class Actor(nn.Module, ABC):
     distribution: ActionDistribution
     compute_dtype: torch.dtype = torch.float32
     reward_input: RewardClipping = ActorSpec.reward_input
+    env_index: Tensor | None = None
     separable: bool = False
 
     def act(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode = "sample") -> Acted:

@@ -51,9 +51,11 @@ class EnvLoop:
         which it will process `row`.
     """
 
-    def __init__(self, env: VecEnv, actor: Actor, seed: int) -> None:
+    def __init__(self, env: VecEnv, actor: Actor, seed: int, first_env: int = 0) -> None:
+        """first_env: number of the first environment, see Actor.env_index."""
         self._env = env
         self._actor = actor
+        actor.env_index = torch.arange(first_env, first_env + env.num_envs, device="cpu")
         self._stacker = FrameStacker(env.frame_stack) if env.frame_stack != 1 else None
         self._episode_step = np.zeros(env.num_envs, np.int32)
         # float64, because a long sum of float32 stops growing

@@ -13,6 +13,7 @@ Numbers enter the first layer directly, so that vectors have the networks of the
 of 256. The modes of acting:
 
     explore   with probability epsilon a uniformly random legal action, else as the actor explores
+    ladder    the same, with another epsilon in each environment; of Q-networks
     sample    from the learnt policy; a Q-network's policy takes the best action
     greedy    the action that this policy rates highest
 
@@ -21,11 +22,12 @@ An action whose value is -inf is illegal and is never taken. N is a number of ob
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,8 @@ from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, ObservationSpace
 
+_GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
+
 
 class Chosen(NamedTuple):
     """The results of choosing, [N, ...]."""
@@ -54,24 +58,70 @@ class Chosen(NamedTuple):
     extras: dict[str, Tensor]
 
 
-class OffPolicyActor(Actor):
-    """Base class of the networks of DQN, PQN, SAC and TD3; subclasses define `forward` and
-    `choose_each`.
+class Exploring(Actor):
+    """Base class of networks that take random actions in mode explore.
 
     Attributes:
         epsilon: float32 [], the probability of a random action in mode explore, initially 1. As a
             buffer it is published and saved with the weights; the algorithm changes it in place.
+    """
+
+    epsilon: Tensor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Passes the arguments on to the next base class."""
+        super().__init__(*args, **kwargs)
+        self.register_buffer("epsilon", torch.ones(()))
+
+    def ladder(self) -> Tensor:
+        """Returns the probability of a random action in each environment [N].
+
+            epsilon_i = epsilon^(1 + 7 u_i),   u_i = 0.618... i modulo 1
+
+        Ape-X (Horgan et al. 2018, arXiv 1803.00933) has u_i = i / (N - 1). Multiples of the golden
+        ratio are spread as evenly for any N, because environments may join and leave.
+        """
+        if self.env_index is None:  # the actor was not told
+            return self.epsilon
+        places = self.env_index.double() * _GOLDEN_RATIO % 1.0
+        return self.epsilon ** (1.0 + 7.0 * places).to(self.epsilon)
+
+    def best(self, values: Tensor, mode: Mode) -> Tensor:
+        """Returns the best actions [N] by their values [N, n]; exploring, some random legal ones.
+
+        Raises SpecError unless the action space is Discrete.
+        """
+        actions = discrete(self)
+        action = actions.mode(values)
+        is_exploring = mode in ("explore", "ladder")
+        return (
+            self.randomly(action, uniform_among(actions, values), mode) if is_exploring else action
+        )
+
+    def randomly(self, action: Tensor, others: Tensor, mode: Mode = "explore") -> Tensor:
+        """Replaces each action by another with probability epsilon.
+
+        Args:
+            action: [N, ...].
+            others: [N, ...], the actions that may take their place.
+            mode: "ladder" for another epsilon in each environment.
+        """
+        epsilon = self.ladder() if mode == "ladder" else self.epsilon
+        is_random = torch.rand(len(action), device=action.device) < epsilon
+        return torch.where(is_random.view(-1, *[1] * (action.dim() - 1)), others, action)
+
+
+class OffPolicyActor(Exploring):
+    """Base class of the networks of DQN, PQN, SAC and TD3; subclasses define `forward` and
+    `choose_each`.
+
+    Attributes:
         action_mask: How observations mask the actions of a Discrete space, set by make_model; None
             if they do not. Calling the actor, as acting and training do, rules out masked actions,
             so forward need not know of masks.
     """
 
-    epsilon: Tensor
     action_mask: ActionMask | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("epsilon", torch.ones(()))
 
     def __call__(self, observation: Nest[Tensor]) -> Tensor:
         """Returns the outputs of forward, with -inf for masked actions."""
@@ -109,16 +159,6 @@ class OffPolicyActor(Actor):
         action, extras = self.choose_each(self(observation), mode)
         rows = {name: extra.unsqueeze(0) for name, extra in extras.items()}
         return Acted(action.unsqueeze(0), rows, state)
-
-    def randomly(self, action: Tensor, others: Tensor) -> Tensor:
-        """Replaces each action by another with probability epsilon.
-
-        Args:
-            action: [N, ...].
-            others: [N, ...], the actions that may take their place.
-        """
-        is_random = torch.rand(len(action), device=action.device) < self.epsilon
-        return torch.where(is_random.view(-1, *[1] * (action.dim() - 1)), others, action)
 
 
 class ActorWithCritics(OffPolicyActor):
@@ -211,23 +251,21 @@ class QNetwork(OffPolicyActor):
     """
 
     def choose_each(self, outputs: Tensor, mode: Mode) -> Chosen:
-        """Chooses the best action; in mode explore, with probability epsilon a random legal one."""
-        action = self._actions.mode(outputs)
-        if mode == "explore":
-            action = self.randomly(action, uniform_among(self._actions, outputs))
-        return Chosen(action, {"q_values": outputs})
+        """Chooses the best action; exploring, with probability epsilon a random legal one."""
+        return Chosen(self.best(outputs, mode), {"q_values": outputs})
 
     @property
     def extra_specs(self) -> dict[str, ArraySpec]:
         """The extra q_values [n]; raises SpecError unless the action space is Discrete."""
-        return {"q_values": ArraySpec((self._actions.num_params,), "float32")}
+        return {"q_values": ArraySpec((discrete(self).num_params,), "float32")}
 
-    @property
-    def _actions(self) -> Categorical:
-        if not isinstance(self.distribution, Categorical):
-            kind = type(self.distribution).__name__
-            raise _misfit(self, (Categorical,), f"one with a {kind} distribution")
-        return self.distribution
+
+def discrete(network: Actor) -> Categorical:
+    """Returns the distribution over a Discrete space; raises SpecError for another space's."""
+    if not isinstance(network.distribution, Categorical):
+        kind = type(network.distribution).__name__
+        raise _misfit(network, (Categorical,), f"one with a {kind} distribution")
+    return network.distribution
 
 
 class Body(NamedTuple):
@@ -398,9 +436,7 @@ def _named(actions: ActionSpace) -> str:
     return f"{kind} of {actions.dtype}" if isinstance(actions, Box) else kind
 
 
-def _misfit(
-    network: OffPolicyActor, over: Iterable[type[ActionDistribution]], space: str
-) -> SpecError:
+def _misfit(network: Actor, over: Iterable[type[ActionDistribution]], space: str) -> SpecError:
     """Returns the error of a network that does not support its actions.
 
     over: the distributions that the network supports. space: names the action space.
@@ -424,7 +460,7 @@ def _made(
     if use_lstm:
         raise SpecError(
             "off-policy algorithms train on single steps, which have no recurrent state: remove "
-            "use_lstm, or use impala or ppo"
+            "use_lstm, or use r2d2, impala or ppo"
         )
     shape = BODIES[body]
     shape = shape if hidden is None else shape._replace(hidden=hidden)

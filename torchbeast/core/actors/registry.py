@@ -54,10 +54,10 @@ ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lst
 
 ACTOR_CRITICS: Mapping[str, ModelFactory] = BUILT_IN
 OFF_POLICY = tuple(
-    f"{family}-{body}" for family in ("q", "pqn", "sac", "td3") for body in ACTOR_CRITICS
+    f"{family}-{body}" for family in ("q", "pqn", "sac", "td3", "r2d2") for body in ACTOR_CRITICS
 )
 MODELS = (*ACTOR_CRITICS, *OFF_POLICY)
-"""Names of the built-in networks. Those of off_policy.py are imported when one is made."""
+"""Names of the built-in networks. The modules of OFF_POLICY are imported when one is made."""
 
 
 def in_family(spec: ActorSpec, family: str, network: Mapping[str, Any]) -> ActorSpec:
@@ -161,9 +161,9 @@ def _factory(spec: ActorSpec) -> ModelFactory:
     if spec.name in ACTOR_CRITICS:
         return ACTOR_CRITICS[spec.name]
     if spec.name in OFF_POLICY:
-        from torchbeast.core.actors.off_policy import NETWORKS
+        from torchbeast.core.actors import off_policy, recurrent_q
 
-        return NETWORKS[spec.name]
+        return {**off_policy.NETWORKS, **recurrent_q.NETWORKS}[spec.name]
     if not spec.pickled and ":" not in spec.name:
         known, hint = ", ".join(ACTOR_CRITICS), did_you_mean(spec.name, MODELS)
         raise SpecError(f"no model {spec.name!r}: use {known}, or my_module:MyNet{hint}")
@@ -395,7 +395,7 @@ class _Networks:
             feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
                 64}; JSON.
             recurrent: Whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a
-                GRU. Not for off-policy algorithms, which train on single steps.
+                GRU. R2D2 needs it; DQN, PQN, SAC and TD3 train on single steps.
             restart_model: A file with the initial weights: a checkpoint, or a state_dict.
 
         Returns:
@@ -418,7 +418,7 @@ class _Networks:
 
 
 class OnPolicyActorCritic(_Networks):
-    """Networks with a policy and a value, for PPO, IMPALA and LASER: every ActorCritic."""
+    """Networks with a policy and a value, for PPO, IMPALA, LASER and R2D2: every ActorCritic."""
 
 
 class OffPolicyActorCritic(_Networks):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.config import LASERConfig as LASERConfig
     from torchbeast.core.algos.config import PPOConfig as PPOConfig
     from torchbeast.core.algos.config import PQNConfig as PQNConfig
+    from torchbeast.core.algos.config import R2D2Config as R2D2Config
     from torchbeast.core.algos.config import SACConfig as SACConfig
     from torchbeast.core.algos.config import TD3Config as TD3Config
     from torchbeast.core.algos.dqn import DDQN as DDQN
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.on_policy import OnPolicy as OnPolicy
     from torchbeast.core.algos.ppo import PPO as PPO
     from torchbeast.core.algos.pqn import PQN as PQN
+    from torchbeast.core.algos.r2d2 import R2D2 as R2D2
     from torchbeast.core.algos.sac import SAC as SAC
     from torchbeast.core.algos.td3 import TD3 as TD3
 

@@ -148,6 +148,9 @@ class Algorithm(ABC, Generic[BatchT]):
         learns_from_replay: Whether batches may contain replayed columns, whose actions were chosen
             by much older policies. With a recurrent network, `losses` then returns the
             `final_state` that `unroll` found.
+        burns_in: Whether replayed rollouts begin anywhere, with a recurrent state among the extras,
+            and are sampled by priority. `losses` then returns priorities if there are weights.
+        n_step: Steps of n-step returns, for algorithms on rollouts. The program sets it.
         needs: Names of the extra outputs of acting that batches must contain.
         corrects_lag: Whether returns are corrected for actions of older policies, as V-trace does.
         mode: The mode in which actions are chosen during training.
@@ -192,11 +195,15 @@ class Algorithm(ABC, Generic[BatchT]):
 
     learns_from_replay: ClassVar[bool] = False
 
+    burns_in: ClassVar[bool] = False
+
+    n_step: int = 1
+
     needs: ClassVar[tuple[str, ...]] = ()
 
     corrects_lag: ClassVar[bool] = False
 
-    mode: ClassVar[Mode] = "sample"
+    mode: Mode = "sample"
 
     separable: ClassVar[bool] = False
 
@@ -230,6 +237,8 @@ class Algorithm(ABC, Generic[BatchT]):
         self.models = {"actor": actor}
         self.optimisers = {}
         self.counters = Counters()
+        if getattr(config, "epsilon_ladder", False):
+            self.mode = "ladder"
 
     @signed(lambda algo: _hyperparameters(algo))
     @classmethod

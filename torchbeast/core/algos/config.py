@@ -328,6 +328,9 @@ class ExplorationConfig:
     """Environment steps over which epsilon-greedy exploration decays from 1 to --epsilon_end."""
     epsilon_end: float = 0.05
     """Final epsilon: share of random actions after --exploration_steps, 0.01 to 0.1."""
+    epsilon_ladder: bool = False
+    """One epsilon per environment, as in Ape-X (Horgan et al. 2018): epsilon^1 to epsilon^8, spread
+    evenly. --epsilon_end is then the largest of them, usually 0.4."""
 
     def __post_init__(self) -> None:
         at_least(1, exploration_steps=self.exploration_steps)
@@ -393,6 +396,50 @@ class DQNConfig(OffPolicyConfig, ExplorationConfig):
         ExplorationConfig.__post_init__(self)
         if self.huber_delta is not None:
             above(0, huber_delta=self.huber_delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2D2Config(RewardConfig, ExplorationConfig):
+    """R2D2 (Kapturowski et al. 2019): double Q-learning with a recurrent network on new and
+    replayed rollouts. Losses are means over a batch."""
+
+    usual: ClassVar[Mapping[str, Any]] = {
+        "use_lstm": True,
+        "num_envs": 16,
+        "batch_size": 4,
+        "unroll_length": 40,
+        "replay_size": 100_000,
+        "replay_ratio": 7.0,
+        "learn_start": 2_000,
+        "n_step": 5,
+        "priority_exponent": 0.9,
+        "priority_beta": 0.6,
+        "grad_norm_clipping": 40.0,
+    }
+
+    burn_in: int = 20
+    """First steps of a rollout, which only restore the recurrent state from the stored one and are
+    not trained on. Below --unroll_length; the paper has 40 of 120."""
+    target_period: int = 200
+    """Optimiser steps between copies of the network to the target network; the paper has 2,500."""
+    discounting: float = 0.997
+    """Discount factor gamma, 0.95 to 0.999; the paper has 0.997."""
+    reward_clipping: Literal["auto", RewardClipping] = "none"
+    """abs_one or auto, as with other algorithms. none: rewards stay, because R2D2 rescales values
+    by h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x."""
+    epsilon_end: float = 0.4
+    """Final epsilon, with --epsilon_ladder of the environment that explores most."""
+    epsilon_ladder: bool = True
+    """One epsilon per environment, from --epsilon_end to its eighth power."""
+    optimiser: OptimiserConfig = OptimiserConfig(
+        optimiser="adam", learning_rate=0.0005, learning_rate_schedule="constant", epsilon=0.0001
+    )
+
+    def __post_init__(self) -> None:
+        RewardConfig.__post_init__(self)
+        ExplorationConfig.__post_init__(self)
+        at_least(0, burn_in=self.burn_in)
+        at_least(1, target_period=self.target_period)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.off_policy import OffPolicyActor
+from torchbeast.core.actors.contract import Mode
+from torchbeast.core.actors.off_policy import Exploring, OffPolicyActor
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import ExplorationConfig, OffPolicyConfig
 from torchbeast.core.losses import clip_rewards
@@ -32,7 +33,7 @@ class OffPolicy(Algorithm[Transitions]):
     """
 
     takes = Transitions
-    mode = "explore"
+    mode: Mode = "explore"
     reduction = "mean"
     actor_type: ClassVar = OffPolicyActor
     actor: OffPolicyActor
@@ -56,9 +57,7 @@ class OffPolicy(Algorithm[Transitions]):
         return (rewards * powers).sum(-1) + discounts * next_values
 
 
-def set_epsilon(
-    actor: OffPolicyActor, config: ExplorationConfig, env_steps: int
-) -> dict[str, float]:
+def set_epsilon(actor: Exploring, config: ExplorationConfig, env_steps: int) -> dict[str, float]:
     """Sets the probability of random actions, which falls linearly from 1; returns it as a metric.
 
     Args:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchbeast.core import losses, returns
-from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.base import Algorithm, Losses
 from torchbeast.core.algos.config import PQNConfig
@@ -55,7 +55,7 @@ class PQN(Algorithm[Rollout]):
     Config = PQNConfig
     family = "pqn"
     actor_type: ClassVar = QNetwork
-    mode = "explore"
+    mode: Mode = "explore"
     separable = True
     reduction = "mean"
     actor: QNetwork

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchbeast.core.algos.config import usual_of
+from torchbeast.core.algos.config import OffPolicyConfig
 from torchbeast.core.base import specs
 from torchbeast.core.base.checks import did_you_mean, in_any_case
 
@@ -21,6 +21,7 @@ ALGOS = {
     "pqn": "torchbeast.core.algos.pqn:PQN",
     "dqn": "torchbeast.core.algos.dqn:DQN",
     "sac": "torchbeast.core.algos.sac:SAC",
+    "r2d2": "torchbeast.core.algos.r2d2:R2D2",
     "td3": "torchbeast.core.algos.td3:TD3",
 }
 _CONFIGS = "torchbeast.core.algos.config"  # the Configs of ALGOS, whose modules import torch
@@ -42,7 +43,7 @@ def learns_from_transitions(name: str) -> bool:
     `find`. Built-in algorithms are not imported for it.
     """
     if name in ALGOS:
-        return "replay_size" in usual_of(config_of(name))
+        return issubclass(config_of(name), OffPolicyConfig)
     from torchbeast.core.storages.transition import Transitions
 
     return issubclass(find_algorithm(name).takes, Transitions)

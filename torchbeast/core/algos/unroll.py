@@ -6,20 +6,23 @@ of the rollout holds (the row has the next episode's first). That value needs th
 recurrent state from just before the reset, so a recurrent model runs in segments, cut at the
 rows with truncations; a feed-forward one runs once over all rows. Where a replay
 needs the state before row T (`feeds_back`), that row is a segment too: the next unroll begins
-there.
+there. Burn-in (Kapturowski et al. 2019) ends a segment as well: rows before it have no graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
+
+Model = Callable[[ModelInputs, Nest[Tensor]], ModelOutput]
 
 
 class Unrolled(NamedTuple):
@@ -40,14 +43,15 @@ class Unrolled(NamedTuple):
     final_state: Nest[Tensor] | None = None
 
 
-def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
+def unroll(model: Model, rollout: Rollout, burn_in: int = 0) -> Unrolled:
     """Returns a model's policies and values for all rows of a rollout.
 
     A recurrent model starts from the rollout's initial_agent_state.
 
     Args:
-        model: The actor-critic.
+        model: The actor-critic, or a function with its signature.
         rollout: Rollouts of T steps in B columns.
+        burn_in: Number of first rows that only advance the recurrent state, without a graph.
 
     Example:
         ```python
@@ -58,8 +62,9 @@ def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
     final_values = torch.zeros_like(rollout.reward[1:])
     rows, columns = rollout.truncations()
     state, final_state = rollout.initial_agent_state, None
-    for start, end in pairwise(_cuts(rollout, rows)):
-        output = model(inputs_of_rows(rollout, start, end), state)
+    for start, end in pairwise(_cuts(rollout, rows, burn_in)):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and start >= burn_in):
+            output = model(inputs_of_rows(rollout, start, end), state)
         outputs.append(output)
         state = output.core_state
         here = ((start < rows) & (rows <= end)).nonzero().flatten() if len(rows) else rows
@@ -88,7 +93,7 @@ def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, T
     return output.policy_logits, output.baseline
 
 
-def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
+def _cuts(rollout: Rollout, truncated: Tensor, burn_in: int) -> list[int]:
     """Returns the first rows of the segments, and T + 1; one segment for a feed-forward model.
 
     truncated: [K] rows with truncations.
@@ -97,7 +102,7 @@ def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
     if not flatten(rollout.initial_agent_state):
         return [0, last + 1]
     asked = [last] if rollout.feeds_back else []
-    return sorted({0, *truncated.tolist(), *asked, last + 1})
+    return sorted({0, burn_in, *truncated.tolist(), *asked, last + 1})
 
 
 def inputs_of_rows(rollout: Rollout, start: int, end: int) -> ModelInputs:
@@ -134,9 +139,7 @@ def _finite_where_invalid(leaf: Tensor, valid: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _final_values(
-    model: ActorCritic, rollout: Rollout, which: Tensor, state: Nest[Tensor]
-) -> Tensor:
+def _final_values(model: Model, rollout: Rollout, which: Tensor, state: Nest[Tensor]) -> Tensor:
     """Returns values [K'] of the final observations `which` [K'].
 
     state: of all columns, before the reset.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torchbeast.core.storages.storage import OnPolicyGAEBuffer as OnPolicyGAEBuffer
     from torchbeast.core.storages.storage import OnPolicyVTraceBuffer as OnPolicyVTraceBuffer
     from torchbeast.core.storages.storage import ReplayBuffer as ReplayBuffer
+    from torchbeast.core.storages.storage import RolloutReplayBuffer as RolloutReplayBuffer
     from torchbeast.core.storages.transition import Transitions as Transitions
 
 __all__, __getattr__, __dir__ = importing(__name__)

@@ -21,7 +21,7 @@ class Feedback(NamedTuple):
     """The results of an update that the replay of its batch needs.
 
     Attributes:
-        priorities: [B] new priorities of the transitions, such as the sizes of their TD errors.
+        priorities: [B] new priorities of the columns, such as the sizes of their TD errors.
         final_state: Leaves [layers, B, hidden], the recurrent state after rows 0..T-1.
     """
 

@@ -66,6 +66,8 @@ class Rollout:
             are valid.
         replayed: bool [T+1, B], whether a column comes from replay, the same in all rows. None:
             none.
+        weights: float32 [T+1, B], importance-sampling weights of the losses, the same in all rows.
+            The replay then needs new priorities as Feedback. None: all 1.
         collected: Steps that no other batch counts. None: all online steps.
         feeds_back: Whether a replay needs Feedback.final_state for the rollouts that follow these.
         give_feedback: Takes the Feedback of the update.
@@ -88,6 +90,7 @@ class Rollout:
     info: dict[str, Tensor] = field(default_factory=dict)
     valid: Tensor | None = None
     replayed: Tensor | None = None
+    weights: Tensor | None = None
     collected: int | None = None
     feeds_back: bool = False
     give_feedback: Callable[[Feedback], None] = ignore

@@ -87,6 +87,8 @@ def suitable_storage(algo: AlgoFactory) -> str:
     """Returns the name of the storage that suits an algorithm."""
     if issubclass(algo.algo.takes, Transitions):
         return "ReplayBuffer"
+    if algo.algo.burns_in:
+        return "RolloutReplayBuffer"
     if algo.algo.corrects_lag:
         return "OnPolicyVTraceBuffer"
     fields = {field.name for field in dataclasses.fields(algo.config)}
@@ -192,7 +194,7 @@ class ReplayBuffer(Storage):
             a resumed run starts with an empty replay.
     """
 
-    holds = Transitions
+    holds: ClassVar[type] = Transitions
 
     size: int | None = None
     batch_size: int | None = None
@@ -210,6 +212,22 @@ class ReplayBuffer(Storage):
         usual = usual_of(algo.Config)
         of_replay = usual if "replay_size" in usual else dict(DQNConfig.usual)
         return of_replay | {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutReplayBuffer(ReplayBuffer):
+    """New rollouts, and a prioritised replay of them, for R2D2.
+
+    Args:
+        size: See ReplayBuffer, and so for the other arguments, but batch_size counts new rollouts
+            and replay_ratio replayed ones for each.
+    """
+
+    holds = Rollout
+
+    n_step: int = 5
+    priority_exponent: float = 0.9
+    priority_beta: float = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,22 @@ the T + 1 rows from its first one on are stored, until its first row is overwrit
 out. A window may run on into the environment's next episode, as rollouts do. Recurrent state is not
 stored.
 
+By priority, as in R2D2 (Kapturowski et al. 2019), windows begin where rollouts do, and every
+`stride` rows between, in any episode:
+
+    rollouts    0 . . . . . . . T                   T = 8, burn-in of 4, stride = gcd(T, 4) = 4
+                                0 . . . . . . . T
+    windows     |-------|=======|                   - burn-in, = trained on
+                        |-------|=======|           so each step is trained on in some window
+
+A rollout gives the windows that it completes the priority that its first update has computed.
+
 Thread safety: none; one thread makes all calls. A window is valid until the next insert.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +35,7 @@ from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
 from torchbeast.core.storages.replay.store import Arrays, RolloutStore
 from torchbeast.core.storages.replay.trajectories import Trajectory
+from torchbeast.core.storages.replay.transition_replay import SumTree, raised_priorities
 
 
 class Window(NamedTuple):
@@ -38,6 +49,32 @@ class Window(NamedTuple):
     def begins(self) -> bool:
         """Whether the first row is the episode's: the recurrent state before it is zero."""
         return self.position == self.episode
+
+
+class ByPriority(NamedTuple):
+    """How windows are drawn by priority.
+
+    Attributes:
+        exponent: alpha: 0 draws uniformly, 1 in proportion to the priorities.
+        stride: Rows from a window to the next, a divisor of T.
+    """
+
+    exponent: float
+    stride: int
+
+
+class Priorities(NamedTuple):
+    """Priorities of an update's columns, such as sizes of their TD errors.
+
+    Attributes:
+        inserted: [B], of columns that are inserted.
+        windows: int64 [S], names of windows that were read for the update.
+        read: [S], priorities of these windows.
+    """
+
+    inserted: np.ndarray
+    windows: np.ndarray
+    read: np.ndarray
 
 
 Final = tuple[int, list[np.ndarray]]  # row of a truncation; leaves of its final observation
@@ -57,7 +94,49 @@ class RolloutReplay(RolloutStore):
     views of torch's memory. Walks are not saved: the recurrent states that belong to them are not.
     """
 
+    def __init__(
+        self,
+        fields: Arrays,
+        capacity: int,
+        frame_stack: int = 1,
+        seed: int = 0,
+        by_priority: ByPriority | None = None,
+    ) -> None:
+        """Reserves memory; see RolloutStore. by_priority: how to draw; None: uniformly."""
+        self._by_priority = by_priority
+        super().__init__(fields, capacity, frame_stack, seed)
+
+    def insert(
+        self, arrays: Arrays, columns: slice, agent: int, priorities: Priorities | None = None
+    ) -> None:
+        """Stores columns of a batch, see RolloutStore, and sets priorities."""
+        if priorities is None:
+            super().insert(arrays, columns, agent)
+            return
+        first = columns.indices(arrays["reward"].shape[1])[0]
+        for column, priority in enumerate(priorities.inserted, start=first):
+            super().insert(arrays, slice(column, column + 1), agent)
+            self._open_windows(self._open[agent, int(arrays["env_index"][0, column])], priority)
+        is_stored = priorities.windows >= self._ring.rows.start
+        self._set(priorities.windows[is_stored], priorities.read[is_stored])
+
+    def _open_windows(self, trajectory: Trajectory, priority: float) -> None:
+        """Gives the windows that end in a trajectory's newest chunk their first priority."""
+        assert self._by_priority is not None
+        last = trajectory.end - self.unroll_length - 1
+        first = max(self._oldest(trajectory), trajectory.end - 2 * self.unroll_length)
+        positions = range(last, first - 1, -self._by_priority.stride)
+        names = np.array([trajectory.row(position) for position in positions], np.int64)
+        self._set(names, np.full(len(names), priority))
+
+    def _set(self, names: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities [N] of windows."""
+        assert self._by_priority is not None
+        raised = raised_priorities(priorities, self._by_priority.exponent)
+        self._tree.set(names % self._ring.num_rows, raised)
+
     def _clear_sampling(self) -> None:
+        self._tree = SumTree(self._ring.num_rows if self._by_priority else 1)  # of first rows
         # The next window of each walk, by agent and number: the first row of its episode, and the
         # steps that lie before the window.
         self._walks: dict[tuple[int, int], tuple[int, int]] = {}
@@ -73,8 +152,10 @@ class RolloutReplay(RolloutStore):
 
     def draw(self) -> Window:
         """Returns a window that begins at any row of any episode, both drawn uniformly, for which T
-        rows after it are stored. LookupError when there is no episode.
+        rows after it are stored; or one by priority. LookupError when there is none.
         """
+        if self._by_priority is not None:
+            return self._draw_by_priority()
         trajectory, start, length = self._locate(self._draw_episode())
         starts = min(length, trajectory.end - self.unroll_length - start)
         return Window(trajectory, start, start + int(self._generator.integers(starts)))
@@ -94,6 +175,46 @@ class RolloutReplay(RolloutStore):
         self._walks[agent, number] = row, before + self.unroll_length
         trajectory, start, _ = self._locate(row)
         return Window(trajectory, start, start + before)
+
+    def name(self, window: Window) -> int:
+        """Returns the number of a window's first row, which is never used again."""
+        return window.trajectory.row(window.position)
+
+    def ratio(self, window: Window) -> float:
+        """Returns the probability of drawing a window by priority, in units of uniform drawing's,
+        as if all stored windows were complete.
+        """
+        if self._by_priority is None:
+            return 1.0
+        priority = self._tree.priorities(np.array(self.name(window) % self._ring.num_rows))
+        return float(priority) / self._tree.total * self.size / self._by_priority.stride
+
+    def _draw_by_priority(self) -> Window:
+        while self._tree.total:
+            target = np.array([self._generator.random() * self._tree.total])
+            row = self._tree.find(target)
+            stored = self._ring.rows.start
+            window = self._window(stored + (int(row[0]) - stored) % self._ring.num_rows)
+            if window is not None:
+                return window
+            self._tree.set(row, 0.0)
+        raise LookupError("the replay has no complete rollout yet")
+
+    def _window(self, row: int) -> Window | None:
+        """Returns the window that begins with a row; None if its first stack is not stored."""
+        trajectory, position = self._ring.locate(row)
+        done, first = self._ring.fields["done"], position
+        while first > position - self.frame_stack + 1:
+            if done[trajectory.row(first) % self._ring.num_rows]:
+                break
+            first -= 1
+            if first < self._oldest(trajectory):
+                return None
+        return Window(trajectory, first, position)
+
+    def _oldest(self, trajectory: Trajectory) -> int:
+        """Returns the position of a trajectory's oldest row that is stored."""
+        return max(trajectory.start, self.unroll_length - 1)
 
     def forget_walks(self, agent: int) -> None:
         """Lets every walk of an agent go on at the beginning of another episode."""
@@ -161,3 +282,19 @@ class RolloutReplay(RolloutStore):
             whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
             finals.append((row, [leaf[0] for leaf in whole]))
         return finals
+
+    # --- what a RolloutStore asks for
+
+    def _note_rows(self, trajectory: Trajectory) -> None:
+        if self._by_priority is not None:
+            rows = self._ring.ring_rows(trajectory.chunks[-1])
+            self._tree.set(np.arange(rows.start, rows.stop), 0.0)
+
+    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
+        rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
+        return {}, None if self._by_priority is None else self._tree.priorities(rows)
+
+    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
+        rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
+        if self._by_priority is not None and numbers is not None and len(rows):
+            self._tree.set(rows, numbers[len(numbers) - len(rows) :])

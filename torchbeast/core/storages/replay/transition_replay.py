@@ -106,7 +106,7 @@ class Sampling:
 
     def extra_bytes(self, capacity: int) -> int:
         """Returns the bytes that a transition takes in addition to its row."""
-        tree = _bytes_per_entry(capacity) if self.priority_exponent else 0
+        tree = bytes_per_entry(capacity) if self.priority_exponent else 0
         return tree + (4 if self.hindsight is not None else 0)
 
 
@@ -182,9 +182,9 @@ class TransitionReplay(RolloutStore):
         overwritten one keeps its own.
         """
         is_stored = names >= self._ring.rows.start
-        raised = (np.abs(priorities[is_stored]).astype(np.float64) + _SMALLEST) ** self._alpha
-        self._tree.set(self._ring_rows(names[is_stored]), raised)
-        self._highest = max(self._highest, raised.max(initial=0.0))
+        powers = raised_priorities(priorities[is_stored], self._alpha)
+        self._tree.set(self._ring_rows(names[is_stored]), powers)
+        self._highest = max(self._highest, powers.max(initial=0.0))
 
     # --- drawing
 
@@ -402,6 +402,12 @@ class TransitionReplay(RolloutStore):
                 self._note_steps_left(trajectory, trajectory.start, None)
 
 
+def raised_priorities(errors: np.ndarray, exponent: float) -> np.ndarray:
+    """Returns the priorities of errors to a power, float64 and above 0."""
+    powers: np.ndarray = (np.abs(errors).astype(np.float64) + _SMALLEST) ** exponent
+    return powers
+
+
 def check_goals(observation: Any, frame_stack: int) -> None:
     """Raises ValueError unless observations have goals that hindsight can change.
 
@@ -427,6 +433,6 @@ def importance_weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
     return weights.astype(np.float32)
 
 
-def _bytes_per_entry(size: int) -> int:
+def bytes_per_entry(size: int) -> int:
     """Returns the bytes of a SumTree for each of `size` entries, rounded up."""
     return -(-16 * (1 << max(0, size - 1).bit_length()) // size)
