@@ -1,0 +1,618 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures how far one learner scales, with hosts that sleep instead of computing.
+
+The hosts are generated (load_generator.cc). Build them by
+
+    cmake -S . -B build/load -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_BENCHMARKS=ON
+    cmake --build build/load --target load_generator
+
+Each part prints its rows, and writes them to a CSV file in the folder of --results:
+
+    cost      CPU time of a step in a learner without a network, by streams, environments per
+              stream, bytes, and TLS (5 minutes)
+    rate      steps/s of PolyBeast's learner, compared with the prediction (2 minutes)
+    weights   CPU time of publishing weights and of loading them (1 minute)
+    recovery  seconds until all streams play: at the start, after hosts or the learner were killed
+              (3 minutes)
+    fairness  steps of fast and of slow hosts (1 minute)
+    soak      ten minutes with TLS; a tenth of the hosts is killed and replaced every minute
+
+PYTHONPATH=. python benchmarks/scale.py cost rate [--generator build/load/load_generator]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import scale_learner
+from bench.sample import cpu_seconds, family
+from bench.scaling import Load, Network, predict
+from figures import machine
+
+from torchbeast.fleets.system import available_cores
+
+Row = dict[str, Any]
+
+# Learners are forked from a process that has imported torch already, which takes seconds.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["scale_learner"])
+_PATIENCE_S = 180.0
+_WARM_UP_S = 1.5
+_FRAME = (1, 84, 84)
+_PORT = 51_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A fleet of generated hosts with one stream each, and how they are connected."""
+
+    streams: int
+    envs: int = 16  # per stream
+    shape: tuple[int, ...] = _FRAME  # uint8
+    tls: bool = False
+    dials_in: bool = False
+    step_ms: float | None = None  # None: such that they offer `offered` steps/s
+    offered: float = 8000.0
+    frame_stack: int = 1
+    slow: int = 0  # hosts whose steps take four times as long
+
+    @property
+    def sleep_ms(self) -> float:
+        """How long a step of a host sleeps."""
+        return self.step_ms or 1000 * self.streams * self.envs / self.offered
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes that a step of one environment sends."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+    def row(self) -> Row:
+        """Returns the columns that describe it."""
+        return {
+            "streams": self.streams,
+            "envs_per_stream": self.envs,
+            "frame_bytes": self.frame_bytes,
+            "tls": int(self.tls),
+            "dials_in": int(self.dials_in),
+            "step_ms": round(self.sleep_ms, 2),
+        }
+
+
+class Place:
+    """Addresses and keys of a measurement, in a temporary folder."""
+
+    def __init__(self, folder: Path, setting: Setting) -> None:
+        self.folder = folder
+        over_tcp = setting.tls or setting.dials_in
+        self.address = f"localhost:{_PORT}" if over_tcp else f"unix:{folder}/s.0"
+        self._tls = setting.tls
+        if setting.tls and not (folder / "ca.pem").exists():
+            from torchbeast import keys
+
+            with redirect_stdout(io.StringIO()):
+                assert keys.main(["--hosts", "localhost", "--folder", str(folder)]) == 0
+
+    @property
+    def found(self) -> str:
+        """The address as learners are given it."""
+        return self.address.removesuffix(".0") if self.address.startswith("unix:") else self.address
+
+    def keys(self, listens: bool) -> dict[str, str]:
+        """Returns the files of one end, by the names of TorchBeast's flags."""
+        if not self._tls:
+            return {}
+        names = {"tls_cert": "server.pem", "tls_key": "server-key.pem"}
+        files = (names if listens else {"tls_ca": "ca.pem"}) | {"token_file": "token"}
+        return {flag: str(self.folder / file) for flag, file in files.items()}
+
+
+class Process:
+    """A process of the load generator: it answers each line of its stdin with a line of JSON."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Starts the generator, and waits until it is ready."""
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._line()
+
+    def _line(self) -> str:
+        assert self._child.stdout is not None
+        if not (line := self._child.stdout.readline()):
+            raise RuntimeError(f"{self._child.args!r} has ended with {self._child.wait()}")
+        return line
+
+    def ask(self) -> dict[str, Any]:
+        """Returns its counts."""
+        assert self._child.stdin is not None
+        print("?", file=self._child.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._line())
+        return answer
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._child.kill()
+        self._child.wait()
+
+
+class Hosts:
+    """Generated hosts in one or more processes, which can be killed and started again."""
+
+    def __init__(self, program: Path, setting: Setting, place: Place, processes: int = 1) -> None:
+        self._program, self._setting, self._place = program, setting, place
+        self._processes = [self._start(i, processes) for i in range(processes)]
+
+    def _start(self, index: int, processes: int) -> Process:
+        setting = self._setting
+        assert processes == 1 or setting.dials_in, "servers of several processes need more ports"
+        flags = {
+            "hosts": setting.streams // processes,
+            "envs": setting.envs,
+            "step_ms": setting.sleep_ms,
+            "slow": setting.slow,
+            "shape": ",".join(map(str, setting.shape)),
+            "frame_stack": setting.frame_stack,
+            "name": f"machine-{index}",
+            **self._place.keys(listens=not setting.dials_in),
+        }
+        how = "dial" if setting.dials_in else "serve"
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        return Process([str(self._program), how, self._place.address, *words])
+
+    def ask(self) -> dict[str, Any]:
+        """Returns the sums of all counts; by_host: the steps of each host."""
+        answers = [process.ask() for process in self._processes]
+        hosts = [steps for answer in answers for steps in answer.pop("by_host")]
+        sums = {name: sum(answer[name] for answer in answers) for name in answers[0]}
+        return sums | {"by_host": hosts}
+
+    def replace(self, count: int) -> None:
+        """Kills that many processes at once, and starts others in their place."""
+        for process in self._processes[:count]:
+            process.kill()
+        for i in range(count):
+            self._processes[i] = self._start(i, len(self._processes))
+
+    def kill(self) -> None:
+        """Ends all."""
+        for process in self._processes:
+            process.kill()
+
+
+def seconds_until(question: Callable[[], bool], what: str) -> float:
+    """Waits until a question is answered with yes; returns the time it took."""
+    began = time.monotonic()
+    while not question():
+        if time.monotonic() - began > _PATIENCE_S:
+            raise RuntimeError(f"{what} did not happen within {_PATIENCE_S:g} s")
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+# ---- The cost of a step ---------------------------------------------------------------------------
+
+
+def costs(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures a learner without a network."""
+    for setting in cost_settings():
+        with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
+            yield _cost(arguments, setting, Place(Path(folder), setting))
+
+
+def cost_settings() -> list[Setting]:
+    """Returns all settings: first those that differ in streams and environments."""
+    grid = [
+        Setting(streams, envs)
+        for envs in (1, 16, 64)
+        for streams in (4, 64, 256, 1024)
+        if streams * envs <= 16_384
+    ]
+    sizes = [
+        Setting(64, envs, shape) for envs in (1, 16) for shape in ((64,), (4, 84, 84), (84, 84, 3))
+    ]
+    tcp = [
+        Setting(streams, envs, tls=tls, dials_in=True)
+        for streams, envs in ((64, 1), (64, 16), (1024, 1), (1024, 16))
+        for tls in (False, True)
+    ]
+    return [*grid, *sizes, *tcp, Setting(64, 16, tls=True), Setting(64, 16, (4, 84, 84), tls=True)]
+
+
+class EmptyLearner:
+    """A learner without a network, as a process; see `scale_learner.py`."""
+
+    def __init__(self, setting: Setting, place: Place) -> None:
+        """Returns when it has found its first stream."""
+        listens = setting.dials_in
+        address = place.address if listens else place.found
+        self._pipe, theirs = _forks.Pipe()
+        settings = address, listens, setting.envs, place.keys(listens)
+        self._process = _forks.Process(target=scale_learner.run, args=(theirs, *settings))
+        self._process.start()
+        theirs.close()
+        self._pipe.recv()
+
+    def ask(self) -> dict[str, Any]:
+        """Returns what it has done and used so far."""
+        self._pipe.send(None)
+        answer: dict[str, Any] = self._pipe.recv()
+        return answer
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.join()
+
+
+def _cost(arguments: argparse.Namespace, setting: Setting, place: Place) -> Row:
+    with ExitStack() as opened:
+        hosts = Hosts(arguments.generator, setting, place)
+        opened.callback(hosts.kill)
+        learner = EmptyLearner(setting, place)
+        opened.callback(learner.kill)
+        joined = seconds_until(lambda: learner.ask()["streams"] == setting.streams, "joining")
+        time.sleep(_WARM_UP_S + setting.sleep_ms / 1000)
+        return setting.row() | _measure(learner, hosts, arguments.seconds, joined)
+
+
+def _measure(learner: EmptyLearner, hosts: Hosts, seconds: float, joined: float) -> Row:
+    before, hosts_before, began = learner.ask(), hosts.ask(), time.monotonic()
+    time.sleep(seconds)
+    after, hosts_after, took = learner.ask(), hosts.ask(), time.monotonic() - began
+    spent = {name: after[name] - before[name] for name in before}
+    steps = spent["steps"]
+    return {
+        "steps_per_second": round(steps / took),
+        "learner_us": round(spent["cpu"] / steps * 1e6, 2),
+        "python_us": round(spent["python_cpu"] / steps * 1e6, 2),
+        "hosts_us": round(
+            (hosts_after["cpu_seconds"] - hosts_before["cpu_seconds"]) / steps * 1e6, 2
+        ),
+        "rows_per_batch": round(spent["rows"] / max(1, spent["batches"]), 1),
+        "threads": after["threads"],
+        "megabytes": round(after["megabytes"]),
+        "seconds_to_join": round(joined, 1),
+    }
+
+
+# ---- PolyBeast's learner ----------------------------------------------------------------------------
+
+
+class Learner:
+    """The program polybeast_learner."""
+
+    def __init__(self, setting: Setting, place: Place, flags: Sequence[str], learners: int = 1):
+        meeting = (
+            ["--listen", place.address, "--connect_timeout", "300"]
+            if setting.dials_in
+            else ["--pipes_basename", place.found]
+        )
+        keys = [
+            word
+            for flag, file in place.keys(setting.dials_in).items()
+            for word in (f"--{flag}", file)
+        ]
+        if setting.dials_in and not setting.tls:
+            keys = ["--insecure"]
+        started = [sys.executable]
+        if learners > 1:
+            started += ["-m", "torch.distributed.run", f"--nproc_per_node={learners}"]
+        self.flags = list(flags)
+        self._log = open(place.folder / "learner.log", "a")  # noqa: SIM115 - closed with the process
+        self._child = subprocess.Popen(
+            [*started, "-m", "torchbeast.polybeast_learner", *meeting, *keys, *flags]
+            + ["--total_steps", str(10**12), "--savedir", str(place.folder)]
+            + ["--disable_checkpoint", "--disable_tensorboard", "--suppress_logs"],
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds so far."""
+        return cpu_seconds(family(self._child.pid))
+
+    @property
+    def memory(self) -> Row:
+        """Its threads and its memory."""
+        status = Path(f"/proc/{self._child.pid}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        megabytes = int(fields["VmRSS"].split()[0]) / 1024
+        return {"threads": int(fields["Threads"]), "megabytes": round(megabytes)}
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        for pid in reversed(family(self._child.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self._child.wait()
+        self._log.close()
+
+
+def rates(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Compares steps/s of PolyBeast's learner with the prediction."""
+    for model, settings in rate_settings().items():
+        flags = ["--model", model, "--batch_size", "32", "--unroll_length", "20"]
+        network = _network_cost(flags, arguments.seconds)
+        for setting, learners in settings:
+            with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
+                place = Place(Path(folder), setting)
+                yield _rate(arguments, setting, place, flags, network, learners)
+
+
+def rate_settings() -> dict[str, list[tuple[Setting, int]]]:
+    """Returns settings and numbers of learners by network."""
+    pong = (4, 84, 84)
+    return {
+        "small": [
+            (Setting(4, 16, pong, step_ms=20), 1),
+            (Setting(64, 1, pong, step_ms=50), 1),
+            (Setting(64, 16, pong, step_ms=200), 1),
+            (Setting(64, 16, pong, step_ms=20), 1),
+            (Setting(256, 4, pong, step_ms=20, tls=True, dials_in=True), 1),
+            (Setting(1000, 1, pong, step_ms=1000, tls=True, dials_in=True), 1),
+            (Setting(64, 16, pong, step_ms=20), 2),
+        ],
+        "shallow": [
+            (Setting(64, 1, pong, step_ms=200), 1),
+            (Setting(64, 16, pong, step_ms=20), 1),
+        ],
+    }
+
+
+def _network_cost(flags: Sequence[str], seconds: float) -> Network:
+    """Measures the network alone, as `torchbeast.bench --hosts` does."""
+    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
+        file = Path(folder) / "bench.json"
+        command = [sys.executable, "-m", "torchbeast.bench", "--env", "Mock", "--num_envs", "64"]
+        measuring = ["--hosts", "1", "--repeats", "1", "--seconds", str(seconds)]
+        subprocess.run(
+            [*command, *flags, *measuring, "--json", str(file)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return Network(**json.loads(file.read_text())["network"])
+
+
+def _rate(
+    arguments: argparse.Namespace,
+    setting: Setting,
+    place: Place,
+    flags: Sequence[str],
+    network: Network,
+    learners: int,
+) -> Row:
+    with ExitStack() as opened:
+        hosts = Hosts(arguments.generator, setting, place)
+        opened.callback(hosts.kill)
+        learner = Learner(setting, place, flags, learners)
+        opened.callback(learner.kill)
+        seconds_until(lambda: hosts.ask()["playing"] == setting.streams, "joining")
+        time.sleep(3 * _WARM_UP_S + setting.sleep_ms / 1000)
+        before, cpu, began = hosts.ask(), learner.cpu, time.monotonic()
+        time.sleep(2 * arguments.seconds)
+        after, took = hosts.ask(), time.monotonic() - began
+        steps = after["steps"] - before["steps"]
+        learner_us = (learner.cpu - cpu) / steps * 1e6
+        hosts_us = (after["cpu_seconds"] - before["cpu_seconds"]) / steps * 1e6
+        load = Load(
+            streams=setting.streams,
+            envs_per_stream=setting.envs,
+            frame_bytes=setting.frame_bytes,
+            step_s=setting.sleep_ms / 1000,
+            tls=setting.tls,
+        )
+        # Hosts and learner share the cores here.
+        expected = predict(load, network, available_cores(), learners, beside_us=hosts_us)
+        return setting.row() | {
+            "model": flags[1],
+            "learners": learners,
+            "steps_per_second": round(steps / took),
+            "predicted": round(expected.steps_per_second),
+            "limit": expected.limit,
+            "learner_us": round(learner_us, 1),
+            "predicted_us": round(expected.learner_us, 1),
+            "hosts_us": round(hosts_us, 1),
+            **learner.memory,
+        }
+
+
+# ---- Other parts ----------------------------------------------------------------------------------
+
+
+def weights(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures the CPU time of publishing weights, and of loading them into an actor."""
+    import copy
+
+    from torchbeast.collect.weights import PublishedWeights
+    from torchbeast.core.actors.registry import make_agent
+    from torchbeast.core.base.specs import ActorSpec
+    from torchbeast.core.envs.spaces import ArraySpec, Discrete
+
+    for name in ("small", "shallow", "deep"):
+        agent = make_agent(ActorSpec(name), ArraySpec((4, 84, 84), "uint8"), Discrete(6), 1)
+        model, published = agent.model, PublishedWeights(agent.model)
+        replica, count = copy.deepcopy(model), 200
+
+        def spent(body: Callable[[], object], count: int = count) -> float:
+            began = time.process_time()
+            for _ in range(count):
+                body()
+            return (time.process_time() - began) / count * 1e6
+
+        def publish(model: Any = model, published: Any = published) -> None:
+            published.publish(model, published.version + 1)
+
+        yield {
+            "model": name,
+            "megabytes": round(sum(p.nbytes for p in model.parameters()) / 1e6, 1),
+            "publish_us": round(spent(publish)),
+            "load_us": round(spent(lambda: published.refresh(replica, None))),  # noqa: B023
+        }
+
+
+RECOVERED = Setting(1000, 1, (4, 84, 84), tls=True, dials_in=True, step_ms=1000)
+_PROCESSES = 10
+_SMALL = ["--model", "small", "--batch_size", "32", "--unroll_length", "20"]
+
+
+def recovery(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures the seconds until a thousand hosts play, after each kind of loss."""
+    with _thousand(arguments) as (hosts, start_learner, kill_learner):
+
+        def until_all_play() -> float:
+            return seconds_until(lambda: hosts.ask()["playing"] == RECOVERED.streams, "joining")
+
+        def row(what: str, act: Callable[[], object]) -> Row:
+            attempts = 0 if what == "start" else hosts.ask()["attempts"]
+            act()
+            seconds = until_all_play()
+            counts = hosts.ask()
+            time.sleep(5)
+            return RECOVERED.row() | {
+                "after": what,
+                "seconds": round(seconds, 1),
+                "attempts": counts["attempts"] - max(0, min(attempts, counts["attempts"])),
+                "refused": counts["refused"],
+            }
+
+        yield row("start", start_learner)
+        yield row("a tenth killed", lambda: hosts.replace(1))
+        yield row("all killed", lambda: hosts.replace(_PROCESSES))
+
+        def restart() -> None:
+            kill_learner()
+            start_learner()
+
+        yield row("learner killed", restart)
+
+
+@contextmanager
+def _thousand(
+    arguments: argparse.Namespace,
+) -> Iterator[tuple[Hosts, Callable[[], None], Callable[[], None]]]:
+    """Yields a thousand hosts, and functions that start and kill their learner."""
+    running: list[Learner] = []
+    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder, ExitStack() as opened:
+        place = Place(Path(folder), RECOVERED)
+        hosts = Hosts(arguments.generator, RECOVERED, place, _PROCESSES)
+        opened.callback(hosts.kill)
+
+        def start() -> None:
+            running.append(Learner(RECOVERED, place, _SMALL))
+
+        def kill() -> None:
+            running.pop().kill()
+
+        opened.callback(lambda: running and kill())
+        yield hosts, start, kill
+
+
+def fairness(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures steps of fast and slow hosts, below and at the limit of the learner."""
+    for step_ms in (200.0, 20.0):
+        setting = Setting(64, 16, step_ms=step_ms, slow=16)
+        with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
+            place = Place(Path(folder), setting)
+            with ExitStack() as opened:
+                hosts = Hosts(arguments.generator, setting, place)
+                opened.callback(hosts.kill)
+                learner = Learner(setting, place, _SMALL)
+                opened.callback(learner.kill)
+                seconds_until(lambda: hosts.ask()["playing"] == setting.streams, "joining")
+                time.sleep(_WARM_UP_S)
+                before = hosts.ask()["by_host"]
+                time.sleep(4 * arguments.seconds)
+                after = hosts.ask()["by_host"]
+                steps = [now - then for now, then in zip(after, before, strict=True)]
+                slow, fast = steps[: setting.slow], steps[setting.slow :]
+                yield setting.row() | {
+                    "slow_least": min(slow),
+                    "slow_most": max(slow),
+                    "fast_least": min(fast),
+                    "fast_most": max(fast),
+                }
+
+
+def soak(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Runs a thousand hosts for some minutes; kills and replaces a tenth of them each minute."""
+    with _thousand(arguments) as (hosts, start_learner, _):
+        start_learner()
+        seconds_until(lambda: hosts.ask()["playing"] == RECOVERED.streams, "joining")
+        for minute in range(arguments.minutes):
+            before, began = hosts.ask()["steps"], time.monotonic()
+            time.sleep(55)
+            rate = (hosts.ask()["steps"] - before) / (time.monotonic() - began)
+            hosts.replace(1)
+            back = seconds_until(lambda: hosts.ask()["playing"] == RECOVERED.streams, "joining")
+            yield {
+                "minute": minute,
+                "steps_per_second": round(rate),
+                "seconds_until_back": round(back, 1),
+            }
+
+
+# ---- The program ----------------------------------------------------------------------------------
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "cost": costs,
+    "rate": rates,
+    "weights": weights,
+    "recovery": recovery,
+    "fairness": fairness,
+    "soak": soak,
+}
+
+
+def main() -> None:
+    arguments = _arguments()
+    print(f"{machine()}", flush=True)
+    for name in arguments.parts:
+        print(f"\n{name}", flush=True)
+        rows: list[Row] = []
+        for row in PARTS[name](arguments):
+            if not rows:
+                print("| " + " | ".join(row) + " |", flush=True)
+            print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+            rows.append(row)
+            _write(arguments.results / f"{name}.csv", rows)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--generator", type=Path, default=Path("build/load/load_generator"))
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
+    parser.add_argument("--minutes", type=int, default=10, help="length of soak")
+    parser.add_argument("--results", type=Path, default=Path("docs/results/scale"))
+    return parser.parse_args()
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        print(f"# {machine()}", file=file)
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
