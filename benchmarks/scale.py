@@ -53,7 +53,7 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["scale_learner"])
 _PATIENCE_S = 180.0
 _WARM_UP_S = 1.5
-_FRAME = (1, 84, 84)
+_FRAME, _PONG = (1, 84, 84), (4, 84, 84)
 _PORT = 51_000
 
 
@@ -83,6 +83,17 @@ class Setting:
         for length in self.shape:
             size *= length
         return size
+
+    @property
+    def load(self) -> Load:
+        """The load that the formula takes."""
+        return Load(
+            streams=self.streams,
+            envs_per_stream=self.envs,
+            frame_bytes=self.frame_bytes,
+            step_s=self.sleep_ms / 1000,
+            tls=self.tls,
+        )
 
     def row(self) -> Row:
         """Returns the columns that describe it."""
@@ -207,12 +218,17 @@ def seconds_until(question: Callable[[], bool], what: str) -> float:
     return time.monotonic() - began
 
 
-# ---- The cost of a step ---------------------------------------------------------------------------
+def until_all_play(hosts: Hosts, setting: Setting) -> float:
+    """Waits until every stream is played; returns the seconds it took."""
+    return seconds_until(lambda: hosts.ask()["playing"] == setting.streams, "joining")
+
+
+# ---- The cost of a step -------------------------------------------------------------------------
 
 
 def costs(arguments: argparse.Namespace) -> Iterator[Row]:
     """Measures a learner without a network."""
-    for setting in cost_settings():
+    for setting in cost_settings()[:: arguments.every]:
         with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
             yield _cost(arguments, setting, Place(Path(folder), setting))
 
@@ -225,15 +241,17 @@ def cost_settings() -> list[Setting]:
         for streams in (4, 64, 256, 1024)
         if streams * envs <= 16_384
     ]
-    sizes = [
-        Setting(64, envs, shape) for envs in (1, 16) for shape in ((64,), (4, 84, 84), (84, 84, 3))
+    sizes = [Setting(64, 16, (64,)), Setting(64, 16, _PONG), Setting(64, 1, _PONG)]
+    over_tcp = [
+        Setting(64, 16, dials_in=True),
+        Setting(64, 16, tls=True),
+        Setting(64, 16, tls=True, dials_in=True),
+        Setting(64, 1, tls=True, dials_in=True),
+        Setting(64, 16, _PONG, tls=True, dials_in=True),
+        Setting(1024, 1, tls=True, dials_in=True),
+        Setting(1024, 16, tls=True, dials_in=True),
     ]
-    tcp = [
-        Setting(streams, envs, tls=tls, dials_in=True)
-        for streams, envs in ((64, 1), (64, 16), (1024, 1), (1024, 16))
-        for tls in (False, True)
-    ]
-    return [*grid, *sizes, *tcp, Setting(64, 16, tls=True), Setting(64, 16, (4, 84, 84), tls=True)]
+    return [*grid, *sizes, *over_tcp]
 
 
 class EmptyLearner:
@@ -293,7 +311,7 @@ def _measure(learner: EmptyLearner, hosts: Hosts, seconds: float, joined: float)
     }
 
 
-# ---- PolyBeast's learner ----------------------------------------------------------------------------
+# ---- PolyBeast's learner ------------------------------------------------------------------------
 
 
 class Learner:
@@ -315,12 +333,11 @@ class Learner:
         started = [sys.executable]
         if learners > 1:
             started += ["-m", "torch.distributed.run", f"--nproc_per_node={learners}"]
-        self.flags = list(flags)
+        unsaved = ["--total_steps", str(10**12), "--savedir", str(place.folder)]
+        unsaved += ["--disable_checkpoint", "--disable_tensorboard", "--suppress_logs"]
         self._log = open(place.folder / "learner.log", "a")  # noqa: SIM115 - closed with the process
         self._child = subprocess.Popen(
-            [*started, "-m", "torchbeast.polybeast_learner", *meeting, *keys, *flags]
-            + ["--total_steps", str(10**12), "--savedir", str(place.folder)]
-            + ["--disable_checkpoint", "--disable_tensorboard", "--suppress_logs"],
+            [*started, "-m", "torchbeast.polybeast_learner", *meeting, *keys, *flags, *unsaved],
             stdout=self._log,
             stderr=self._log,
         )
@@ -352,27 +369,38 @@ def rates(arguments: argparse.Namespace) -> Iterator[Row]:
         flags = ["--model", model, "--batch_size", "32", "--unroll_length", "20"]
         network = _network_cost(flags, arguments.seconds)
         for setting, learners in settings:
-            with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
-                place = Place(Path(folder), setting)
-                yield _rate(arguments, setting, place, flags, network, learners)
+            with _playing(arguments, setting, flags, learners) as (hosts, learner):
+                measured = _rate(hosts, learner, 2 * arguments.seconds)
+            # Hosts and learner share the cores here.
+            load, cores = setting.load, available_cores()
+            found = predict(load, network, cores, learners, beside_us=measured["hosts_us"])
+            yield (
+                setting.row()
+                | {"model": model, "learners": learners}
+                | measured
+                | {
+                    "predicted": round(found.steps_per_second),
+                    "predicted_us": round(found.learner_us, 1),
+                    "limit": found.limit,
+                }
+            )
 
 
 def rate_settings() -> dict[str, list[tuple[Setting, int]]]:
     """Returns settings and numbers of learners by network."""
-    pong = (4, 84, 84)
     return {
         "small": [
-            (Setting(4, 16, pong, step_ms=20), 1),
-            (Setting(64, 1, pong, step_ms=50), 1),
-            (Setting(64, 16, pong, step_ms=200), 1),
-            (Setting(64, 16, pong, step_ms=20), 1),
-            (Setting(256, 4, pong, step_ms=20, tls=True, dials_in=True), 1),
-            (Setting(1000, 1, pong, step_ms=1000, tls=True, dials_in=True), 1),
-            (Setting(64, 16, pong, step_ms=20), 2),
+            (Setting(4, 16, _PONG, step_ms=20), 1),
+            (Setting(64, 1, _PONG, step_ms=50), 1),
+            (Setting(64, 16, _PONG, step_ms=200), 1),
+            (Setting(64, 16, _PONG, step_ms=20), 1),
+            (Setting(256, 4, _PONG, step_ms=20, tls=True, dials_in=True), 1),
+            (Setting(1000, 1, _PONG, step_ms=1000, tls=True, dials_in=True), 1),
+            (Setting(64, 16, _PONG, step_ms=20), 2),
         ],
         "shallow": [
-            (Setting(64, 1, pong, step_ms=200), 1),
-            (Setting(64, 16, pong, step_ms=20), 1),
+            (Setting(64, 1, _PONG, step_ms=200), 1),
+            (Setting(64, 16, _PONG, step_ms=20), 1),
         ],
     }
 
@@ -391,50 +419,21 @@ def _network_cost(flags: Sequence[str], seconds: float) -> Network:
         return Network(**json.loads(file.read_text())["network"])
 
 
-def _rate(
-    arguments: argparse.Namespace,
-    setting: Setting,
-    place: Place,
-    flags: Sequence[str],
-    network: Network,
-    learners: int,
-) -> Row:
-    with ExitStack() as opened:
-        hosts = Hosts(arguments.generator, setting, place)
-        opened.callback(hosts.kill)
-        learner = Learner(setting, place, flags, learners)
-        opened.callback(learner.kill)
-        seconds_until(lambda: hosts.ask()["playing"] == setting.streams, "joining")
-        time.sleep(3 * _WARM_UP_S + setting.sleep_ms / 1000)
-        before, cpu, began = hosts.ask(), learner.cpu, time.monotonic()
-        time.sleep(2 * arguments.seconds)
-        after, took = hosts.ask(), time.monotonic() - began
-        steps = after["steps"] - before["steps"]
-        learner_us = (learner.cpu - cpu) / steps * 1e6
-        hosts_us = (after["cpu_seconds"] - before["cpu_seconds"]) / steps * 1e6
-        load = Load(
-            streams=setting.streams,
-            envs_per_stream=setting.envs,
-            frame_bytes=setting.frame_bytes,
-            step_s=setting.sleep_ms / 1000,
-            tls=setting.tls,
-        )
-        # Hosts and learner share the cores here.
-        expected = predict(load, network, available_cores(), learners, beside_us=hosts_us)
-        return setting.row() | {
-            "model": flags[1],
-            "learners": learners,
-            "steps_per_second": round(steps / took),
-            "predicted": round(expected.steps_per_second),
-            "limit": expected.limit,
-            "learner_us": round(learner_us, 1),
-            "predicted_us": round(expected.learner_us, 1),
-            "hosts_us": round(hosts_us, 1),
-            **learner.memory,
-        }
+def _rate(hosts: Hosts, learner: Learner, seconds: float) -> Row:
+    before, cpu, began = hosts.ask(), learner.cpu, time.monotonic()
+    time.sleep(seconds)
+    after, took = hosts.ask(), time.monotonic() - began
+    steps = after["steps"] - before["steps"]
+    hosts_us = (after["cpu_seconds"] - before["cpu_seconds"]) / steps * 1e6
+    return {
+        "steps_per_second": round(steps / took),
+        "learner_us": round((learner.cpu - cpu) / steps * 1e6, 1),
+        "hosts_us": round(hosts_us, 1),
+        **learner.memory,
+    }
 
 
-# ---- Other parts ----------------------------------------------------------------------------------
+# ---- Other parts --------------------------------------------------------------------------------
 
 
 def weights(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -468,7 +467,7 @@ def weights(arguments: argparse.Namespace) -> Iterator[Row]:
         }
 
 
-RECOVERED = Setting(1000, 1, (4, 84, 84), tls=True, dials_in=True, step_ms=1000)
+RECOVERED = Setting(1000, 1, _PONG, tls=True, dials_in=True, step_ms=1000)
 _PROCESSES = 10
 _SMALL = ["--model", "small", "--batch_size", "32", "--unroll_length", "20"]
 
@@ -477,31 +476,26 @@ def recovery(arguments: argparse.Namespace) -> Iterator[Row]:
     """Measures the seconds until a thousand hosts play, after each kind of loss."""
     with _thousand(arguments) as (hosts, start_learner, kill_learner):
 
-        def until_all_play() -> float:
-            return seconds_until(lambda: hosts.ask()["playing"] == RECOVERED.streams, "joining")
-
-        def row(what: str, act: Callable[[], object]) -> Row:
-            attempts = 0 if what == "start" else hosts.ask()["attempts"]
-            act()
-            seconds = until_all_play()
-            counts = hosts.ask()
-            time.sleep(5)
-            return RECOVERED.row() | {
-                "after": what,
-                "seconds": round(seconds, 1),
-                "attempts": counts["attempts"] - max(0, min(attempts, counts["attempts"])),
-                "refused": counts["refused"],
-            }
-
-        yield row("start", start_learner)
-        yield row("a tenth killed", lambda: hosts.replace(1))
-        yield row("all killed", lambda: hosts.replace(_PROCESSES))
-
         def restart() -> None:
             kill_learner()
             start_learner()
 
-        yield row("learner killed", restart)
+        losses: dict[str, Callable[[], None]] = {
+            "start": start_learner,
+            "a tenth killed": lambda: hosts.replace(1),
+            "all killed": lambda: hosts.replace(_PROCESSES),
+            "learner killed": restart,
+        }
+        for what, lose in losses.items():
+            lose()
+            seconds = until_all_play(hosts, RECOVERED)
+            counts = hosts.ask()
+            time.sleep(2)
+            yield (
+                RECOVERED.row()
+                | {"after": what, "seconds": round(seconds, 1)}
+                | {name: counts[name] for name in ("attempts", "refused", "lost")}
+            )
 
 
 @contextmanager
@@ -529,39 +523,43 @@ def fairness(arguments: argparse.Namespace) -> Iterator[Row]:
     """Measures steps of fast and slow hosts, below and at the limit of the learner."""
     for step_ms in (200.0, 20.0):
         setting = Setting(64, 16, step_ms=step_ms, slow=16)
-        with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
-            place = Place(Path(folder), setting)
-            with ExitStack() as opened:
-                hosts = Hosts(arguments.generator, setting, place)
-                opened.callback(hosts.kill)
-                learner = Learner(setting, place, _SMALL)
-                opened.callback(learner.kill)
-                seconds_until(lambda: hosts.ask()["playing"] == setting.streams, "joining")
-                time.sleep(_WARM_UP_S)
-                before = hosts.ask()["by_host"]
-                time.sleep(4 * arguments.seconds)
-                after = hosts.ask()["by_host"]
-                steps = [now - then for now, then in zip(after, before, strict=True)]
-                slow, fast = steps[: setting.slow], steps[setting.slow :]
-                yield setting.row() | {
-                    "slow_least": min(slow),
-                    "slow_most": max(slow),
-                    "fast_least": min(fast),
-                    "fast_most": max(fast),
-                }
+        with _playing(arguments, setting, _SMALL) as (hosts, _):
+            before = hosts.ask()["by_host"]
+            time.sleep(4 * arguments.seconds)
+            after = hosts.ask()["by_host"]
+        steps = [now - then for now, then in zip(after, before, strict=True)]
+        slow, fast = steps[: setting.slow], steps[setting.slow :]
+        of_slow = {"slow_least": min(slow), "slow_most": max(slow)}
+        yield setting.row() | of_slow | {"fast_least": min(fast), "fast_most": max(fast)}
+
+
+@contextmanager
+def _playing(
+    arguments: argparse.Namespace, setting: Setting, flags: Sequence[str], learners: int = 1
+) -> Iterator[tuple[Hosts, Learner]]:
+    """Yields hosts that all play, and their learner."""
+    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder, ExitStack() as opened:
+        place = Place(Path(folder), setting)
+        hosts = Hosts(arguments.generator, setting, place)
+        opened.callback(hosts.kill)
+        learner = Learner(setting, place, flags, learners)
+        opened.callback(learner.kill)
+        until_all_play(hosts, setting)
+        time.sleep(2 * _WARM_UP_S + setting.sleep_ms / 1000)
+        yield hosts, learner
 
 
 def soak(arguments: argparse.Namespace) -> Iterator[Row]:
     """Runs a thousand hosts for some minutes; kills and replaces a tenth of them each minute."""
     with _thousand(arguments) as (hosts, start_learner, _):
         start_learner()
-        seconds_until(lambda: hosts.ask()["playing"] == RECOVERED.streams, "joining")
+        until_all_play(hosts, RECOVERED)
         for minute in range(arguments.minutes):
             before, began = hosts.ask()["steps"], time.monotonic()
             time.sleep(55)
             rate = (hosts.ask()["steps"] - before) / (time.monotonic() - began)
             hosts.replace(1)
-            back = seconds_until(lambda: hosts.ask()["playing"] == RECOVERED.streams, "joining")
+            back = until_all_play(hosts, RECOVERED)
             yield {
                 "minute": minute,
                 "steps_per_second": round(rate),
@@ -569,7 +567,7 @@ def soak(arguments: argparse.Namespace) -> Iterator[Row]:
             }
 
 
-# ---- The program ----------------------------------------------------------------------------------
+# ---- The program --------------------------------------------------------------------------------
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "cost": costs,
@@ -600,6 +598,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--generator", type=Path, default=Path("build/load/load_generator"))
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
+    parser.add_argument("--every", type=int, default=1, help="measure every N-th setting of cost")
     parser.add_argument("--minutes", type=int, default=10, help="length of soak")
     parser.add_argument("--results", type=Path, default=Path("docs/results/scale"))
     return parser.parse_args()

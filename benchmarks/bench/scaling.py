@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the steps/s of learners whose environments are on other machines.
 
-    transport us = A / E + B + C kB
-    steps/s      = min(S E / (t + LATENCY), cores / (transport + inference + learning),
-                       inference alone, learning alone, link / bytes)
+    transport = A / E + B + C kB                                       CPU us of a step
+    steps/s   = min(S E / t,  K cores / (transport + inference + learning),  K inference alone,
+                    K learning alone,  K / Python,  K link / bytes)
 
-S streams of E environments, whose step takes t; kB: of an environment's new frame. Each term of the
-minimum is a limit, and the smallest one has the name that the prediction reports. Several learners
-have cores, streams and link of their own, and the EFFICIENCY that was measured.
+S streams of E environments, whose steps take t, are shared by K learners. kB: of an environment's
+new frame. Each term is a limit, and the smallest has the name that a prediction reports. Python is
+the time of the threads that run Python, by a formula like transport's: only one of them runs at a
+time.
 
-`benchmarks/scale.py fit` computes the constants from docs/results/scale/cost.csv, and its part
-`rate` compares predictions with measurements.
+A, B and C are fitted to docs/results/scale/cost.csv, which `benchmarks/scale.py cost` measures; its
+part `rate` compares predictions with measurements.
 """
 
 from __future__ import annotations
 
+import csv
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-# CPU us of the learner's process, on an AMD EPYC core: A of each message, B of each step, C of each
-# kB. Key: whether the connection has TLS.
-TRANSPORT = {False: (60.0, 1.0, 1.0), True: (80.0, 1.0, 2.0)}
-LATENCY_S = 0.002  # between a step and the action that follows it, when nothing is busy
-EFFICIENCY = 0.9  # of each further learner of torchrun
+import numpy as np
+
+COSTS = Path(__file__).parents[2] / "docs/results/scale/cost.csv"
+EFFICIENCY = 0.85
+"""Steps/s of two learners on two machines, divided by twice the steps/s of one learner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,11 @@ class Load:
     frame_bytes: int  # of an environment's step
     step_s: float  # how long a stream's step takes, at the host
     tls: bool = True
+
+    def terms(self) -> list[float]:
+        """Returns the factors of A, B and C, and of what TLS adds to A and to C."""
+        message, kb = 1 / self.envs_per_stream, self.frame_bytes / 1000
+        return [message, 1.0, kb, message * self.tls, kb * self.tls]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +73,6 @@ class Prediction(NamedTuple):
         return min(self.limits.values())
 
 
-def transport_us(load: Load) -> float:
-    """Returns the CPU time of receiving and storing a step, in microseconds."""
-    per_message, per_step, per_kb = TRANSPORT[load.tls]
-    return per_message / load.envs_per_stream + per_step + per_kb * load.frame_bytes / 1000
-
-
 def predict(
     load: Load,
     network: Network,
@@ -82,15 +86,53 @@ def predict(
     cores, link_bytes: cores and bytes/s of each learner's machine. beside_us: CPU time of a step in
     other processes that share the cores.
     """
-    learner_us = transport_us(load) + network.inference_us + network.learning_us
-    times = learners * EFFICIENCY ** (learners > 1)
-    return Prediction(
-        {
-            "environments": load.streams * load.envs_per_stream / (load.step_s + LATENCY_S),
-            "cores": times * cores * 1e6 / (learner_us + beside_us),
-            "inference": times * network.inference_rate,
-            "learning": times * network.learning_rate,
-            "link": learners * link_bytes / load.frame_bytes,
-        },
-        learner_us,
+    learner_us = cost_us(load, "learner_us") + network.inference_us + network.learning_us
+    times = learners * (EFFICIENCY if learners > 1 else 1)
+    limits = {
+        "environments": load.streams * load.envs_per_stream / load.step_s,
+        "cores": times * cores * 1e6 / (learner_us + beside_us),
+        "inference": times * network.inference_rate,
+        "learning": times * network.learning_rate,
+        "Python": times * 1e6 / cost_us(load, "python_us"),
+        "network link": learners * link_bytes / load.frame_bytes,
+    }
+    return Prediction(limits, learner_us)
+
+
+def cost_us(load: Load, column: str) -> float:
+    """Returns CPU us of a step in a learner without a network.
+
+    column: "learner_us", of its process; "python_us", of its threads that run Python.
+    """
+    return float(np.dot(load.terms(), coefficients(column)))
+
+
+@functools.cache
+def coefficients(column: str) -> tuple[float, ...]:
+    """Returns A, B, C, and what TLS adds to A and to C, as COSTS has measured them."""
+    return fitted(measured(COSTS), column)
+
+
+def measured(path: Path) -> list[Mapping[str, str]]:
+    """Returns the rows of a file of `benchmarks/scale.py`."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def fitted(rows: Sequence[Mapping[str, str]], column: str) -> tuple[float, ...]:
+    """Fits the five coefficients to a column: least squares of the relative errors."""
+    values = np.array([float(row[column]) for row in rows])
+    terms = np.array([load_of(row).terms() for row in rows])
+    found, *_ = np.linalg.lstsq(terms / values[:, None], np.ones(len(rows)), rcond=None)
+    return tuple(map(float, found))
+
+
+def load_of(row: Mapping[str, str]) -> Load:
+    """Returns the load that a row describes."""
+    return Load(
+        streams=int(row["streams"]),
+        envs_per_stream=int(row["envs_per_stream"]),
+        frame_bytes=int(row["frame_bytes"]),
+        step_s=float(row["step_ms"]) / 1000,
+        tls=row["tls"] == "1",
     )
