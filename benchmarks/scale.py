@@ -26,6 +26,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -33,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ Row = dict[str, Any]
 # Learners are forked from a process that has imported torch already, which takes seconds.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["scale_learner"])
-_PATIENCE_S = 180.0
+_PATIENCE_S = 90.0
 _WARM_UP_S = 1.5
 _FRAME, _PONG = (1, 84, 84), (4, 84, 84)
 _PORT = 51_000
@@ -79,10 +80,7 @@ class Setting:
     @property
     def frame_bytes(self) -> int:
         """Bytes that a step of one environment sends."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
     @property
     def load(self) -> Load:
@@ -208,12 +206,16 @@ class Hosts:
             process.kill()
 
 
+class NeverJoined(Exception):
+    """Some hosts were not played within the time limit."""
+
+
 def seconds_until(question: Callable[[], bool], what: str) -> float:
     """Waits until a question is answered with yes; returns the time it took."""
     began = time.monotonic()
     while not question():
         if time.monotonic() - began > _PATIENCE_S:
-            raise RuntimeError(f"{what} did not happen within {_PATIENCE_S:g} s")
+            raise NeverJoined(f"{what} did not happen within {_PATIENCE_S:g} s")
         time.sleep(0.05)
     return time.monotonic() - began
 
@@ -227,10 +229,13 @@ def until_all_play(hosts: Hosts, setting: Setting) -> float:
 
 
 def costs(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Measures a learner without a network."""
+    """Measures a learner without a network; leaves out settings whose hosts do not join in time."""
     for setting in cost_settings()[:: arguments.every]:
         with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
-            yield _cost(arguments, setting, Place(Path(folder), setting))
+            try:
+                yield _cost(arguments, setting, Place(Path(folder), setting))
+            except NeverJoined as error:
+                print(f"{setting}: {error}", flush=True)
 
 
 def cost_settings() -> list[Setting]:
@@ -266,7 +271,10 @@ class EmptyLearner:
         self._process = _forks.Process(target=scale_learner.run, args=(theirs, *settings))
         self._process.start()
         theirs.close()
-        self._pipe.recv()
+        try:
+            self._pipe.recv()
+        except EOFError:
+            raise NeverJoined("the learner found no host") from None
 
     def ask(self) -> dict[str, Any]:
         """Returns what it has done and used so far."""
@@ -372,7 +380,7 @@ def rates(arguments: argparse.Namespace) -> Iterator[Row]:
             with _playing(arguments, setting, flags, learners) as (hosts, learner):
                 measured = _rate(hosts, learner, 2 * arguments.seconds)
             # Hosts and learner share the cores here.
-            load, cores = setting.load, available_cores()
+            load, cores = setting.load, available_cores() / learners
             found = predict(load, network, cores, learners, beside_us=measured["hosts_us"])
             yield (
                 setting.row()
@@ -382,6 +390,8 @@ def rates(arguments: argparse.Namespace) -> Iterator[Row]:
                     "predicted": round(found.steps_per_second),
                     "predicted_us": round(found.learner_us, 1),
                     "limit": found.limit,
+                    "inference_us": round(network.inference_us, 1),
+                    "learning_us": round(network.learning_us, 1),
                 }
             )
 
@@ -474,10 +484,11 @@ _SMALL = ["--model", "small", "--batch_size", "32", "--unroll_length", "20"]
 
 def recovery(arguments: argparse.Namespace) -> Iterator[Row]:
     """Measures the seconds until a thousand hosts play, after each kind of loss."""
-    with _thousand(arguments) as (hosts, start_learner, kill_learner):
+    with _thousand(arguments) as (hosts, learners, start_learner):
 
         def restart() -> None:
-            kill_learner()
+            learners.pop().kill()
+            seconds_until(lambda: hosts.ask()["playing"] == 0, "the loss of every stream")
             start_learner()
 
         losses: dict[str, Callable[[], None]] = {
@@ -501,8 +512,8 @@ def recovery(arguments: argparse.Namespace) -> Iterator[Row]:
 @contextmanager
 def _thousand(
     arguments: argparse.Namespace,
-) -> Iterator[tuple[Hosts, Callable[[], None], Callable[[], None]]]:
-    """Yields a thousand hosts, and functions that start and kill their learner."""
+) -> Iterator[tuple[Hosts, list[Learner], Callable[[], None]]]:
+    """Yields a thousand hosts, their learners, of which there is none yet, and what starts one."""
     running: list[Learner] = []
     with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder, ExitStack() as opened:
         place = Place(Path(folder), RECOVERED)
@@ -512,11 +523,12 @@ def _thousand(
         def start() -> None:
             running.append(Learner(RECOVERED, place, _SMALL))
 
-        def kill() -> None:
-            running.pop().kill()
+        @opened.callback
+        def _end() -> None:
+            for learner in running:
+                learner.kill()
 
-        opened.callback(lambda: running and kill())
-        yield hosts, start, kill
+        yield hosts, running, start
 
 
 def fairness(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -551,7 +563,7 @@ def _playing(
 
 def soak(arguments: argparse.Namespace) -> Iterator[Row]:
     """Runs a thousand hosts for some minutes; kills and replaces a tenth of them each minute."""
-    with _thousand(arguments) as (hosts, start_learner, _):
+    with _thousand(arguments) as (hosts, learners, start_learner):
         start_learner()
         until_all_play(hosts, RECOVERED)
         for minute in range(arguments.minutes):
@@ -584,13 +596,21 @@ def main() -> None:
     print(f"{machine()}", flush=True)
     for name in arguments.parts:
         print(f"\n{name}", flush=True)
-        rows: list[Row] = []
-        for row in PARTS[name](arguments):
-            if not rows:
-                print("| " + " | ".join(row) + " |", flush=True)
-            print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
-            rows.append(row)
-            _write(arguments.results / f"{name}.csv", rows)
+        try:
+            _keep(PARTS[name](arguments), arguments.results / f"{name}.csv")
+        except NeverJoined as error:
+            print(error, flush=True)
+
+
+def _keep(found: Iterable[Row], path: Path) -> None:
+    """Prints rows as they come, and writes them."""
+    rows: list[Row] = []
+    for row in found:
+        if not rows:
+            print("| " + " | ".join(row) + " |", flush=True)
+        print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+        rows.append(row)
+        _write(path, rows)
 
 
 def _arguments() -> argparse.Namespace:

@@ -32,7 +32,7 @@ class EmptyLearner:
     """The threads of a learner: streams, inference, and batches that are dropped."""
 
     def __init__(
-        self, address: str, listens: bool, envs_per_stream: int, tls: Mapping[str, str]
+        self, address: str, listens: bool, envs_per_stream: int, tls: Mapping[str, Any]
     ) -> None:
         """Finds the servers, or waits for hosts; tls: files of this end by the names of flags."""
         allow_descriptors()

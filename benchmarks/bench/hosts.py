@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from bench.limits import ENVIRONMENT, INFERENCE, LEARNER, Figure
-from bench.scaling import EFFICIENCY, Load, Network, Prediction
+from bench.scaling import Load, Network, Prediction
 from torchbeast.core.base.checks import counted
 from torchbeast.servers.env_servers import ServerPlan
 
@@ -61,8 +61,8 @@ def sentence(found: Prediction, hosts: int) -> str:
     enough = max(1, math.floor(hosts * rest / offered))
     if enough >= hosts:
         return f"{said} The {counted(hosts, 'host')} limit it; one learner takes in {enough:,}."
-    learners = math.ceil(offered / rest / EFFICIENCY)
+    learners = math.ceil(offered / rest)
     return (
         f"{said} The learner's {found.limit} limits it: {counted(enough, 'host')} would do. All "
-        f"hosts together need {learners} such learners (torchrun), or one on a faster machine."
+        f"hosts need at least {counted(learners, 'such learner')} (torchrun), or a faster machine."
     )

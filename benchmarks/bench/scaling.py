@@ -26,8 +26,6 @@ from typing import NamedTuple
 import numpy as np
 
 COSTS = Path(__file__).parents[2] / "docs/results/scale/cost.csv"
-EFFICIENCY = 0.85
-"""Steps/s of two learners on two machines, divided by twice the steps/s of one learner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,24 +74,23 @@ class Prediction(NamedTuple):
 def predict(
     load: Load,
     network: Network,
-    cores: int,
+    cores: float,
     learners: int = 1,
     link_bytes: float = float("inf"),
     beside_us: float = 0.0,
 ) -> Prediction:
-    """Returns the limits of that many learners.
+    """Returns the limits of that many learners, as if they did not wait for each other.
 
     cores, link_bytes: cores and bytes/s of each learner's machine. beside_us: CPU time of a step in
     other processes that share the cores.
     """
     learner_us = cost_us(load, "learner_us") + network.inference_us + network.learning_us
-    times = learners * (EFFICIENCY if learners > 1 else 1)
     limits = {
         "environments": load.streams * load.envs_per_stream / load.step_s,
-        "cores": times * cores * 1e6 / (learner_us + beside_us),
-        "inference": times * network.inference_rate,
-        "learning": times * network.learning_rate,
-        "Python": times * 1e6 / cost_us(load, "python_us"),
+        "cores": learners * cores * 1e6 / (learner_us + beside_us),
+        "inference": learners * network.inference_rate,
+        "learning": learners * network.learning_rate,
+        "Python": learners * 1e6 / cost_us(load, "python_us"),
         "network link": learners * link_bytes / load.frame_bytes,
     }
     return Prediction(limits, learner_us)
