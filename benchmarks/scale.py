@@ -54,6 +54,7 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["scale_learner"])
 _PATIENCE_S = 90.0
 _WARM_UP_S = 1.5
+_FOLDER = Path(__file__).resolve().parent
 _FRAME, _PONG = (1, 84, 84), (4, 84, 84)
 _PORT = 51_000
 
@@ -348,6 +349,7 @@ class Learner:
             [*started, "-m", "torchbeast.polybeast_learner", *meeting, *keys, *flags, *unsaved],
             stdout=self._log,
             stderr=self._log,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (_FOLDER.parent, _FOLDER)))},
         )
 
     @property
@@ -399,7 +401,7 @@ def rates(arguments: argparse.Namespace) -> Iterator[Row]:
 def rate_settings() -> dict[str, list[tuple[Setting, int]]]:
     """Returns settings and numbers of learners by network."""
     return {
-        "small": [
+        "small_net:OneLayerNet": [
             (Setting(4, 16, _PONG, step_ms=20), 1),
             (Setting(64, 1, _PONG, step_ms=50), 1),
             (Setting(64, 16, _PONG, step_ms=200), 1),
@@ -455,7 +457,7 @@ def weights(arguments: argparse.Namespace) -> Iterator[Row]:
     from torchbeast.core.base.specs import ActorSpec
     from torchbeast.core.envs.spaces import ArraySpec, Discrete
 
-    for name in ("small", "shallow", "deep"):
+    for name in ("small_net:OneLayerNet", "shallow", "deep"):
         agent = make_agent(ActorSpec(name), ArraySpec((4, 84, 84), "uint8"), Discrete(6), 1)
         model, published = agent.model, PublishedWeights(agent.model)
         replica, count = copy.deepcopy(model), 200
@@ -479,7 +481,7 @@ def weights(arguments: argparse.Namespace) -> Iterator[Row]:
 
 RECOVERED = Setting(1000, 1, _PONG, tls=True, dials_in=True, step_ms=1000)
 _PROCESSES = 10
-_SMALL = ["--model", "small", "--batch_size", "32", "--unroll_length", "20"]
+_SMALL = ["--model", "small_net:OneLayerNet", "--batch_size", "32", "--unroll_length", "20"]
 
 
 def recovery(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -572,11 +574,8 @@ def soak(arguments: argparse.Namespace) -> Iterator[Row]:
             rate = (hosts.ask()["steps"] - before) / (time.monotonic() - began)
             hosts.replace(1)
             back = until_all_play(hosts, RECOVERED)
-            yield {
-                "minute": minute,
-                "steps_per_second": round(rate),
-                "seconds_until_back": round(back, 1),
-            }
+            counts = {"minute": minute, "steps_per_second": round(rate), "seconds": round(back, 1)}
+            yield counts | learners[0].memory
 
 
 # ---- The program --------------------------------------------------------------------------------

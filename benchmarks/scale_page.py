@@ -33,6 +33,10 @@ def _rows(part: str) -> Rows:
     return measured(COSTS.with_name(f"{part}.csv"))
 
 
+def _named(model: str) -> str:
+    return f"`{model.rpartition(':')[2]}`"
+
+
 def _head(*columns: str) -> Iterator[str]:
     yield "| " + " | ".join(columns) + " |"
     yield "|" + " --- |" * len(columns)
@@ -93,7 +97,7 @@ def rate() -> Iterator[str]:
         streams = f"{int(row['streams']):,} of {row['envs_per_stream']}" + ", TLS" * int(row["tls"])
         rate, predicted = int(row["steps_per_second"]), int(row["predicted"])
         yield _line(
-            f"`{row['model']}`",
+            _named(row["model"]),
             streams,
             row["learners"],
             f"{rate:,}",
@@ -117,7 +121,7 @@ def weights() -> Iterator[str]:
     yield from _head("network", "MB", "publishing", "loading, in each inference thread")
     for row in _rows("weights"):
         times = (f"{int(row[name]):,} us" for name in ("publish_us", "load_us"))
-        yield _line(f"`{row['model']}`", row["megabytes"], *times)
+        yield _line(_named(row["model"]), row["megabytes"], *times)
 
 
 def what_to_run() -> Iterator[str]:
