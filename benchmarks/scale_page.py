@@ -6,6 +6,7 @@ PYTHONPATH=. python benchmarks/scale_page.py
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -126,15 +127,15 @@ def weights() -> Iterator[str]:
 
 def what_to_run() -> Iterator[str]:
     """Returns what 1 to 1,000 hosts make with a learner of 16 cores."""
-    networks = {row["model"]: _network(row) for row in _rows("rate")}
-    network = networks["shallow"]
-    yield from _head(
-        "hosts", "16 cores each, Pong", "it makes", "one slow simulator each", "it makes"
-    )
+    network = {row["model"]: _network(row) for row in _rows("rate")}["shallow"]
+    yield from _head("hosts", "they offer", "what to run", "one learner makes", "its limit")
     for hosts in (1, 10, 100, 1000):
+        # 1.2 ms for a step of Pong, on each of 16 cores.
         pong = Load(streams=16 * hosts, envs_per_stream=8, frame_bytes=7056, step_s=0.0096)
+        yield _advice(f"{hosts:,} of 16 cores, 128 games of Pong each", pong, network, hosts)
+    for hosts in (1, 10, 100, 1000):
         slow = Load(streams=hosts, envs_per_stream=1, frame_bytes=28_224, step_s=0.1)
-        yield _line(f"{hosts:,}", *_advice(pong, network, hosts), *_advice(slow, network, hosts))
+        yield _advice(f"{hosts:,} with one environment of 100 ms a step", slow, network, hosts)
 
 
 def _network(row: Mapping[str, str]) -> Network:
@@ -145,16 +146,17 @@ def _network(row: Mapping[str, str]) -> Network:
     )
 
 
-def _advice(load: Load, network: Network, hosts: int) -> tuple[str, str]:
+def _advice(what: str, load: Load, network: Network, hosts: int) -> str:
     found = predict(load, network, _CORES, link_bytes=_LINK)
-    limit = "the hosts" if found.limit == "environments" else f"the learner's {found.limit}"
-    if load.envs_per_stream == 1:
-        run = "`polybeast_env --learner`, `--num_envs 1`"
-    elif hosts == 1:
+    offered, rate = found.limits["environments"], found.steps_per_second
+    learners = math.ceil(offered / rate)
+    run = "`polybeast_learner --listen`, and `polybeast_env --learner` on hosts"
+    if learners > 1:
+        run = f"{math.floor(hosts * rate / offered) or 1:,} for each learner, {learners:,} learners"
+    elif hosts == 1 and load.envs_per_stream > 1:
         run = "`polybeast` on it"
-    else:
-        run = "`polybeast_env`, `--num_servers 16 --num_envs 128`"
-    return run, f"{round(found.steps_per_second, -1):,.0f} steps/s; {limit}"
+    limit = "the environments" if found.limit == "environments" else found.limit
+    return _line(what, f"{offered:,.0f} steps/s", run, f"{rate:,.0f} steps/s", limit)
 
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
