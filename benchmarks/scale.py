@@ -580,6 +580,8 @@ def soak(arguments: argparse.Namespace) -> Iterator[Row]:
 
 # ---- The program --------------------------------------------------------------------------------
 
+_WHERE = f"{machine()}, load average {os.getloadavg()[0]:.0f} before"
+
 PARTS: Mapping[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "cost": costs,
     "rate": rates,
@@ -592,7 +594,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
 
 def main() -> None:
     arguments = _arguments()
-    print(f"{machine()}", flush=True)
+    print(_WHERE, flush=True)
     for name in arguments.parts:
         print(f"\n{name}", flush=True)
         try:
@@ -626,7 +628,7 @@ def _arguments() -> argparse.Namespace:
 def _write(path: Path, rows: Sequence[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        print(f"# {machine()}", file=file)
+        print(f"# {_WHERE}", file=file)
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

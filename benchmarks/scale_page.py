@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[1] / "docs/how-to/scale.md"
 Rows = Sequence[Mapping[str, str]]
 
 _CORES, _LINK = 16, 10e9 / 8  # of the learner's machine in the last table
+_MOST_LEARNERS = 16  # that the table recommends
 
 
 def main() -> None:
@@ -63,6 +64,8 @@ def cost() -> Iterator[str]:
         ]
         usual = of_size.get(16, of_size[sizes[0]])
         yield _line(f"{streams:,}", *cells, usual["threads"], usual["megabytes"])
+    yield ""
+    yield f"Measured on {COSTS.read_text().splitlines()[0].removeprefix('# ')}."
 
 
 def formula() -> Iterator[str]:
@@ -112,8 +115,10 @@ def rate() -> Iterator[str]:
 
 def recovery() -> Iterator[str]:
     """Returns the seconds until all play."""
-    yield from _head("1,000 hosts, TLS, dial in", "seconds until all are played")
-    for row in _rows("recovery"):
+    rows = _rows("recovery")
+    what = f"{int(rows[0]['streams']):,} hosts that dial in with TLS"
+    yield from _head(what, "seconds until all are played")
+    for row in rows:
         yield _line(row["after"], row["seconds"])
 
 
@@ -149,12 +154,15 @@ def _network(row: Mapping[str, str]) -> Network:
 def _advice(what: str, load: Load, network: Network, hosts: int) -> str:
     found = predict(load, network, _CORES, link_bytes=_LINK)
     offered, rate = found.limits["environments"], found.steps_per_second
-    learners = math.ceil(offered / rate)
-    run = "`polybeast_learner --listen`, and `polybeast_env --learner` on hosts"
-    if learners > 1:
-        run = f"{math.floor(hosts * rate / offered) or 1:,} for each learner, {learners:,} learners"
-    elif hosts == 1 and load.envs_per_stream > 1:
-        run = "`polybeast` on it"
+    enough, learners = (
+        math.floor(hosts * rate / offered) or 1,
+        max(1, math.ceil(offered / rate - 0.1)),
+    )
+    run = "one learner, `--listen`"
+    if learners > _MOST_LEARNERS:
+        run = f"learners with GPUs; on CPUs {enough:,} for each learner"
+    elif learners > 1:
+        run = f"{learners} learners, {enough:,} for each"
     limit = "the environments" if found.limit == "environments" else found.limit
     return _line(what, f"{offered:,.0f} steps/s", run, f"{rate:,.0f} steps/s", limit)
 
