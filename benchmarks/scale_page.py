@@ -7,6 +7,7 @@ PYTHONPATH=. python benchmarks/scale_page.py
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs/how-to/scale.md"
 Rows = Sequence[Mapping[str, str]]
 
 _CORES, _LINK = 16, 10e9 / 8  # of the learner's machine in the last table
+_BUSY = 4  # load average above which results are not kept for good
 _MOST_LEARNERS = 16  # that the table recommends
 
 
@@ -48,6 +50,15 @@ def _line(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
+def conditions() -> Iterator[str]:
+    """Returns where the results were measured, and whether other programs disturbed them."""
+    where = COSTS.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    load = re.search(r"load average (\d+)", where)
+    yield f"Measured on {where}."
+    if load is not None and int(load[1]) > _BUSY:
+        yield "Other programs used the cores meanwhile, so all of these numbers are preliminary."
+
+
 def cost() -> Iterator[str]:
     """Returns the cost of a step by streams and environments per stream."""
     plain = [
@@ -64,8 +75,6 @@ def cost() -> Iterator[str]:
         ]
         usual = of_size.get(16, of_size[sizes[0]])
         yield _line(f"{streams:,}", *cells, usual["threads"], usual["megabytes"])
-    yield ""
-    yield f"Measured on {COSTS.read_text().splitlines()[0].removeprefix('# ')}."
 
 
 def formula() -> Iterator[str]:
@@ -168,6 +177,7 @@ def _advice(what: str, load: Load, network: Network, hosts: int) -> str:
 
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "conditions": conditions,
     "cost": cost,
     "formula": formula,
     "rate": rate,
