@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample Factory's networks for 84x84 images.
+"""Sample Factory's networks for 84x84 images, and one that costs almost nothing.
 
-Use them by --model small_net:SmallConvNet or --model small_net:ThreeConvNet.
+Use them by --model small_net:SmallConvNet, small_net:ThreeConvNet or small_net:OneLayerNet.
 """
 
 from __future__ import annotations
@@ -50,6 +50,29 @@ class ThreeConvNet(TorsoActorCritic):
         torsos = [ShallowTorso(leaf.shape) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=False)
         self._add_heads(make_core("lstm", self._core_input_size, 512) if use_lstm else None)
+
+
+class EveryTwelfthPixel(Torso):
+    """A few pixels of each channel, without weights."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = image_shape(shape)
+        self.num_features = channels * -(-height // 12) * -(-width // 12)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return (frames[..., ::12, ::12].float() / 255).flatten(1)
+
+
+class OneLayerNet(TorsoActorCritic):
+    """A layer of 32 over a few pixels: what is left of a step's cost is TorchBeast's own."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [EveryTwelfthPixel(leaf.shape) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=32, sees_last_action=False)
+        self._add_heads(None)
 
 
 def _size_after(size: int) -> int:

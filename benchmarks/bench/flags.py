@@ -33,10 +33,16 @@ class MeasuringFlags:
     """JSON file for all measurements."""
     png: Path | None = None
     """PNG file for a bar chart."""
+    hosts: int | None = None
+    """Predict the steps/s of one learner with this many hosts, from the environments, inference and
+    learning that are measured here. Each host is a machine like this one, with --num_envs."""
+    link_gbit: float = 10.0
+    """With --hosts: the learner's network connection, in Gbit/s."""
 
     def __post_init__(self) -> None:
         above(0, seconds=self.seconds)
-        at_least(1, repeats=self.repeats)
+        at_least(1, repeats=self.repeats, hosts=self.hosts)
+        above(0, link_gbit=self.link_gbit)
 
 
 Unused = tyro.conf.Suppress[tyro.conf.Fixed[_Group]]

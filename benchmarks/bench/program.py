@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
@@ -12,8 +13,11 @@ from rich.console import Console
 
 from bench.chart import check, draw, table
 from bench.flags import BenchFlags
+from bench.hosts import load_of, network_of, sentence
+from bench.hosts import table as hosts_table
 from bench.limits import Figure, Verdict, figure, judge, predict
 from bench.sample import Ended, Measure, Sample, check_goes_on
+from bench.scaling import predict as predict_hosts
 from bench.stages import Stages
 from torchbeast.cli.command_line import flatten
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
@@ -37,7 +41,13 @@ def run(flags: BenchFlags) -> int:
     supervisor = Supervisor()
     with supervisor.signals():
         try:
-            report(flags, measure(flags, supervisor))
+            made = Stages(flags, supervisor)
+            if flags.measuring.hosts is None:
+                if not (is_compiled := _is_compiled()):
+                    print(_LEFT_OUT, flush=True)
+                report(flags, measure(flags, supervisor, made, is_compiled))
+            else:
+                report_hosts(flags, measure(flags, supervisor, made, is_compiled=False), made)
         except Ended:
             raise_failure(supervisor.failure)
             print(f"Stopped by {supervisor.reason}.", flush=True)
@@ -53,13 +63,14 @@ def check_outputs(flags: BenchFlags) -> None:
             check(flags.measuring.png)
 
 
-def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
-    """Measures all stages, interleaved; returns their samples by name."""
-    made, is_compiled = Stages(flags, supervisor), _is_compiled()
+def measure(flags: BenchFlags, supervisor: Supervisor, made: Stages, is_compiled: bool) -> Samples:
+    """Measures all stages, interleaved; returns their samples by name.
+
+    is_compiled: whether libtorchbeast is installed; without it, transport and end to end are left
+    out.
+    """
     print(made.summary, flush=True)
     print(made.cost_of_leaves(), flush=True)
-    if not is_compiled:
-        print(_LEFT_OUT, flush=True)
     if busy := others(os.getloadavg()[0], available_cores()):
         print(busy, flush=True)
     with made.ready(is_compiled) as stages:
@@ -118,6 +129,25 @@ def report(flags: BenchFlags, samples: Samples) -> None:
     if flags.measuring.png is not None:
         draw(figures, cores, f"{title}\n{verdict.sentence}", flags.measuring.png)
         print(f"The chart is in {flags.measuring.png}")
+
+
+def report_hosts(flags: BenchFlags, samples: Samples, made: Stages) -> None:
+    """Prints what one learner makes of the hosts; writes the file that the flags name."""
+    measuring = flags.measuring
+    assert measuring.hosts is not None
+    figures, cores = (
+        {name: figure(of_stage) for name, of_stage in samples.items()},
+        available_cores(),
+    )
+    load = load_of(figures, made.plans, measuring.hosts, made.frame_bytes)
+    found = predict_hosts(
+        load, network_of(figures), cores, link_bytes=measuring.link_gbit * 1e9 / 8
+    )
+    Console().print(hosts_table(found, _title(flags)))
+    print(sentence(found, measuring.hosts), flush=True)
+    if measuring.json is not None:
+        known = {"network": dataclasses.asdict(network_of(figures)), "limits": found.limits}
+        write_record(measuring.json, flatten(flags), load=dataclasses.asdict(load), **known)
 
 
 def _title(flags: BenchFlags) -> str:

@@ -28,6 +28,7 @@ from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
@@ -51,7 +52,7 @@ class Stages:
         self._config = flags.learner_config(self._env.name)
         if self._config.learns_from_transitions:
             raise UsageError("bench measures rollouts: choose an algorithm that trains on them")
-        self._plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
+        self.plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
         check = functools.partial(check_goes_on, supervisor)
         spaces = spaces_of(self._env, check)
 
@@ -64,6 +65,7 @@ class Stages:
         self.summary = made.compute.summary(made.agent.model)
         self._algo = made.algo
         self._space = stacked_space(spaces[0], spaces[2])
+        self.frame_bytes = num_bytes(spaces[0])  # of one environment
 
     def cost_of_leaves(self) -> str:
         """Returns the cost of the network, and of each leaf of an observation, as text."""
@@ -91,7 +93,7 @@ class Stages:
             yield found
 
     def _environments(self) -> AbstractContextManager[Measure]:
-        return environments(self._env, self._plans, self._supervisor)
+        return environments(self._env, self.plans, self._supervisor)
 
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:
         """Measures the program's streams, and streams of one environment where those are larger."""
@@ -99,8 +101,8 @@ class Stages:
 
         settings = self._flags.rollouts, self._flags.pipeline
         end = self._agent.model.distribution.zero_action, self._supervisor
-        plans = {TRANSPORT: self._plans, SINGLE: _with_one(self._plans)}
-        if plans[SINGLE] == self._plans:
+        plans = {TRANSPORT: self.plans, SINGLE: _with_one(self.plans)}
+        if plans[SINGLE] == self.plans:
             del plans[SINGLE]
         served = fixed_env.like(self._env)
         return {
@@ -114,7 +116,7 @@ class Stages:
             self._agent,
             self._space,
             device,
-            self._plans[0].envs_per_stream,
+            self.plans[0].envs_per_stream,
             inference_threads(self._flags.pipeline.num_inference_threads, device),
             rollouts.unroll_length * rollouts.batch_size,
             self._supervisor,

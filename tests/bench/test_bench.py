@@ -189,6 +189,19 @@ def test_ctrl_c_ends_a_long_measurement(
     assert "Stopped by SIGINT.\n" in said.out and said.err == ""
 
 
+def test_with_hosts_it_predicts_what_one_learner_makes_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("libtorchbeast._C")
+    record = tmp_path / "b.json"
+    assert main([*SMALL, "--hosts", "100", "--json", str(record)]) == 0
+    said = capsys.readouterr().out
+    assert "100 hosts make" in said and "limit of one learner" in said
+    limits = json.loads(record.read_text())["limits"]
+    assert set(limits) >= {"environments", "cores", "learning"}
+    assert f"{min(limits.values()):,.0f} steps/s with one learner" in said.replace("\n", " ")
+
+
 def test_an_algorithm_that_learns_from_other_batches_is_refused_with_both_kinds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
