@@ -35,7 +35,7 @@ from torchbeast.run.config import UNKNOWN
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.plan import Plan
 from torchbeast.run.training import DONE
-from torchbeast.servers.addresses import hosts, server_addresses, user_basename
+from torchbeast.servers.addresses import hosts, server_addresses, socket_path, user_basename
 from torchbeast.servers.config import ServedEnvConfig
 from torchbeast.servers.security import credentials, flags_of_others, silence_grpc
 
@@ -247,6 +247,7 @@ def plan_of(
         num_envs=fleet.num_envs,
         processes=started,
         fixed_lag=None,
+        is_local=join_server is None and all(map(socket_path, fleet.stream_addresses)),
         fleet=own,
         pipeline=pipeline,
         join_server=join_server,

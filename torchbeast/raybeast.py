@@ -65,6 +65,7 @@ def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> 
         processes=workers,
         fixed_lag=None,
         cores=int(sum(node.cpus for node in room.nodes)),
+        is_local=all(node.is_learners for node in room.nodes),
         actors=ray,
         make_fleet=lambda: fleet,
         room=room,

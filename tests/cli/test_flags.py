@@ -485,6 +485,58 @@ def test_a_reproducible_run_has_the_same_environments_on_any_number_of_cores(
     assert found == [(4, 2)] * 3
 
 
+@pytest.mark.parametrize(
+    ("words", "batch_size"),
+    [
+        (["--num_envs", "1024"], 256),
+        (["--num_actors=100"], 32),
+        (["--num_envs", "32"], 8),
+        (["--num_envs", "4"], 8),
+        ([], 16),  # eight cores have 64 environments
+        (["--num_envs", "1024", "--batch_size", "8"], 8),
+        (["--num_envs", "1024", "--preset", "cartpole"], 16),
+        (["--num_envs", "64", "--algo", "dqn"], 32),
+        (["--num_envs", "64", "--algo", "ppo"], 64),
+        (["--num_envs", "64", "--fixed_lag", "1", "--num_workers", "8"], 8),
+        (["--num_envs", "48", "--replay_size", "100000"], 16),
+    ],
+)
+def test_the_batch_follows_from_the_environments_unless_something_else_decides(
+    words: list[str], batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the policy lag of a new run stays below 4 versions."""
+    monkeypatch.setattr("torchbeast.collect.config.available_cores", lambda: 8)
+    assert parse(MonoBeastFlags, "monobeast", words).rollouts.batch_size == batch_size
+
+
+def test_a_learner_alone_keeps_its_batch_because_servers_decide_about_environments() -> None:
+    flags = parse(PolyBeastLearnerFlags, "polybeast_learner", ["--num_envs", "1024"])
+    assert flags.rollouts.batch_size == 8
+
+
+POOL = ["--env", "envpool:CartPole-v1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        (POOL, (128, 32, 20)),
+        ([*POOL, "--num_envs", "32"], (32, 8, 20)),
+        ([*POOL, "--batch_size", "8", "--unroll_length", "80"], (128, 8, 80)),
+        ([*POOL, "--algo", "ppo"], (64, 64, 32)),
+        ([*POOL, "--algo", "dqn"], (8, 32, 4)),
+        ([*POOL, "--preset", "cartpole"], (16, 16, 20)),
+        ([*POOL, "--preset", "acrobot-impala"], (16, 8, 80)),
+    ],
+)
+def test_a_pool_has_more_environments_and_shorter_rollouts(
+    words: list[str], sizes: tuple[int, int, int]
+) -> None:
+    flags = parse(MonoBeastFlags, "monobeast", words)
+    rollouts = flags.rollouts
+    assert (flags.processes.num_envs, rollouts.batch_size, rollouts.unroll_length) == sizes
+
+
 @pytest.mark.parametrize("program", [monobeast, polybeast])
 def test_a_run_records_the_number_of_environments_that_was_chosen(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

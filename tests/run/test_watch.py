@@ -120,16 +120,22 @@ def test_the_bottleneck_is_named_at_the_end_of_runs_of_20_seconds_and_updates(
             Reading(seconds, dict.fromkeys(STAGES, 50.0) | {"learning": 53.0, "waiting": 51.0}),
         ]
     )
-    monkeypatch.setattr(RunDisplay, "_show", lambda *_: supervisor.stop("all steps are learnt"))
+
+    def show(*_: Any) -> Reading:
+        if (reading := next(readings)).time:
+            supervisor.stop("all steps are learnt")
+        return reading
+
+    monkeypatch.setattr(RunDisplay, "_show", lambda *shown: None if shown[4:] else show())
     monkeypatch.setattr(
         "torchbeast.run.watch.diagnose",
-        lambda shares, _: Diagnosis("learner", f"busy {shares.learning:.2f}"),
+        lambda shares, *_: Diagnosis("learner", f"busy {shares.learning:.2f}"),
     )
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
     training = Mock(
         source=Mock(status=dict, hanging=lambda: "", lost_streams=list),
         supervisor=supervisor,
-        rows=Mock(count=updates, reading=lambda: next(readings)),
+        rows=Mock(count=updates, newest={}),
     )
     RunDisplay(training=training, plan=plan(suppress_logs=False)).until_the_end()
     assert capsys.readouterr().out == said

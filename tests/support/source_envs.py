@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gymnasium import spaces as gym_spaces
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.sync_vec_env import environment_seeds
+from torchbeast.envs.toy import Catch
 
 NUM_ACTIONS = 4
 # How the episodes of environment e end, again and again: length, and "terminated", "truncated" or
@@ -263,3 +265,11 @@ class Telling:
 
     def observation(self) -> Any:
         return np.full(1, self.time, np.float32)
+
+
+class Sleeping(Catch):
+    """Catch whose environments wait for simulators elsewhere in every step, all at once."""
+
+    def step(self, action: Any) -> VecStep:
+        time.sleep(0.1)
+        return super().step(action)

@@ -39,11 +39,13 @@ from tyro.constructors import (
 from torchbeast.cli import presets, resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
+from torchbeast.collect.config import ActorsConfig, usual_batch_size
 from torchbeast.core.algos.config import OTHER_NAMES, recorded, usual_of, with_values
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, spelt
 from torchbeast.core.algos.schedules import SHAPES, Shape
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import SpecError
+from torchbeast.envs.spec import is_pool
 from torchbeast.errors import (
     EXIT_DONE,
     RunError,
@@ -297,12 +299,33 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     resuming.check_algorithm(words, algo, recorded)
     complete_type = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
-    usual = {} if resuming.is_test(words) else usual_of(type(complete_type().algorithm))
+    config, in_pool = type(complete_type().algorithm), not of_preset and _names_pool(words)
+    usual = {} if resuming.is_test(words) else usual_of(config, in_pool)
     of_run = resuming.usable(complete_type, recorded, words)
     values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
     values = _with_followers(values, usual, words)
     resuming.check_environment(words, values, recorded)
-    return complete_type, with_values(complete_type(), values)
+    return complete_type, _with_usual_batch(with_values(complete_type(), values), values, words)
+
+
+def _names_pool(words: Sequence[str]) -> bool:
+    return is_pool(resuming.given(words, "--env") or "")
+
+
+def _with_usual_batch(
+    flags: OfLearner, values: Mapping[str, Any], words: Sequence[str]
+) -> OfLearner:
+    """Returns the defaults with a batch size for the number of environments, unless `values` have
+    one, or the lag is fixed.
+    """
+    started = [part for part in vars(flags).values() if isinstance(part, ActorsConfig)]
+    has_fixed_lag = resuming.given(words, "--fixed_lag") or values.get("fixed_lag") is not None
+    if "batch_size" in values or has_fixed_lag or not started:
+        return flags
+    num_envs = started[0].environments()
+    with suppress(ValueError):  # a mistake, which is reported later
+        num_envs = _read_integer([resuming.given(words, "--num_envs") or str(num_envs)])
+    return with_values(flags, {"batch_size": usual_batch_size(num_envs)})
 
 
 def _with_followers(

@@ -23,13 +23,23 @@ class RolloutConfig:
 
     batch_size: int = 8
     """Rollouts per update, summed over all learners; with dqn, sac and td3: sampled steps per
-    update."""
+    update. Default of impala and laser: a quarter of the environments that the program starts, as a
+    power of two and at least 8, which keeps the policy lag below 4."""
     unroll_length: int = 80
     """Steps per rollout, usually 5 to 128. Longer rollouts give fewer, larger updates and older
     data."""
 
     def __post_init__(self) -> None:
         at_least(1, batch_size=self.batch_size, unroll_length=self.unroll_length)
+
+
+def usual_batch_size(num_envs: int) -> int:
+    """Returns the batch size that keeps the policy lag below 4 versions.
+
+    Usually an environment plays a rollout while the learner takes num_envs / batch_size batches.
+    """
+    quarter = -(-num_envs // 4)
+    return max(RolloutConfig.batch_size, 1 << (quarter - 1).bit_length())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +49,8 @@ class ActorsConfig:
     num_envs: int | None = None
     """Total number of environments. More environments make larger inference batches, but use more
     memory. Default: 16 per worker (one worker per core); with more than four workers 8, 4, 2 or
-    1 each, for at most 64 in total but at least one per worker. A resumed run keeps its number."""
+    1 each, for at most 64 in total but at least one per worker. In tasks of EnvPool 128, or 64 with
+    ppo. A resumed run keeps its number."""
 
     of_processes: ClassVar[str] = ""
     """Name of the field that holds the number of processes that step the environments."""

@@ -58,7 +58,9 @@ class Source(Protocol):
         """Returns queue lengths and counts, by the names of log columns."""
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds that all workers have spent since the start, by ACTOR_STAGES."""
+        """Returns the seconds that all workers have spent since the start, by ACTOR_STAGES; and as
+        "computing" their processor time, if they may be on other machines.
+        """
 
     def hanging(self) -> str:
         """Describes workers that have been in one stage for over WAIT_S, or returns ""."""
@@ -115,6 +117,7 @@ class CollectionPlan:
     processes: int | None  # processes of this run that step environments; None: others' servers do
     fixed_lag: int | None
     cores: int = field(default_factory=available_cores)  # of all machines together
+    is_local: bool = True  # whether all environments are on the learner's machine
 
     acts_where_it_steps: ClassVar[bool] = True
     """Whether actions are chosen in the processes that step environments."""

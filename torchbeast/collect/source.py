@@ -182,9 +182,11 @@ class FleetSource:
         }
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds that all workers have spent since the start, by stage."""
-        reports = self._reports()
-        return {stage: sum(r.seconds[stage] for r in reports) for stage in ACTOR_STAGES}
+        """Returns the seconds that all workers have spent since the start, by stage, and those of
+        other machines' processors.
+        """
+        stages = ACTOR_STAGES if self._fleet.shares_memory else (*ACTOR_STAGES, "computing")
+        return {stage: sum(r.seconds[stage] for r in self._reports()) for stage in stages}
 
     def _reports(self) -> list[ActivityReport]:
         return [report for actor in self._actors for report in actor.reports()]

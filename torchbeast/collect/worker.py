@@ -18,6 +18,7 @@ This module does not know about Ray.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any, ClassVar, NamedTuple
@@ -48,7 +49,7 @@ class ActivityReport(NamedTuple):
 
     stage: str
     seconds_in_stage: float
-    seconds: dict[str, float]  # by stage
+    seconds: dict[str, float]  # by stage; "computing": of the process, on all cores together
     steps: int  # of all its environments
 
 
@@ -89,7 +90,8 @@ class StageClock:
     def report(self) -> ActivityReport:
         """Returns the current stage, its seconds so far, and the totals of the completed stages."""
         stage, since = self._present
-        return ActivityReport(stage, self._now() - since, dict(self._seconds), self._steps)
+        seconds = {**self._seconds, "computing": time.process_time()}
+        return ActivityReport(stage, self._now() - since, seconds, self._steps)
 
 
 Sent = tuple[int, Any]

@@ -202,6 +202,11 @@ def plays_atari(env_id: str) -> bool:
     return is_atari(game) or (game != env_id and game.removesuffix("-v5") in roms_of_ale())
 
 
+def is_pool(env_id: str) -> bool:
+    """Returns whether the id names a task of EnvPool, which steps many environments together."""
+    return env_id.startswith("envpool:")
+
+
 def roms_of_ale() -> dict[str, str]:
     """Returns ALE's games by their name in ids, {"MsPacman": "ms_pacman"}; {} without ALE."""
     package = find_spec("ale_py")

@@ -69,16 +69,90 @@ def available_cores(root: Path = Path("/")) -> int:
 def _cores(root: Path) -> int:
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, min([cores, *_quotas(root)]) // _number_of("LOCAL_WORLD_SIZE", os.environ))
+    quotas = [math.ceil(quota) for _, quota in _quotas(root)]
+    return max(1, min([cores, *quotas]) // _number_of("LOCAL_WORLD_SIZE", os.environ))
 
 
-def _quotas(root: Path) -> Iterator[int]:
-    """Yields the cores whose time each control group of this process may use."""
+def _quotas(root: Path) -> Iterator[tuple[Path, float]]:
+    """Yields the control groups that limit this process's time, each with its number of cores."""
     names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")  # version 2 has the first
     for group in _groups(root, "cpu"):
         words = " ".join(line for name in names for line in _lines(group / name)).split()
         if len(words) == 2 and words[0].isdigit():  # without a quota it is "max" or -1
-            yield math.ceil(int(words[0]) / int(words[1]))
+            yield group, int(words[0]) / int(words[1])
+
+
+class CoreTime(NamedTuple):
+    """Processor time up to some moment, in seconds; only differences of two readings count.
+
+    own: of this process and its descendants, on all cores together; NaN if the system does not say.
+    delayed: in which threads of the descendants, or Python's threads of this process, were ready to
+        run, but had no core.
+    used: of all processes, as a share of the cores that this process may run on, and of each quota
+        of its control groups. A second in which all cores are in use adds 1.
+    """
+
+    own: float = math.nan
+    delayed: float = math.nan
+    used: tuple[float, ...] = ()
+
+
+def core_time(root: Path = Path("/")) -> CoreTime:
+    """Reads the processor time of this process, of its descendants and of all others, on Linux.
+
+    It reads a file of every process. root: folder of the system's files.
+    """
+    family = _family(root / "proc")
+    if not family:
+        return CoreTime()
+    # Only Python's threads of this process, because streams may have thousands of others.
+    own = [f"{os.getpid()}/task/{thread.native_id}" for thread in threading.enumerate()]
+    others = [f"{pid}/task/*" for pid in family.keys() - {os.getpid()}]
+    delayed = sum(_delay(root / "proc", tasks) for tasks in own + others)
+    used = *_use_of_cores(root), *_use_of_quotas(root)
+    return CoreTime(sum(family.values()), delayed, used)
+
+
+def _family(proc: Path) -> dict[int, float]:
+    """Returns the processor time of this process and of each descendant, by process ID."""
+    spent, children = dict[int, float](), dict[int, list[int]]()
+    for folder in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            # After the name, which may have any bytes: state, parent, ..., times, ...
+            words = (folder / "stat").read_bytes().rpartition(b") ")[2].split()
+            pid = int(folder.name)
+            spent[pid] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+            children.setdefault(int(words[1]), []).append(pid)
+    family = [os.getpid()]
+    for pid in family:
+        family += children.get(pid, [])
+    return {pid: spent[pid] for pid in family if pid in spent}
+
+
+def _delay(proc: Path, tasks: str) -> float:
+    """Returns the seconds in which threads were ready to run, but had no core; tasks: a pattern."""
+    lines = [line for file in proc.glob(f"{tasks}/schedstat") for line in _lines(file)]
+    return sum(int(line.split()[1]) for line in lines) / 1e9
+
+
+def _use_of_cores(root: Path) -> Iterator[float]:
+    """Yields the seconds in which this process's cores were in use, on average."""
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = [line.split() for line in _lines(root / "proc/stat") if line.startswith("cpu")]
+    cores = [words for words in lines if words[0] in names]
+    # user, nice, system, (idle, waiting for a disk,) interrupts, soft interrupts, virtual machines
+    ticks = sum(int(word) for words in cores for word in words[1:4] + words[6:9])
+    if cores:
+        yield ticks / len(cores) / os.sysconf("SC_CLK_TCK")
+
+
+def _use_of_quotas(root: Path) -> Iterator[float]:
+    """Yields the seconds in which each quota was in use."""
+    for group, cores in _quotas(root):
+        usage = dict(line.split() for line in _lines(group / "cpu.stat")).get("usage_usec")
+        nanoseconds = _number(group / "cpuacct.usage") if usage is None else 1000 * int(usage)
+        if nanoseconds is not None:  # of version 1, or of version 2
+            yield nanoseconds / 1e9 / cores
 
 
 def environment_of_share(cores: int) -> Mapping[str, str]:

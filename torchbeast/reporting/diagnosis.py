@@ -8,7 +8,9 @@
               waiting       for a batch
 
 If workers wait for queue space, the learner is the bottleneck. If the learner waits, the workers
-are, and the stage with the largest share of their time says why.
+are, and the stage with the largest share of their time says why. In a step, an environment computes
+or waits, for example for a simulator elsewhere: the processor time of the run's processes, next to
+the time of all cores, tells them apart.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Literal, NamedTuple
 
 from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan
 from torchbeast.collect.lost_streams import LostStream, describe_lost_streams, shortage_of
+from torchbeast.fleets.system import CoreTime
 from torchbeast.fleets.waiting import STALL_S, WAIT_S, Reminder
 
 LEARNER_STAGES = ("learning", "waiting")
@@ -28,6 +31,9 @@ STAGES = ACTOR_STAGES + LEARNER_STAGES
 _MINIMUM_S = 8.0  # shares over a shorter time are unreliable
 _MUCH = 0.25  # share of waiting from which on advice is worthwhile
 _BUSY = 0.5  # with a smaller share of learning, the learner is not the bottleneck
+_FULL = 0.85  # share of the cores in use from which on there is no time left
+_LITTLE = 0.25  # processor time below which a process waits; share of cores that others may take
+_OLD = 8.0  # mean policy lag from which on advice is worthwhile; defaults aim at less than 4
 
 
 class Reading(NamedTuple):
@@ -36,12 +42,17 @@ class Reading(NamedTuple):
     time: float
     seconds: Mapping[str, float]
     writing: float = 0.0  # seconds in which the learner waited for files
+    cores: CoreTime = CoreTime()
 
 
 class Shares(NamedTuple):
-    """Shares of the workers' time (the first three; their sum is 1) and the learner's (the others).
+    """Shares of the workers' time (the first three; their sum is 1) and of the learner's (two).
 
-    NaN if unknown. writing: part of the learner's waiting.
+    NaN if unknown.
+
+    writing: part of the learner's waiting.
+    own: cores that the run's processes use; wanted: and for which they wait.
+    used: share of the machine's cores that any process uses.
     """
 
     environment: float
@@ -50,6 +61,9 @@ class Shares(NamedTuple):
     learning: float
     waiting: float
     writing: float = 0.0
+    own: float = math.nan
+    wanted: float = math.nan
+    used: float = math.nan
 
     def __str__(self) -> str:
         workers = ", ".join(f"{name} {percent(getattr(self, name))}" for name in ACTOR_STAGES)
@@ -59,11 +73,13 @@ class Shares(NamedTuple):
 
 UNKNOWN = Shares(*[math.nan] * 5)
 
+Limit = Literal["learner", "room", "environment", "inference", "cores", "files", "none", "lag"]
+
 
 class Diagnosis(NamedTuple):
     """The stage that limits the run, or the fate of its streams, and a message with advice."""
 
-    limit: Literal["learner", "room", "environment", "inference", "files", "none", "lost", "ending"]
+    limit: Limit | Literal["lost", "ending"]
     sentence: str
 
 
@@ -81,7 +97,16 @@ def shares(now: Reading, before: Reading) -> Shares:
     learner = _fractions(seconds, LEARNER_STAGES)
     total = sum(seconds[name] for name in LEARNER_STAGES)
     writing = (now.writing - before.writing) / total if total > 0 else math.nan
-    return Shares(**_fractions(seconds, ACTOR_STAGES), **learner, writing=writing)
+    use = _use(now.cores, before.cores, max(1e-9, now.time - before.time))
+    return Shares(**_fractions(seconds, ACTOR_STAGES), **learner, writing=writing, **use)
+
+
+def _use(now: CoreTime, before: CoreTime, seconds: float) -> dict[str, float]:
+    """Returns how many cores were in use for these seconds, by the names of `Shares`."""
+    own = (now.own - before.own) / seconds
+    delayed = max(0.0, now.delayed - before.delayed) / seconds  # less once a process has ended
+    used = ((late - early) / seconds for late, early in zip(now.used, before.used, strict=False))
+    return {"own": own, "wanted": own + delayed, "used": max(used, default=math.nan)}
 
 
 def _fractions(seconds: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
@@ -102,11 +127,28 @@ class RecentShares:
         return shares(now, before) if now.time - before.time >= _MINIMUM_S else UNKNOWN
 
 
-def diagnose(shares: Shares, collection: CollectionPlan) -> Diagnosis | None:
-    """Returns the bottleneck of the run; None while the shares are unknown."""
-    if any(map(math.isnan, shares)):
+def diagnose(
+    shares: Shares, collection: CollectionPlan, mean_lag: float = math.nan
+) -> Diagnosis | None:
+    """Returns the bottleneck of the run; None while the shares are unknown.
+
+    mean_lag: policy lag of the newest batch. If it is large, the message also says what reduces it.
+    """
+    bottleneck = _bottleneck(shares, collection)
+    if bottleneck is None or collection.fixed_lag is not None or not mean_lag >= _OLD:
+        return bottleneck
+    advice = f"raise batch_size, because the policy lag is {mean_lag:.0f} versions"
+    return Diagnosis("lag", f"{bottleneck.sentence}; {advice}")
+
+
+def _bottleneck(shares: Shares, collection: CollectionPlan) -> Diagnosis | None:
+    if any(map(math.isnan, shares[: len(STAGES)])):
         return None
     idle, room = f"learner idle {percent(shares.waiting)}", percent(shares.queueing)
+    if (others := _taken_cores(shares, collection)) is not None:  # who slow all stages
+        taken = f"other programs use {others:.1f} of the {collection.cores} cores"
+        state = f"{idle}, workers blocked {room}"
+        return Diagnosis("cores", f"{taken} ({state}): stop them, or use another machine")
     if shares.writing >= _MUCH:
         return Diagnosis(
             "files",
@@ -129,8 +171,10 @@ def diagnose(shares: Shares, collection: CollectionPlan) -> Diagnosis | None:
     if shares.waiting < _MUCH:
         return Diagnosis("none", f"balanced ({idle}, workers blocked {room})")
     if shares.environment >= shares.inference:
-        busy, advice = percent(shares.environment), _faster_environments(collection)
-        return Diagnosis("environment", f"{idle}, environments busy {busy}: {advice}")
+        doing = "environments waiting" if _waits(shares, collection) else "environments busy"
+        advice = _faster_environments(shares, collection)
+        text = f"{idle}, {doing} {percent(shares.environment)}: {advice}"
+        return Diagnosis("environment", text)
     busy, advice = percent(shares.inference), _larger_batches(collection)
     text = f"{idle}, inference busy {busy}: {advice}"
     return Diagnosis("inference", text)
@@ -148,12 +192,31 @@ def diagnose_lost_streams(lost_streams: Sequence[LostStream], live: int) -> Diag
     )
 
 
-def _faster_environments(collection: CollectionPlan) -> str:
-    if collection.processes is None:
-        return "more servers (num_servers of polybeast_env) help if cores are free"
-    if collection.has_free_cores:
+def _waits(shares: Shares, collection: CollectionPlan) -> bool:
+    """Returns whether the run's processes hardly compute, and do not wait for cores either."""
+    return shares.wanted < _LITTLE * min(collection.processes or 0, collection.cores)
+
+
+def _taken_cores(shares: Shares, collection: CollectionPlan) -> float | None:
+    """Returns the number of cores that other programs take from this run, unless it is small."""
+    others, cores = shares.used * collection.cores - shares.own, collection.cores
+    if not collection.is_local or collection.processes is None or _waits(shares, collection):
+        return None  # servers are other programs too
+    return others if shares.used >= _FULL and others >= _LITTLE * cores else None
+
+
+def _faster_environments(shares: Shares, collection: CollectionPlan) -> str:
+    cores, has_free_cores = collection.cores, collection.has_free_cores
+    used = shares.used if collection.is_local else shares.own / cores
+    if collection.processes is None and not (collection.is_local and used >= _FULL):
+        hosts = "" if collection.is_local else ", or add hosts if their cores are in use"
+        return f"raise num_envs and num_servers of polybeast_env{hosts}"
+    if _waits(shares, collection) or (used < _FULL and not has_free_cores):
+        run = f"this run uses {shares.own:.1f} of {cores} cores"
+        return f"raise num_envs and {collection.of_processes}; {run}"
+    if has_free_cores and not used >= _FULL:
         return _more_processes(collection)
-    return f"all {collection.cores} cores are in use; only more cores or a faster environment help"
+    return f"all {cores} cores are in use; only more cores or a faster environment help"
 
 
 def _more_processes(collection: CollectionPlan) -> str:

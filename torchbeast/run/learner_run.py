@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torchbeast.collect.config import RolloutConfig
+from torchbeast.collect.config import RolloutConfig, usual_batch_size
 from torchbeast.collect.contract import Source
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import describe_agent
@@ -46,6 +46,7 @@ from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
     changes,
     describe_clipping,
+    hint_of_lag,
     hint_of_settings,
     naming_flags,
 )
@@ -352,7 +353,7 @@ class LearnerRun:
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.plan.learner.algorithm, "reward_clipping", None):
             print(describe_clipping(clipping), flush=True)
-        if hint := self._hint():
+        for hint in filter(None, (self._hint(), self._hint_of_lag())):
             print(hint, flush=True)
 
     def _hint(self) -> str:
@@ -361,7 +362,16 @@ class LearnerRun:
         if self.earlier.recorded is not None or chosen.get("preset", "") is not None:
             return ""
         usual = {"algo": DEFAULT} | recorded(IMPALAConfig()) | recorded(RolloutConfig())
+        usual["batch_size"] = usual_batch_size(self.plan.collection.num_envs)
         return hint_of_settings(self.plan.env.name, chosen["algo"], usual.items() <= chosen.items())
+
+    def _hint_of_lag(self) -> str:
+        """Returns a message if a program's batches are small for its environments, else ""."""
+        collection, learner = self.plan.collection, self.plan.learner
+        is_chosen = collection.fixed_lag is not None or "preset" not in self.plan.recorded
+        if is_chosen or learner.learns_from_transitions:
+            return ""
+        return hint_of_lag(collection.num_envs, learner.rollouts.batch_size)
 
     def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.plan.program

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from torchbeast.fleets.system import core_time
 from torchbeast.fleets.waiting import running_time, say, warn
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
+    Diagnosis,
     Reading,
     RecentShares,
+    Shares,
     Watchdog,
     alive,
     diagnose,
@@ -69,26 +73,38 @@ class RunDisplay:
         with Display(title, only_warnings=only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status = self.training.source.status()
-                self._show(display, status, window)
-                first = first or (
-                    self.training.rows.reading() if self.training.rows.count else None
-                )
+                last = self._show(display, status, window)
+                first = first or (last if self.training.rows.count else None)
             supervisor.join(_LAST_UPDATE_S)
             if self.training.rows.count:
                 self._show(display, status, window, self.training.rows.seconds)
         is_whole = supervisor.failure is None and not self.training.source.lost_streams()
         if first is not None and is_whole and not only_warnings:
-            self._say_bottleneck(first)
+            self._say_bottleneck(first, last)
 
-    def _say_bottleneck(self, first: Reading) -> None:
-        """Names the bottleneck of the run; first: a reading after its first update."""
+    def _say_bottleneck(self, first: Reading, last: Reading) -> None:
+        """Names the bottleneck of the run.
+
+        first, last: readings after its first update, and before the end of its processes.
+        """
         rows = self.training.rows
-        last = rows.reading()
-        bottleneck = diagnose(shares(last, first), self.plan.collection)
+        bottleneck = self._diagnose(shares(last, first))
         is_long = last.time - first.time >= _LEAST_S
         if bottleneck is not None and is_long and rows.count >= _LEAST_UPDATES:
             advice_below = bottleneck.sentence.replace(": ", ":\n  ")  # lines fit a terminal
             say(f"Overall: {advice_below}.")
+
+    def _diagnose(self, shares: Shares) -> Diagnosis | None:
+        lag = self.training.rows.newest.get("mean_lag", math.nan)
+        return diagnose(shares, self.plan.collection, lag)
+
+    def _reading(self) -> Reading:
+        """Returns the time of stages and processes until now."""
+        reading, cores = self.training.rows.reading(), core_time()
+        stages = dict(reading.seconds)
+        if (of_workers := stages.pop("computing", None)) is not None:
+            cores = cores._replace(own=time.process_time() + of_workers, delayed=0.0)
+        return reading._replace(seconds=stages, cores=cores)
 
     def _show(
         self,
@@ -96,12 +112,12 @@ class RunDisplay:
         status: Mapping[str, float],
         window: RecentShares,
         took: float = math.nan,
-    ) -> None:
+    ) -> Reading:
         training, rows, writer = self.training, self.training.rows, self.training.writer
-        reading, lost_streams = rows.reading(), training.source.lost_streams()
+        reading, lost_streams = self._reading(), training.source.lost_streams()
         recent = window.add(reading) if rows.count else UNKNOWN
         _, live = alive(status)
-        advice = diagnose(recent, self.plan.collection) if live else None
+        advice = self._diagnose(recent) if live else None
         shown = Shown(
             progress=replace(rows.progress),  # a copy: learner threads change it
             total_steps=self.plan.learner.total_steps,
@@ -120,3 +136,4 @@ class RunDisplay:
         )
         display.show(shown)
         self.prometheus.show(learner_metrics(shown))
+        return reading

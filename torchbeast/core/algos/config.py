@@ -53,12 +53,15 @@ def recorded(config: Any) -> dict[str, Any]:
     return {name: name_of(value) if callable(value) else value for name, (_, value) in settings}
 
 
-def usual_of(config: type) -> dict[str, Any]:
+def usual_of(config: type, in_pool: bool = False) -> dict[str, Any]:
     """Returns the defaults of shared flags, by name, that an algorithm's Config sets in its class
     attribute `usual`: the programs and `create_factory` use them. The name of another of these
     flags stands for its value.
+
+    in_pool: for pools, which step many environments together: with the attribute `usual_in_pool`.
     """
-    return dict(getattr(config, "usual", {}))
+    of_pool = getattr(config, "usual_in_pool", {}) if in_pool else {}
+    return {**getattr(config, "usual", {}), **of_pool}
 
 
 def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
@@ -195,6 +198,9 @@ class RewardConfig:
 class IMPALAConfig(RewardConfig):
     """IMPALA (Espeholt et al. 2018): V-trace actor-critic loss and optimiser."""
 
+    # A call of the network then acts in many environments, and an update trains on as many steps.
+    usual_in_pool: ClassVar[Mapping[str, Any]] = {"num_envs": 128, "unroll_length": 20}
+
     entropy_cost: float = 0.0006
     """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger values explore more."""
     entropy_cost_schedule: Shape = "constant"
@@ -253,6 +259,7 @@ class PPOConfig(IMPALAConfig):
         "fixed_lag": 0,
         "grad_norm_clipping": 0.5,
     }
+    usual_in_pool: ClassVar[Mapping[str, Any]] = {"num_envs": 64, "unroll_length": 32}
 
     num_epochs: int = 10
     """Epochs of training on each batch, 3 to 10. More epochs are more sample-efficient, but less
