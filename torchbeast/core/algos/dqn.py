@@ -2,7 +2,7 @@
 """Double DQN (van Hasselt, Guez, Silver 2016, arXiv 1509.06461).
 
     y = R + gamma^m (1 - terminated) Q_target(s', argmax_a Q(s', a))              their equation 4
-    loss = mean w rho(y - Q(s, a)),   rho(x) = x^2 / 2, or where |x| > huber_delta = d, d (|x| - d/2)
+    loss = mean w rho(y - Q(s, a)),   rho(x) = x^2 / 2, where |x| > d = huber_delta d (|x| - d/2)
 
 The target network is copied every target_period optimiser steps (Mnih et al. 2015). Actions are
 epsilon-greedy; epsilon falls linearly over the steps that are collected.
