@@ -145,7 +145,8 @@ def test_the_python_code_of_a_page_runs_from_top_to_bottom(
     run_python(page, env, folder)
 
 
-@pytest.mark.parametrize("env", [pytest.param(OWN, marks=pytest.mark.long), FLOAT64])
+@pytest.mark.long
+@pytest.mark.parametrize("env", [OWN, FLOAT64])
 def test_a_trained_agent_plays_the_same_episode_in_all_ways_of_the_page(
     env: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

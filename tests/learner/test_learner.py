@@ -552,6 +552,7 @@ def test_every_environment_has_a_seed_of_its_own(tmp_path: Path) -> None:
     assert alone < spread, "the first worker's are those of one process"
 
 
+@pytest.mark.long
 def test_the_environments_of_gradient_workers_have_seeds_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

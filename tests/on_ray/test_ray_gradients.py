@@ -85,6 +85,7 @@ def test_decentralised_updates_on_ray_are_bit_equal_to_centralised_ones_here() -
         np.testing.assert_array_equal(there[name], array, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_straggler_on_ray_stops_while_it_collects() -> None:
     learning = Learning(kind=MeanImpala)
     make = partial(of_slow, learning=learning, batch=rollout(1))

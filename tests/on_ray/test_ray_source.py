@@ -158,6 +158,7 @@ class TestRaySource(SourceCompliance):
             lost = fleet.explain(place_of(workers[there]), places[there])
         assert lost.has_left and str(lost).startswith(f"its node {places[there].host} ")
 
+    @pytest.mark.long
     def test_a_run_goes_on_without_a_node_that_leaves_and_uses_one_that_joins(
         self, cluster: Any
     ) -> None:
