@@ -50,7 +50,6 @@ OWN, OTHER = "CartPole-v1", "MountainCar-v0"
 ZOO = "zoo:cartpole-ppo"  # plays nothing else
 FLOAT64 = "Pendulum-v1"  # its rewards; and its actions are a Box
 NEEDED = ("envpool", "pettingzoo", "ray")  # packages without which a page is skipped
-SLOW = ("from-python.md", "schemes.md")
 MODULE = re.compile(r"# (my_\w+)\.py\n")
 ANOTHER_LIBRARY = re.compile(r"# (Stable-Baselines3|Nappo|TorchBeast 2019)\n")
 STEPS = re.compile(r"(?<=_steps=)[\d_]+")
@@ -129,8 +128,7 @@ def cases() -> Iterator[Any]:
         if code and page != LOAD:
             yield pytest.param(page, OWN, id=page.name)
         if OWN in code and page != LOAD:
-            slow = [pytest.mark.long] if page.name in SLOW else []
-            yield pytest.param(page, OTHER, id=f"{page.name}-{OTHER}", marks=slow)
+            yield pytest.param(page, OTHER, id=f"{page.name}-{OTHER}", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(("page", "env"), [*cases()])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts whole programs as a user does, in a folder of the test; says which cases are long."""
+"""Starts whole programs as a user does, in a folder of the test."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from later import later
 
 import torchbeast
 
@@ -41,11 +42,6 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
-
-
-def later(*values: Any) -> Any:
-    """Leaves a case of a test to the long tests."""
-    return pytest.param(*values, marks=pytest.mark.long)
 
 
 def each_program(program: str, *others: str) -> pytest.MarkDecorator:
