@@ -6,8 +6,9 @@
                                             forks ---> child
 
 The warm process forks one that forks the child and ends, and the child becomes one of the tests'
-process, as if that had started it. Whole programs, except the agents of a sweep that runs in the
-tests' process, and their children, import what they need.
+process, as if that had started it. The system still shows the command and the variables of the warm
+process. Whole programs of long tests, and the children of all programs but the agents of a sweep
+that runs in the tests' process, import what they need.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -38,21 +40,35 @@ _HIGH = 300  # above the descriptors that a child inherits
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """Starts a module WITH_TORCH, or a script, from the warm process; anything else as always."""
+    """Starts a child WITH_TORCH, a script, or a module by its name (-m) from the warm process, and
+    anything else as always.
+    """
 
     def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        is_module = args[1] == "-c" and args[-2].endswith(WITH_TORCH) and WITHOUT not in args[-1]
-        if sys.platform != "linux" or not (is_module or args[1].endswith(".py")):
+        is_child = args[1] == "-c" and args[-2].endswith(WITH_TORCH) and WITHOUT not in args[-1]
+        if sys.platform != "linux" or not (is_child or args[1] == "-m" or args[1].endswith(".py")):
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
-        _, _, _, pass_fds, _, env, _, _, _, *pipes = more[:15]
-        request = {"args": args[1:], "folder": os.getcwd(), "env": {**(env or os.environ)}}
+        _, _, _, pass_fds, cwd, env, _, _, _, *pipes = more[:15]
+        folder = os.path.abspath(cwd or ".")
+        request = {"args": args[1:], "folder": folder, "env": {**(env or os.environ)}}
         standard = [
             i if pipe < 0 else pipe for i, pipe in enumerate((pipes[0], pipes[3], pipes[5]))
         ]
         self.pid = _forked(request | {"kept": pass_fds}, [*standard, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs code to its end, as a script in a folder."""
+    script = folder / "script.py"
+    script.write_text(code)
+    with Popen(
+        [sys.executable, str(script)], cwd=folder, stdout=PIPE, stderr=PIPE, text=True
+    ) as process:
+        output, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def children(recursive: bool = False) -> list[psutil.Process]:
@@ -141,8 +157,9 @@ def _become(request: dict[str, Any], descriptors: list[int], path: list[str]) ->
     os.environ.clear()
     os.environ.update(request["env"])
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = ["", *filter(None, folders), *path]
     sys.argv[:] = request["args"]
+    first = os.path.dirname(sys.argv[0]) if sys.argv[0].endswith(".py") else ""
+    sys.path[:] = [first, *filter(None, folders), *path]
 
 
 if __name__ == "__main__":
@@ -151,5 +168,8 @@ if __name__ == "__main__":
     _serve(socket.socket(fileno=int(sys.argv[1])), sys.path[1:])
     if sys.argv[0] == "-c":
         exec(sys.argv.pop(1))  # of a ChildProcess
+    elif sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
