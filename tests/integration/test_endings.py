@@ -173,7 +173,7 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(
     workshop.assert_nothing_is_left()
 
 
-@each_program("monobeast", "polybeast")
+@each_program("polybeast", "monobeast")
 def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     workshop: Workshop,
     program: str,
