@@ -35,9 +35,9 @@ def address(ring: SharedWeights) -> RingAddress:
     return found
 
 
-def test_a_process_that_inherits_nothing_reads_the_newest_weights(tmp_path: Path) -> None:
+def test_a_process_that_inherits_nothing_reads_the_newest_weights() -> None:
     ring = made()
-    said = warm.run(READER.format(address=tuple(address(ring))), tmp_path)
+    said = warm.run(READER.format(address=tuple(address(ring))))
     assert said.stdout == "8 {3.0}\n"
 
 

@@ -194,8 +194,8 @@ def test_a_file_that_does_not_choose_the_agents_actions_is_not_written(
     assert not (tmp_path / "p.pt2").exists()
 
 
-def test_the_function_keeps_its_name_where_the_program_was_imported(tmp_path: Path) -> None:
-    done = warm.run("import torchbeast.export; torchbeast.export('run', 'p.tar')", tmp_path)
+def test_the_function_keeps_its_name_where_the_program_was_imported() -> None:
+    done = warm.run("import torchbeast.export; torchbeast.export('run', 'p.tar')")
     assert "UsageError: p.tar: expected the name of a .pt2 or .onnx file" in done.stderr
 
 

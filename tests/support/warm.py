@@ -27,7 +27,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -40,13 +39,14 @@ _HIGH = 300  # above the descriptors that a child inherits
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """Starts a child WITH_TORCH, a script, or a module by its name (-m) from the warm process, and
-    anything else as always.
+    """Starts a child WITH_TORCH, a script, a module by its name (-m) or code (-c) without arguments
+    from the warm process, and anything else as always.
     """
 
     def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        is_child = args[1] == "-c" and args[-2].endswith(WITH_TORCH) and WITHOUT not in args[-1]
-        if sys.platform != "linux" or not (is_child or args[1] == "-m" or args[1].endswith(".py")):
+        is_child = args[-2].endswith(WITH_TORCH) and WITHOUT not in args[-1]
+        is_warm = is_child or args[1] == "-m" or args[1].endswith(".py") or args[1:-1] == ["-c"]
+        if sys.platform != "linux" or not is_warm:
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
         _, _, _, pass_fds, cwd, env, _, _, _, *pipes = more[:15]
@@ -60,13 +60,10 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs code to its end, as a script in a folder."""
-    script = folder / "script.py"
-    script.write_text(code)
-    with Popen(
-        [sys.executable, str(script)], cwd=folder, stdout=PIPE, stderr=PIPE, text=True
-    ) as process:
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code to its end."""
+    words = [sys.executable, "-c", code]
+    with Popen(words, stdout=PIPE, stderr=PIPE, text=True) as process:
         output, errors = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
@@ -128,7 +125,7 @@ def _serve(requests: socket.socket, path: list[str]) -> None:
         with open(descriptors.pop(0)) as file:
             request = json.load(file)
         answering = descriptors.pop(0)
-        if request["args"][0] == "-c":
+        if request["args"][0] == "-c" and request["args"][2:]:  # a ChildProcess
             importlib.import_module(request["args"][-2])
         if (between := os.fork()) == 0:
             if child := os.fork():
@@ -167,7 +164,7 @@ if __name__ == "__main__":
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])), sys.path[1:])
     if sys.argv[0] == "-c":
-        exec(sys.argv.pop(1))  # of a ChildProcess
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
     elif sys.argv[0] == "-m":
         del sys.argv[0]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
