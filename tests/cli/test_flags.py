@@ -504,9 +504,16 @@ def test_a_run_records_the_number_of_environments_that_was_chosen(
     assert recorded["num_envs"] == 48
 
 
-@pytest.mark.parametrize("words", [["--help"], later(["--preset", "help"])])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plot", "--help"],
+        later(["polybeast_learner", "--help"]),
+        later(["polybeast_learner", "--preset", "help"]),
+    ],
+)
 def test_help_of_which_nobody_reads_the_end_ends_in_order(words: list[str]) -> None:
-    command = [sys.executable, "-m", "torchbeast.polybeast_learner", *words]
+    command = [sys.executable, "-m", f"torchbeast.{words[0]}", *words[1:]]
     reading, writing = os.pipe()
     os.close(reading)
     try:
