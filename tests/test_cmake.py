@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from later import later
 
 ROOT = Path(__file__).parent.parent
 
@@ -73,7 +74,7 @@ def test_protoc_and_plugin_come_from_the_package_of_the_headers(
 
 
 # 25.1 is the beginning of 25.12, and still another version.
-@pytest.mark.parametrize("version", ["2.6.1", "25.12", "25.10"])
+@pytest.mark.parametrize("version", [later("2.6.1"), "25.12", later("25.10")])
 def test_a_protoc_of_another_version_is_refused_with_both_versions(
     tmp_path: Path, version: str
 ) -> None:

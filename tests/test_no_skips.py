@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+import warm
 
 TESTS = """
 import pytest
@@ -28,15 +29,15 @@ def test_a_skip_fails_with_its_reason_where_none_is_allowed(tmp_path: Path) -> N
     words = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-rsfE"]
     tests = Path(__file__).parent
     folders = [str(tests), str(tests / "support"), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
+    with warm.Popen(
         [*words, "--no-skips", "test_it.py"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-        capture_output=True,
+        stdout=warm.PIPE,
         text=True,
-        check=False,
-    )
-    assert "1 failed, 1 passed, 1 xfailed, 1 error" in done.stdout, done.stdout
-    assert done.returncode == 1
+    ) as process:
+        said, _ = process.communicate(timeout=120)
+    assert "1 failed, 1 passed, 1 xfailed, 1 error" in said, said
+    assert process.returncode == 1
     for reason in ("no network", "no disk"):
-        assert reason in done.stdout, done.stdout
+        assert reason in said, said

@@ -50,7 +50,6 @@ OWN, OTHER = "CartPole-v1", "MountainCar-v0"
 ZOO = "zoo:cartpole-ppo"  # plays nothing else
 FLOAT64 = "Pendulum-v1"  # its rewards; and its actions are a Box
 NEEDED = ("envpool", "pettingzoo", "ray")  # packages without which a page is skipped
-SLOW = ("from-python.md", "schemes.md")
 MODULE = re.compile(r"# (my_\w+)\.py\n")
 ANOTHER_LIBRARY = re.compile(r"# (Stable-Baselines3|Nappo|TorchBeast 2019)\n")
 STEPS = re.compile(r"(?<=_steps=)[\d_]+")
@@ -129,8 +128,7 @@ def cases() -> Iterator[Any]:
         if code and page != LOAD:
             yield pytest.param(page, OWN, id=page.name)
         if OWN in code and page != LOAD:
-            slow = [pytest.mark.long] if page.name in SLOW else []
-            yield pytest.param(page, OTHER, id=f"{page.name}-{OTHER}", marks=slow)
+            yield pytest.param(page, OTHER, id=f"{page.name}-{OTHER}", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(("page", "env"), [*cases()])
@@ -145,7 +143,8 @@ def test_the_python_code_of_a_page_runs_from_top_to_bottom(
     run_python(page, env, folder)
 
 
-@pytest.mark.parametrize("env", [pytest.param(OWN, marks=pytest.mark.long), FLOAT64])
+@pytest.mark.long
+@pytest.mark.parametrize("env", [OWN, FLOAT64])
 def test_a_trained_agent_plays_the_same_episode_in_all_ways_of_the_page(
     env: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

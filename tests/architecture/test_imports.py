@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,22 +66,27 @@ def component_of(module: str) -> str:
     return max(fitting, key=len)
 
 
-def imports(source: str) -> Iterator[Import]:
-    """Yields every import at any level; `from torchbeast import envs` imports torchbeast.envs."""
-    tree = ast.parse(source)
+@functools.cache
+def imports(source: str) -> list[Import]:
+    """Returns every import at any level; `from torchbeast import envs` imports torchbeast.envs."""
+    nodes = [*ast.walk(ast.parse(source))]
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, functions) for n in ast.walk(f)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, "relative imports hide their component"
-            bare = node.module == "torchbeast"
-            names = [f"torchbeast.{a.name}" for a in node.names] if bare else [node.module]
-        else:
-            continue
-        for name in names:
-            yield Import(name, node.lineno, id(node) in inside)
+    inside = {id(n) for f in nodes if isinstance(f, functions) for n in ast.walk(f)}
+    return [
+        Import(name, node.lineno, id(node) in inside)
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in names_in(node)
+    ]
+
+
+def names_in(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Returns the full names that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert node.level == 0 and node.module, "relative imports hide their component"
+    bare = node.module == "torchbeast"
+    return [f"torchbeast.{a.name}" for a in node.names] if bare else [node.module]
 
 
 def not_allowed(component: str, row: Row, source: str) -> list[str]:

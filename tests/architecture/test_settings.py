@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -69,6 +70,7 @@ def owner(config: type, flag: str) -> type:
     return next(cls for cls in config.__mro__ if flag in inspect.get_annotations(cls))
 
 
+@functools.cache
 def help_texts(config: type) -> dict[str, str]:
     """Returns the docstring under each field that the class itself defines."""
     (cls,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body

@@ -18,6 +18,7 @@ import torch
 from bench import inference, program
 from bench.limits import END_TO_END, STAGES
 from bench.stages import SINGLE
+from later import later
 from warm import children
 
 from torchbeast.bench import main
@@ -163,7 +164,7 @@ def test_a_machine_that_others_use_is_reported() -> None:
     assert "load 3.0 on 2 cores" in program.others(load=3.0, cores=2)
 
 
-@pytest.mark.parametrize("stage", ["environment", "transport", END_TO_END])
+@pytest.mark.parametrize("stage", [later("environment"), later("transport"), END_TO_END])
 def test_ctrl_c_ends_a_long_measurement(
     stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

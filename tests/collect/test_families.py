@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from assorted import check_rollout
+from later import later
 from learners import impala
 from test_rollout_buffers import Player, columns_of
 from user_families import FAMILIES, Family, name_of
@@ -23,7 +24,7 @@ from torchbeast import envs
 E = 2
 
 
-@pytest.mark.parametrize("use_lstm", [False, True], ids=["", "lstm"])
+@pytest.mark.parametrize("use_lstm", [False, later(True)], ids=["", "lstm"])
 @pytest.mark.parametrize("family", FAMILIES, ids=name_of)
 def test_environments_of_an_installed_family_can_be_acted_in_and_learnt_from(
     family: Family, use_lstm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

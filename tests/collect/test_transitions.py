@@ -177,7 +177,7 @@ def test_what_the_learner_says_of_errors_decides_what_is_sampled_next() -> None:
 
     line = EndingLine(100)
     with starting(line, rate=5.0, priority_exponent=1.0) as (source, supervisor):
-        batches = learn_by_priority(source, 3000, odd)
+        batches = learn_by_priority(source, 1500, odd)
     assert supervisor.failure is None
     late = torch.cat([each.observation[:, 0] for each in batches[-500:]])
     assert (late % 2 == 1).float().mean() > 0.8

@@ -4,24 +4,21 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from torch import nn
 
 from torchbeast.collect.weights import RingAddress, SharedWeights, address_of, opened
 
 READER = """
-import json, sys
 import torch
 from torchbeast.collect.weights import RingAddress, opened
 replica = torch.nn.Linear(2, 2)
-ring = opened(RingAddress(*json.loads(sys.argv[1])), replica)
+ring = opened(RingAddress(*{address}), replica)
 print(ring.refresh(replica, None), set(replica.weight.flatten().tolist()))
 """
 
@@ -40,8 +37,7 @@ def address(ring: SharedWeights) -> RingAddress:
 
 def test_a_process_that_inherits_nothing_reads_the_newest_weights() -> None:
     ring = made()
-    command = [sys.executable, "-c", READER, json.dumps(address(ring))]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = warm.run(READER.format(address=tuple(address(ring))))
     assert said.stdout == "8 {3.0}\n"
 
 

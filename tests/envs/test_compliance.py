@@ -85,6 +85,7 @@ class TestPendulumWithContinuousActionsAndATimeLimit(VecEnvCompliance):
         return envs.make("Pendulum-v1", num_envs)
 
 
+@pytest.mark.long
 class TestBreakout(VecEnvCompliance):
     num_steps = 30  # the first life is lost in step 22 or so
 
@@ -93,7 +94,7 @@ class TestBreakout(VecEnvCompliance):
 
 
 class TestPongThatIsCutShort(VecEnvCompliance):
-    num_steps = 30
+    num_steps = 22  # a game ends in step 20
 
     def make(self, num_envs: int) -> VecEnv:
         return AtariEnv("pong", num_envs, max_frames=80)
@@ -115,6 +116,7 @@ class TestEnvPoolCartPole(VecEnvCompliance):
         return envpool_env("CartPole-v1", num_envs)
 
 
+@pytest.mark.long
 class TestEnvPoolPong(VecEnvCompliance):
     num_steps = 30
 

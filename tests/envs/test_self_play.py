@@ -220,6 +220,7 @@ def test_versions_are_written_at_multiples_of_steps_with_the_last_rating(tmp_pat
     }
 
 
+@pytest.mark.long
 def test_a_learner_writes_versions_that_its_games_are_played_against(tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     spec = EnvSpec("agent_games:Turns", options=EnvOptions(selfplay=str(pool)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 from drawn import CASES, Drawn, agent_of, of, save
+from later import later
 
 from torchbeast import export, load_agent
 from torchbeast.core.actors.env_loop import EnvLoop
@@ -62,9 +63,9 @@ def exported(tmp_path: Path, name: str, file: str, **options: Any) -> Path:
 
 FILES = [
     *(("nest", "p.pt2"), ("sac", "p.pt2"), ("masked-integers", "p.onnx")),
-    pytest.param("masked", "p.pt2", marks=pytest.mark.long),
-    pytest.param("shallow", "p.pt2", marks=pytest.mark.long),
-    pytest.param("stacked-box", "p.onnx", marks=pytest.mark.long),
+    later("masked", "p.pt2"),
+    later("shallow", "p.pt2"),
+    later("stacked-box", "p.onnx"),
 ]
 
 
@@ -194,8 +195,7 @@ def test_a_file_that_does_not_choose_the_agents_actions_is_not_written(
 
 
 def test_the_function_keeps_its_name_where_the_program_was_imported() -> None:
-    code = "import torchbeast.export; torchbeast.export('run', 'p.tar')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = warm.run("import torchbeast.export; torchbeast.export('run', 'p.tar')")
     assert "UsageError: p.tar: expected the name of a .pt2 or .onnx file" in done.stderr
 
 

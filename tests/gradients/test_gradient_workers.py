@@ -35,6 +35,7 @@ from gradient_running import (
     rollout,
     running,
 )
+from later import later
 
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.optimiser_step import NonFiniteError
@@ -48,7 +49,7 @@ CENTRAL = {"update_execution": "centralised"}
 DECENTRAL = {"update_execution": "decentralised"}
 FREE = {"communication": "asynchronous"}
 # Decentralised in long tests only, because short ones find both bit-equal.
-APART = pytest.param(DECENTRAL, marks=pytest.mark.long)
+APART = later(DECENTRAL)
 
 
 def given(workers: int, updates: int, columns: int = B) -> list[list[Rollout]]:
@@ -287,7 +288,7 @@ def test_an_exception_in_one_worker_ends_the_run_with_its_name_and_cause(how: An
         learnt(workers, 3)
 
 
-@pytest.mark.parametrize("how", [pytest.param(CENTRAL, marks=pytest.mark.long), DECENTRAL])
+@pytest.mark.parametrize("how", [later(CENTRAL), DECENTRAL])
 def test_a_worker_that_dies_ends_the_run_soon_and_is_named(how: Any) -> None:
     learning = Learning()
     make = partial(of_given, learning=learning, batches=given(2, 2))
@@ -331,7 +332,7 @@ def test_the_end_of_the_run_ends_every_wait(how: Any) -> None:
     assert supervisor.failure is None
 
 
-@pytest.mark.parametrize("how", [CENTRAL, DECENTRAL, FREE])
+@pytest.mark.parametrize("how", [later(CENTRAL), DECENTRAL, later(FREE)])
 def test_after_an_interrupt_wherever_it_comes_the_workers_learn_together_again(how: Any) -> None:
     """The n-th attempt is interrupted after its n-th task, answer or choice of weights."""
     learning, batches = Learning(kind=TwoSteps), given(2, 60)

@@ -11,7 +11,10 @@ from programs import Workshop
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, runtime_folder: Path) -> Iterator[Workshop]:
-    made = Workshop(tmp_path, runtime_folder)
+def workshop(
+    tmp_path: Path, runtime_folder: Path, request: pytest.FixtureRequest
+) -> Iterator[Workshop]:
+    is_short = request.node.get_closest_marker("long") is None
+    made = Workshop(tmp_path, runtime_folder, is_warm=is_short)
     yield made
     made.close()

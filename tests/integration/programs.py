@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts whole programs as a user does, in a folder of the test; says which cases are long."""
+"""Starts whole programs as a user does, in a folder of the test."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+import warm
+from later import later
 
 import torchbeast
 
@@ -43,11 +44,6 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-def later(*values: Any) -> Any:
-    """Leaves a case of a test to the long tests."""
-    return pytest.param(*values, marks=pytest.mark.long)
-
-
 def each_program(program: str, *others: str) -> pytest.MarkDecorator:
     """Gives a test one program in every run, and others in the long tests."""
     return pytest.mark.parametrize("program", [program, *map(later, others)])
@@ -64,13 +60,16 @@ class Program:
         path: list[Path],
         by: Sequence[str] = (),
         terminal: int | None = None,
+        is_warm: bool = False,
     ) -> None:
         """Starts the program; path: folders that Python searches first; by: words of a command that
-        becomes the program; terminal: its own one, whose output is left to others."""
+        becomes the program; terminal: its own one, whose output is left to others; is_warm: whether
+        it may have imported torch."""
         package = Path(torchbeast.__file__).parents[1]
         if terminal is not None:
             by = ["setsid", "--ctty", *by]
-        self._process = subprocess.Popen(
+        start = warm.Popen if is_warm and not by else subprocess.Popen
+        self._process: subprocess.Popen[str] = start(
             [*by, sys.executable, "-m", f"torchbeast.{name}", *args],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, package]))},
@@ -132,9 +131,11 @@ class Program:
 class Workshop:
     """Starts programs, and checks what they leave behind."""
 
-    def __init__(self, folder: Path, runtime_folder: Path) -> None:
+    def __init__(self, folder: Path, runtime_folder: Path, is_warm: bool = False) -> None:
+        """is_warm: whether programs may have imported torch when they start."""
         self.folder = folder
         self.runtime_folder = runtime_folder
+        self._is_warm = is_warm
         self._programs: list[Program] = []
         for name in COPIED:
             (folder / name).write_text(Path(__file__).with_name(name).read_text())
@@ -154,8 +155,10 @@ class Workshop:
         where = (
             [] if name in ("polybeast_env", "status") else ["--savedir", str(self.folder / "runs")]
         )
-        path = [self._without_compiled] if name in PYTHON_ONLY else []
-        self._programs.append(Program(name, [*args, *where], self.folder, path, by, terminal))
+        is_python, words = name in PYTHON_ONLY, [*args, *where]
+        path = [self._without_compiled] if is_python else []
+        is_warm = self._is_warm and not is_python
+        self._programs.append(Program(name, words, self.folder, path, by, terminal, is_warm))
         return self._programs[-1]
 
     def run(self, name: str, *args: str, timeout: float = SOON) -> tuple[int, str]:

@@ -231,8 +231,9 @@ def growths(rows: list[Row]) -> dict[str, float]:
     """Returns the growth of the memory of hosts and learner, and of what the learner that lived
     longest has: each that takes a killed one's place begins with little.
     """
-    lives = {row["learner"]: [r for r in rows if r["learner"] == row["learner"]] for row in rows}
-    longest = max(lives.values(), key=len)
+    learners = {row["learner"] for row in rows}
+    lives = [[row for row in rows if row["learner"] == learner] for learner in learners]
+    longest = max(lives, key=len)
     return {
         "the hosts": growth(rows, "hosts_mib"),
         "the learners": growth(rows, "learner_mib"),

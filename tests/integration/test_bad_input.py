@@ -7,7 +7,8 @@ import signal
 
 import pytest
 import torch
-from programs import Workshop, later
+from later import later
+from programs import Workshop
 
 from torchbeast.reporting.log_files import read_logs
 

@@ -15,12 +15,14 @@ import background
 import pytest
 from keys_of_tests import Keys
 from ports import free_ports
-from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop, later
+from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from set_clock import SetClock
 from test_endings import LEARNING, catch
 from test_machines import of_learner, of_servers
 
 from torchbeast.reporting.log_files import read_logs
+
+pytestmark = pytest.mark.long
 
 DAY = 86_400
 
@@ -75,7 +77,7 @@ def assert_the_log_is_sane(workshop: Workshop, seconds: float) -> None:
     assert spent and not [each for each in spent if not 0 <= each[1] < 100 * seconds]
 
 
-@pytest.mark.parametrize("program", ["polybeast", later("monobeast")])
+@pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_a_run_goes_on_and_its_log_is_sane(
     workshop: Workshop, clock: SetClock, program: str
 ) -> None:
@@ -98,7 +100,6 @@ def test_a_run_goes_on_and_its_log_is_sane(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.long
 def test_a_server_that_dies_after_a_jump_back_is_replaced_and_learnt_from(
     workshop: Workshop, clock: SetClock
 ) -> None:
@@ -119,7 +120,6 @@ def test_a_server_that_dies_after_a_jump_back_is_replaced_and_learnt_from(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.long
 def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
     workshop: Workshop, clock: SetClock, tmp_path: Path
 ) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from background import wait_for
-from programs import MARKED, ONE_INCARNATION, Program, Workshop, later
+from later import later
+from programs import MARKED, ONE_INCARNATION, Program, Workshop
 from test_endings import LEARNING, SMALL, catch, saved_step
 
 from torchbeast.reporting.log_files import read_logs

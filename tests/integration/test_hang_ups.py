@@ -18,6 +18,8 @@ from test_endings import SMALL, saved_step
 
 from torchbeast.reporting.log_files import read_logs
 
+pytestmark = pytest.mark.long
+
 ENDLESS = [*SMALL, "--xpid", "a", "--total_steps", str(10**8)]
 LEARN = {
     "monobeast": ["--env", "Catch", "--num_workers", "1", *ENDLESS],
@@ -73,7 +75,6 @@ def assert_saved(workshop: Workshop, program: Program) -> None:
     assert workshop.meta("a")["successful"] is True and saved_step(workshop, "a") > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("program", ["monobeast", "polybeast", "raybeast"])
 def test_a_lost_terminal_ends_a_run_after_a_checkpoint(
     workshop: Workshop, terminal: Terminal, program: str
@@ -104,7 +105,6 @@ def test_a_lost_terminal_ends_servers_and_their_learner_in_order(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_a_run_under_nohup_outlives_its_terminal(
     workshop: Workshop, terminal: Terminal, program: str
@@ -122,7 +122,6 @@ def test_a_run_under_nohup_outlives_its_terminal(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.long
 def test_processes_of_ray_go_on_without_the_terminal_until_the_learner_ends_them(
     workshop: Workshop,
 ) -> None:

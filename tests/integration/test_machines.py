@@ -16,6 +16,7 @@ import pytest
 from background import wait_for
 from ipv6 import needs_ipv6
 from keys_of_tests import TOKEN, Keys
+from later import later
 from ports import free_ports
 from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from serving import serving
@@ -257,7 +258,7 @@ NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
     or subprocess.run([*NO_NETWORK, "true"], capture_output=True).returncode != 0,
     reason="this user can make no network namespace",
 )
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+@pytest.mark.parametrize("host", [later("0.0.0.0"), "[::]"])
 def test_a_machine_without_ipv6_serves_at_all_its_addresses(workshop: Workshop, host: str) -> None:
     where = ["--listen", f"{host}:50051", "--insecure"]
     small = ["--env", "Catch", "--num_servers", "1", "--num_envs", "1"]

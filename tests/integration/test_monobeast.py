@@ -7,7 +7,9 @@ import signal
 
 import pytest
 import torch
-from programs import Program, Workshop, later
+from programs import Program, Workshop
+
+pytestmark = pytest.mark.long
 
 LEARNING = r"steps ([1-9][\d,]*) of "
 SMALL = [
@@ -51,7 +53,6 @@ def test_compiled_modules_cannot_be_imported_in_these_tests(workshop: Workshop) 
     assert "libtorchbeast is not installed in this test" in run.said
 
 
-@pytest.mark.long
 def test_a_users_own_environment_is_trained_on(workshop: Workshop) -> None:
     assert "Mean return 10.00" in learnt(workshop, 2000, env="environments:Legacy")
     workshop.assert_nothing_is_left()
@@ -60,9 +61,9 @@ def test_a_users_own_environment_is_trained_on(workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("env", "code", "words"),
     [
-        later("NoSuchEnvironment-v0", 2, ["NoSuchEnvironment"]),
-        later("environments:CannotBeMade", 1, ["no ROM in the slot"]),
-        later("environments:Raises", 1, ["worker ", "KeyError: 'the joystick is gone'"]),
+        ("NoSuchEnvironment-v0", 2, ["NoSuchEnvironment"]),
+        ("environments:CannotBeMade", 1, ["no ROM in the slot"]),
+        ("environments:Raises", 1, ["worker ", "KeyError: 'the joystick is gone'"]),
     ],
 )
 def test_an_environment_that_fails_ends_the_run_and_says_why(
@@ -76,7 +77,6 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.long
 def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
     workshop: Workshop,
 ) -> None:
@@ -87,7 +87,6 @@ def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.long
 def test_each_program_resumes_and_evaluates_a_run_of_the_other(workshop: Workshop) -> None:
     args = ["--env", "Catch", *SMALL, "--use_lstm"]
     code, said = workshop.run("polybeast", *args, "--num_servers", "1", "--total_steps", "400")

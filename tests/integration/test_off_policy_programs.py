@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from programs import Workshop, later
+from later import later
+from programs import Workshop
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from environments import Marked
+from later import later
 from one_incarnation import check
-from programs import ONE_INCARNATION, Workshop, later
+from programs import ONE_INCARNATION, Workshop
 from test_endings import SMALL
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -54,11 +55,12 @@ class Example:
         return self._process.returncode, said
 
 
-@pytest.fixture
-def example(runtime_folder: Path) -> Iterator[Example]:
-    started = Example(f"unix:{runtime_folder}/catch.0", "--num_envs", str(NUM_ENVS))
-    yield started
-    code, said = started.stop()
+@pytest.fixture(scope="module")
+def example() -> Iterator[Example]:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:  # short enough for a socket
+        started = Example(f"unix:{folder}/catch.0", "--num_envs", str(NUM_ENVS))
+        yield started
+        code, said = started.stop()
     assert code == 0 and said == ""
 
 

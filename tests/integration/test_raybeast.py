@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from programs import Program, Workshop, later
+from later import later
+from programs import Program, Workshop
 from ray_clusters import small_cluster
 
 from torchbeast.on_ray.replay import serving_on_ray

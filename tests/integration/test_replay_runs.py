@@ -9,7 +9,8 @@ import signal
 
 import pytest
 import torch
-from programs import Workshop, each_program, later
+from later import later
+from programs import Workshop, each_program
 
 from torchbeast.reporting.log_files import read_logs
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 from background import wait_for
 from ports import free_port
-from programs import Workshop, each_program
+from programs import Workshop
 from scraping import scraped
 from test_endings import LEARNING, PROCESSES, SMALL
 
@@ -17,7 +17,8 @@ from torchbeast.reporting.log_files import read_logs
 pytest.importorskip("prometheus_client")
 
 
-@each_program("polybeast", "monobeast")
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_a_running_learner_serves_what_its_log_has(workshop: Workshop, program: str) -> None:
     port = free_port()
     words = ["--env", "Catch", "--xpid", "a", "--total_steps", str(10**8), PROCESSES[program], "2"]

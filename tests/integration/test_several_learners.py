@@ -16,6 +16,8 @@ from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
 
 from torchbeast.reporting.log_files import read_logs
 
+pytestmark = pytest.mark.long
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--no-python"]
 SMALL = ["--batch_size", "4", "--unroll_length", "10", "--model", "mlp", "--xpid", "a"]
 LEARNING = r"steps ([1-9][\d,]*) of "
@@ -46,7 +48,6 @@ def rank_of(learner: psutil.Process) -> int:
     return int(learner.environ()["RANK"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 1])
 def test_torchrun_starts_all_learners_again_and_they_resume(
     workshop: Workshop, servers: Program, killed: int
@@ -63,7 +64,6 @@ def test_torchrun_starts_all_learners_again_and_they_resume(
     assert [row["step"] for row in read_logs(workshop.run_folder("a"))] == [*range(40, 20_001, 40)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 1])
 def test_learners_on_several_machines_are_all_started_again_and_resume(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, killed: int
@@ -88,7 +88,6 @@ def test_learners_on_several_machines_are_all_started_again_and_resume(
     assert 0 < resumed < 20_000 and saved_step(workshop) == 20_000
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_torchrun_ends_all_after_a_checkpoint(
     workshop: Workshop, servers: Program, number: signal.Signals
@@ -101,7 +100,6 @@ def test_a_signal_to_torchrun_ends_all_after_a_checkpoint(
     assert workshop.meta("a")["successful"] is True and saved_step(workshop) > 0
 
 
-@pytest.mark.long
 def test_torchrun_starts_all_learners_again_after_wrong_usage(workshop: Workshop) -> None:
     restarts = [*TORCHRUN[:-1], "--max_restarts=1", TORCHRUN[-1]]
     both = workshop.start("polybeast_learner", "--batch_size", "x", by=restarts)
@@ -110,7 +108,6 @@ def test_torchrun_starts_all_learners_again_after_wrong_usage(workshop: Workshop
     assert len(said) == 2 and said[0] == said[1], both.said
 
 
-@pytest.mark.long
 def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
     workshop: Workshop, servers: Program
 ) -> None:
@@ -191,7 +188,6 @@ def test_two_learners_share_a_host_that_dials_in_and_one_goes_on_with_their_run(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.long
 def test_hosts_that_dial_in_spread_their_streams_over_all_learners_and_may_leave(
     workshop: Workshop, port: int
 ) -> None:

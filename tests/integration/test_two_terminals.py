@@ -150,6 +150,7 @@ def test_an_address_in_use_is_refused_and_its_server_continues(workshop: Worksho
     assert code == 0, said
 
 
+@pytest.mark.long
 def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Workshop) -> None:
     """The servers' metrics show it, too."""
     pytest.importorskip("prometheus_client")

@@ -6,6 +6,7 @@ Reads the source of a cell as a line of JSON, and answers with a line ANSWER and
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -32,9 +33,11 @@ def run(source: str, namespace: dict[str, Any]) -> str:
 
 def main() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
-        print(ANSWER, run(json.loads(line), namespace), flush=True)
+        print(ANSWER, run(json.loads(line), namespace))
 
 
 if __name__ == "__main__":

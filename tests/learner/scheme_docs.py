@@ -6,6 +6,7 @@ python tests/learner/scheme_docs.py
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import string
@@ -64,15 +65,19 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def combinations() -> Iterator[tuple[tuple[object, ...], Scheme | IncompatibleParts]]:
-    """Yields all combinations of the axes, each with its scheme or the error that refuses it."""
-    for values in itertools.product(*AXES.values()):
-        axes = dict(zip(AXES, values, strict=True))
-        make = STORAGES[str(axes.pop("storage_factory"))]
-        try:
-            yield values, make(**axes)
-        except IncompatibleParts as error:
-            yield values, error
+@functools.cache
+def combinations() -> list[tuple[tuple[object, ...], Scheme | IncompatibleParts]]:
+    """Returns all combinations of the axes, each with its scheme or the error that refuses it."""
+    return [(values, _made_of(values)) for values in itertools.product(*AXES.values())]
+
+
+def _made_of(values: tuple[object, ...]) -> Scheme | IncompatibleParts:
+    axes = dict(zip(AXES, values, strict=True))
+    make = STORAGES[str(axes.pop("storage_factory"))]
+    try:
+        return make(**axes)
+    except IncompatibleParts as error:
+        return error
 
 
 def _joined(rows: list[tuple[object, ...]]) -> list[tuple[str, ...]]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from later import later
 from small_schemes import off_policy_of, scheme_of
 
 from torchbeast import Learner
@@ -164,7 +165,7 @@ def learnt(scheme: Scheme, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("make_scheme", [scheme_of, off_policy_of], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("make_scheme", [scheme_of, later(off_policy_of)], ids=["ppo", "dqn"])
 def test_a_run_does_not_depend_on_settings_of_its_caller(make_scheme: Any, tmp_path: Path) -> None:
     expected = learnt(make_scheme(), tmp_path / "usual")
     for setting in (unusual, torch.inference_mode):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from callers_ray import callers_ray
+from ray_clusters import callers_ray
 from scheme_docs import AXES, STORAGES, combinations
 
 from torchbeast import Learner

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from later import later
 from small_schemes import impala_of, off_policy_of, scheme_of
 
 from torchbeast import Learner, UsageError, make_env
@@ -57,7 +58,7 @@ def settles_at(learner: Learner, mean_return: float) -> bool:
     ("make_scheme", "axes"),
     [
         (scheme_of, {}),
-        (scheme_of, {"col_remote_workers": 2}),
+        later(scheme_of, {"col_remote_workers": 2}),
         (impala_of, ASYNCHRONOUS),
         (impala_of, {**ASYNCHRONOUS, "inference": "central"}),
         (off_policy_of, {}),

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from later import later
 
 import torchbeast
 from examples import cartpole, curriculum, half_cheetah
@@ -26,7 +27,7 @@ def test_without_pybullet_the_example_says_what_to_install() -> None:
         half_cheetah.main()
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, later(2)])
 def test_the_cartpole_example_learns_and_evaluates(
     workers: int,
     tmp_path: Path,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from later import later
 from small_schemes import impala_of, off_policy_of, scheme_of
 from source_envs import Telling
 
@@ -26,7 +27,7 @@ ENVS = {"env_fn": Telling, "vec_env_size": 2, "info_keywords": KEYWORDS}
     ("make_scheme", "axes"),
     [
         (scheme_of, {}),
-        (scheme_of, {"col_remote_workers": 2}),
+        later(scheme_of, {"col_remote_workers": 2}),
         (impala_of, ASYNCHRONOUS),
         (impala_of, {**ASYNCHRONOUS, "inference": "central"}),
         (scheme_of, {"grad_remote_workers": 2}),

@@ -17,8 +17,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import warm
+from later import later
 from small_schemes import impala_of, scheme_of
-from warm import children
 
 import torchbeast
 from torchbeast import Learner, Rollout, RunError, UsageError, VecEnv, make_env, monobeast
@@ -302,7 +303,7 @@ def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("axes", "said"),
     [
         ({}, ""),
-        pytest.param({"col_remote_workers": 1}, "Starting 1 worker.\n", marks=pytest.mark.long),
+        later({"col_remote_workers": 1}, "Starting 1 worker.\n"),
     ],
 )
 def test_workers_are_announced_before_they_start(
@@ -444,14 +445,14 @@ def test_no_signal_is_taken_over_and_nothing_stays_behind(
         learner.step()
         assert capsys.readouterr().out.endswith("Starting 2 workers.\n")
         assert [signal.getsignal(number) for number in numbers] == handlers
-        assert len(children()) == 2
-    assert children() == [] and threading.active_count() <= threads
+        assert len(warm.children()) == 2
+    assert warm.children() == [] and threading.active_count() <= threads
 
 
 def test_a_learner_that_is_forgotten_ends_its_processes(tmp_path: Path) -> None:
     learner = Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run")
     learner.step()
-    processes = children()
+    processes = warm.children()
     assert len(processes) == 2
     del learner
     gc.collect()
@@ -493,7 +494,9 @@ def test_a_function_of_a_notebook_reaches_the_processes(tmp_path: Path, communic
     assert all(metrics["max_lag"] <= 8 for metrics in found), "slots bound it"
 
 
-@pytest.mark.parametrize("how", ["", ", col_communication='asynchronous', inference='central'"])
+@pytest.mark.parametrize(
+    "how", [later(""), ", col_communication='asynchronous', inference='central'"]
+)
 def test_a_script_in_another_folder_brings_its_own_modules(tmp_path: Path, how: str) -> None:
     if "central" in how:
         pytest.importorskip("libtorchbeast", exc_type=ImportError)
@@ -510,9 +513,8 @@ from torchbeast import Learner
 scheme = scheme_of({{"env_fn": make, "vec_env_size": 2}}, col_remote_workers=1{how})
 Learner(scheme, 40, {str(tmp_path / "run")!r}).train()
 """)
-    subprocess.run(
-        [sys.executable, tmp_path / "code" / "script.py"], cwd=tmp_path, check=True, timeout=300
-    )
+    script = [sys.executable, str(tmp_path / "code" / "script.py")]
+    assert warm.Popen(script, cwd=tmp_path).wait(300) == 0
     assert (tmp_path / "run" / "model.tar").exists()
 
 
@@ -552,6 +554,7 @@ def test_every_environment_has_a_seed_of_its_own(tmp_path: Path) -> None:
     assert alone < spread, "the first worker's are those of one process"
 
 
+@pytest.mark.long
 def test_the_environments_of_gradient_workers_have_seeds_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

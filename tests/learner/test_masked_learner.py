@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from later import later
 from masked import InInfo, Masked
 from small_schemes import off_policy_of, replay_of
 
@@ -15,10 +16,17 @@ from torchbeast import Learner
 from torchbeast.core.algos import DQN, SAC
 from torchbeast.envs.masks import masked_from_info
 
+DQN_SOON = DQN.create_factory(exploration_steps=100, gamma=0.9)
 
-@pytest.mark.parametrize("env_fn", [Masked, masked_from_info(InInfo)], ids=["seen", "in info"])
+
 @pytest.mark.parametrize(
-    "algo", [DQN.create_factory(exploration_steps=100, gamma=0.9), SAC.create_factory()]
+    ("algo", "env_fn"),
+    [
+        (DQN_SOON, masked_from_info(InInfo)),
+        (SAC.create_factory(), Masked),
+        later(DQN_SOON, Masked),
+        later(SAC.create_factory(), masked_from_info(InInfo)),
+    ],
 )
 def test_no_masked_action_is_taken_in_training_or_evaluation(
     algo: Any, env_fn: Any, tmp_path: Path

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from later import later
 from small_schemes import scheme_of
 from source_envs import Telling
 
@@ -45,9 +46,7 @@ def test_they_are_saved_and_evaluation_leaves_them_alone(tmp_path: Path) -> None
         assert row["mean_episode_return"] == pytest.approx(raw)
 
 
-@pytest.mark.parametrize(
-    "update", ["centralised", pytest.param("decentralised", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("update", ["centralised", later("decentralised")])
 def test_gradient_workers_join_them(update: str, tmp_path: Path) -> None:
     axes = {"grad_remote_workers": 2, "update_execution": update}
     with Learner(scheme(**axes), 10**6, tmp_path / "run", seed=1) as learner:

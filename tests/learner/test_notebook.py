@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import notebook_kernel
 import pytest
+import warm
+from later import later
 
 import torchbeast
 from torchbeast.reporting.log_files import read_logs
@@ -29,13 +30,9 @@ class Kernel:
     """A process that runs cells; it leads a group, which an interrupt reaches, as in Jupyter."""
 
     def __init__(self, folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", notebook_kernel.__file__],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        words = [sys.executable, notebook_kernel.__file__]
+        self.process = warm.Popen(
+            words, cwd=folder, stdin=warm.PIPE, stdout=warm.PIPE, text=True, start_new_session=True
         )
 
     def begin(self, source: str) -> None:
@@ -91,7 +88,7 @@ def test_there_is_nothing_of_a_run_in_the_notebook() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CODE)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, later(1)])
 def test_the_loop_is_interrupted_and_goes_on_and_cells_are_run_again(
     tmp_path: Path, workers: int
 ) -> None:

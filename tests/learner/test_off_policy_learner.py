@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from background import wait_for
+from later import later
 from small_schemes import CATCH, SMALL, off_policy_of, replay_of, scheme_of
 
 import torchbeast
@@ -49,7 +50,7 @@ def all_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
 # --- the loop
 
 
-@pytest.mark.parametrize(("algo", "envs"), [(DQN, CATCH), (SAC, CATCH), (TD3, PENDULUM)])
+@pytest.mark.parametrize(("algo", "envs"), [later(DQN, CATCH), (SAC, CATCH), (TD3, PENDULUM)])
 def test_it_learns_until_its_target_and_is_evaluated(algo: Any, envs: Any, tmp_path: Path) -> None:
     scheme = off_policy_of(envs, algo.create_factory(lr=1e-3, gamma=0.9), small())
     learner = Learner(scheme, 200, tmp_path / "run", seed=1)
@@ -110,7 +111,7 @@ def updated(learner: Learner, sample: Sample) -> dict[str, torch.Tensor]:
     return weights_of(learner)
 
 
-@pytest.mark.parametrize("algo", [DQN, SAC])
+@pytest.mark.parametrize("algo", [later(DQN), SAC])
 def test_a_restored_learner_takes_the_identical_next_step(algo: Any, tmp_path: Path) -> None:
     """The same sample, with the same priorities, and the same weights after it."""
     storage = small(checkpoint_replay=True, priority_exponent=0.6, n_step=2)
@@ -221,7 +222,7 @@ def test_a_step_over_the_border_of_rollouts_is_one_step(tmp_path: Path) -> None:
 # --- the axes; all of them are combined in test_combinations.py
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, later(2)])
 def test_a_synchronous_run_is_the_same_every_time(workers: int, tmp_path: Path) -> None:
     scheme = off_policy_of(storage=small(priority_exponent=0.6), col_remote_workers=workers)
     found = []

@@ -18,7 +18,8 @@ import psutil
 import pytest
 import torch
 from background import wait_for
-from callers_ray import callers_ray
+from later import later
+from ray_clusters import VARIABLES, callers_ray
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
@@ -32,13 +33,13 @@ ray = pytest.importorskip("ray")
 
 CPUS = 8
 REPLACED_S = 120.0  # another process has to start and to import torch
-LONG = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
-def without_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets later tests of this process start a Ray without a token: it is asked for or not once."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
 
 
 def local_function() -> Any:
@@ -90,7 +91,7 @@ def without_faulthandler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_faulthandler")
-@pytest.mark.parametrize("make", [impala_of, pytest.param(off_policy_of, marks=LONG)])
+@pytest.mark.parametrize("make", [impala_of, later(off_policy_of)])
 def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
     make: Any, tmp_path: Path
 ) -> None:
@@ -127,22 +128,17 @@ def reserved() -> tuple[float, float]:
 HALF_A_GPU = {"num_cpus": 2, "num_gpus": 0.5}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("initialised")
 @pytest.mark.parametrize(
     ("make", "axes", "expected"),
     [
         pytest.param(collecting_here, {"grad_worker_resources": HALF_A_GPU}, (4, 1), id="central"),
         pytest.param(
-            collecting_here,
-            {"update_execution": "decentralised"},
-            (2, 0),
-            id="decentral",
-            marks=LONG,
+            collecting_here, {"update_execution": "decentralised"}, (2, 0), id="decentral"
         ),
-        pytest.param(
-            collecting_here, {"grad_communication": "asynchronous"}, (2, 0), id="free", marks=LONG
-        ),
-        pytest.param(ray_scheme, {}, (2 + 4 * 0.5, 0), id="collecting on Ray too", marks=LONG),
+        pytest.param(collecting_here, {"grad_communication": "asynchronous"}, (2, 0), id="free"),
+        pytest.param(ray_scheme, {}, (2 + 4 * 0.5, 0), id="collecting on Ray too"),
     ],
 )
 def test_gradient_workers_on_the_callers_ray_learn_with_what_they_reserve_and_leave_nothing(
@@ -171,6 +167,7 @@ def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path
         wait_for(lambda: learner.step()["live_workers"] == 2, REPLACED_S)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("initialised")
 @pytest.mark.parametrize(
     ("scheme", "named"),
@@ -204,6 +201,7 @@ def test_a_step_that_waits_for_room_says_so_and_goes_on_when_there_is_some(
     assert len(said) == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("initialised")
 def test_workers_without_room_are_told_at_once_what_there_is(tmp_path: Path) -> None:
     scheme = collecting_here(

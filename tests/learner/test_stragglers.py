@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from later import later
 from small_schemes import scheme_of
 
 from torchbeast import Learner
@@ -54,9 +55,7 @@ class SlowInOne:
         return True
 
 
-@pytest.mark.parametrize(
-    "update_execution", ["centralised", pytest.param("decentralised", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("update_execution", ["centralised", later("decentralised")])
 def test_a_slow_worker_is_cut_short_and_the_steps_that_it_lacks_do_not_count(
     tmp_path: Path, update_execution: str
 ) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import served_envs
 import serving
+import warm
 from background import SOON
 from peers import RawStream
 from ports import free_port
@@ -115,11 +116,11 @@ def started(script: str, address: str) -> subprocess.Popen[str]:
     """Starts the script in its own process, which finds the tests' modules."""
     here = Path(served_envs.__file__).parent
     paths = [Path(libtorchbeast.__file__).parents[1], here, here.parent / "support"]
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-c", BEGIN + f"ADDRESS = {address!r}\n" + script],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=warm.PIPE,
+        stderr=warm.PIPE,
         text=True,
     )
 

@@ -31,13 +31,15 @@ from gradient_running import (
     rollout,
     running,
 )
+from later import later
+from ray_clusters import callers_ray
 
 from torchbeast.errors import RunError
 from torchbeast.gradients.workers import WORKER
 from torchbeast.on_ray.config import RayConfig
 from torchbeast.on_ray.fleet import Actors, RayFleet
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
 
 NOTICED_S = 20.0  # for the others to notice that one has ended
 DECENTRAL = {"update_execution": "decentralised"}
@@ -45,19 +47,9 @@ FREE = {"communication": "asynchronous"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def callers_ray() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_worker_niceness", "0")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=80 * 10**6,
-        )
+def initialised() -> Iterator[None]:
+    with callers_ray(num_cpus=2):
         yield
-        ray.shutdown()
 
 
 def on_ray() -> RayFleet:
@@ -85,6 +77,7 @@ def test_decentralised_updates_on_ray_are_bit_equal_to_centralised_ones_here() -
         np.testing.assert_array_equal(there[name], array, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_straggler_on_ray_stops_while_it_collects() -> None:
     learning = Learning(kind=MeanImpala)
     make = partial(of_slow, learning=learning, batch=rollout(1))
@@ -95,7 +88,7 @@ def test_a_straggler_on_ray_stops_while_it_collects() -> None:
     assert of_each[0] == T * B and 2 * B <= of_each[1] < T * B
 
 
-@pytest.mark.parametrize("how", [DECENTRAL, pytest.param(FREE, marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [DECENTRAL, later(FREE)])
 def test_a_worker_that_is_killed_ends_the_run_soon_and_is_named(how: Any) -> None:
     batches = [[rollout(10 * i + k) for k in range(3)] for i in range(2)]
     make = partial(of_given, learning=Learning(), batches=batches)
@@ -120,6 +113,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_an_exception_ends_the_run_with_its_origin_and_environments_are_closed(
     tmp_path: Path,
 ) -> None:

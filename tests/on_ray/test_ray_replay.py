@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from background import SOON, Background, wait_for
+from later import later
 from ray_clusters import small_cluster
 from true_rows import Batch, Envs, empty_batch, fields
 
@@ -91,7 +92,7 @@ def shared(cluster: None) -> Iterator[Served]:
 
 
 class TestRayReplay:
-    @pytest.mark.parametrize("first_walk", [None, 3])
+    @pytest.mark.parametrize("first_walk", [later(None), 3])
     def test_a_single_agent_reads_what_its_own_replay_would_give(
         self, cluster: None, first_walk: int | None
     ) -> None:
@@ -200,6 +201,7 @@ class TestRayReplay:
                 with pytest.raises(RunError, match=said):
                     agent.fill(empty_batch(T, B + S, K), SPARE, None)
 
+    @pytest.mark.long
     def test_a_replay_without_room_is_told_and_leaves_its_name_free(
         self, cluster: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -64,6 +64,7 @@ class TestRaySource(SourceCompliance):
         with self.pool.loan(), running_on(self.pool, setup) as running:
             yield running
 
+    @pytest.mark.long
     def test_its_rollouts_go_through_a_replay_of_transitions_unchanged(self) -> None:
         check_contract(self.running)
 
@@ -76,6 +77,7 @@ class TestRaySource(SourceCompliance):
         monkeypatch.setattr(Pool, "own_node", "")
         self.test_rows_have_the_version_that_acted_and_it_never_decreases()
 
+    @pytest.mark.long
     def test_with_a_lag_of_0_every_batch_is_played_with_the_newest_weights(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -158,6 +160,7 @@ class TestRaySource(SourceCompliance):
             lost = fleet.explain(place_of(workers[there]), places[there])
         assert lost.has_left and str(lost).startswith(f"its node {places[there].host} ")
 
+    @pytest.mark.long
     def test_a_run_goes_on_without_a_node_that_leaves_and_uses_one_that_joins(
         self, cluster: Any
     ) -> None:

@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from later import later
 
 from torchbeast.reporting import estimates
 
@@ -63,7 +64,7 @@ def test_runs_are_drawn_within_their_task_and_with_replacement() -> None:
         np.testing.assert_allclose(each.mean(), task.mean(), atol=0.1)
 
 
-@pytest.mark.parametrize("runs", [(5, 5), (10, 10), (30, 30), (5, 50)])
+@pytest.mark.parametrize("runs", [(5, 5), later((10, 10)), later((30, 30)), (5, 50)])
 @pytest.mark.parametrize("num_tasks", [1, 2])
 def test_intervals_cover_the_true_value_about_as_often_as_they_say(
     runs: tuple[int, int], num_tasks: int

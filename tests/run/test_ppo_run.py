@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from later import later
 from test_learner_run import EndingSource, agent, train_from
 from test_off_policy_run import LEARNT, metrics
 from test_training import B, T, rollout, states_equal
@@ -44,7 +45,7 @@ def train(savedir: Path, make: Any, numbers: range, *words: str) -> dict[str, An
 
 @pytest.mark.parametrize(
     ("make", "words"),
-    [(batch, []), (recurrent_batch, ["--use_lstm"])],
+    [later(batch, []), (recurrent_batch, ["--use_lstm"])],
     ids=["feed-forward", "recurrent"],
 )
 def test_a_run_that_goes_on_from_its_checkpoint_is_the_run_that_was_not_interrupted(

@@ -159,6 +159,7 @@ def test_what_fails_in_one_rank_is_in_the_log_of_rank_0(learners: Learners) -> N
     assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
 
 
+@pytest.mark.long
 def test_what_is_not_finite_in_one_rank_ends_all_with_the_same_failure(learners: Learners) -> None:
     learners.start("nan", 2, ["a", "a"])
     weights = [learners.event(rank, "weights")["weights"] for rank in range(2)]

@@ -134,6 +134,7 @@ def test_a_fixed_lag_of_0_makes_runs_reproducible(tmp_path: Path) -> None:
         assert {row["max_lag"] for row in rows if "max_lag" in row} == {0}
 
 
+@pytest.mark.long
 def test_continuous_actions_are_learnt_by_priority(tmp_path: Path) -> None:
     words = ["--algo", "sac", "--env", "Pendulum-v1", *SMALL, "--learn_start", "50"]
     how = ["--n_step", "3", "--priority_exponent", "0.6", "--replay_ratio", "8"]

@@ -74,6 +74,7 @@ class TestPolySource(SourceCompliance):
 SPARE = 3  # columns
 
 
+@pytest.mark.long
 class TestPolySourceWithSpareColumns(SourceCompliance):
     """Keeps the contract in its first columns, whatever is written to the others."""
 

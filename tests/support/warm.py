@@ -6,8 +6,9 @@
                                             forks ---> child
 
 The warm process forks one that forks the child and ends, and the child becomes one of the tests'
-process, as if that had started it. Whole programs, except the agents of a sweep that runs in the
-tests' process, and their children, import what they need.
+process, as if that had started it. The system still shows the command and the variables of the warm
+process. Whole programs of long tests, and the children of all programs but the agents of a sweep
+that runs in the tests' process, import what they need.
 """
 
 from __future__ import annotations
@@ -38,21 +39,33 @@ _HIGH = 300  # above the descriptors that a child inherits
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """Starts a module WITH_TORCH, or a script, from the warm process; anything else as always."""
+    """Starts a child WITH_TORCH, a script, a module by its name (-m) or code (-c) without arguments
+    from the warm process, and anything else as always.
+    """
 
     def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        is_module = args[1] == "-c" and args[-2].endswith(WITH_TORCH) and WITHOUT not in args[-1]
-        if sys.platform != "linux" or not (is_module or args[1].endswith(".py")):
+        is_child = args[-2].endswith(WITH_TORCH) and WITHOUT not in args[-1]
+        is_warm = is_child or args[1] == "-m" or args[1].endswith(".py") or args[1:-1] == ["-c"]
+        if sys.platform != "linux" or not is_warm:
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
-        _, _, _, pass_fds, _, env, _, _, _, *pipes = more[:15]
-        request = {"args": args[1:], "folder": os.getcwd(), "env": {**(env or os.environ)}}
+        _, _, _, pass_fds, cwd, env, _, _, _, *pipes = more[:15]
+        folder = os.path.abspath(cwd or ".")
+        request = {"args": args[1:], "folder": folder, "env": {**(env or os.environ)}}
         standard = [
             i if pipe < 0 else pipe for i, pipe in enumerate((pipes[0], pipes[3], pipes[5]))
         ]
         self.pid = _forked(request | {"kept": pass_fds}, [*standard, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code to its end."""
+    words = [sys.executable, "-c", code]
+    with Popen(words, stdout=PIPE, stderr=PIPE, text=True) as process:
+        output, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def children(recursive: bool = False) -> list[psutil.Process]:
@@ -112,7 +125,7 @@ def _serve(requests: socket.socket, path: list[str]) -> None:
         with open(descriptors.pop(0)) as file:
             request = json.load(file)
         answering = descriptors.pop(0)
-        if request["args"][0] == "-c":
+        if request["args"][0] == "-c" and request["args"][2:]:  # a ChildProcess
             importlib.import_module(request["args"][-2])
         if (between := os.fork()) == 0:
             if child := os.fork():
@@ -141,8 +154,9 @@ def _become(request: dict[str, Any], descriptors: list[int], path: list[str]) ->
     os.environ.clear()
     os.environ.update(request["env"])
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = ["", *filter(None, folders), *path]
     sys.argv[:] = request["args"]
+    first = os.path.dirname(sys.argv[0]) if sys.argv[0].endswith(".py") else ""
+    sys.path[:] = [first, *filter(None, folders), *path]
 
 
 if __name__ == "__main__":
@@ -150,6 +164,9 @@ if __name__ == "__main__":
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])), sys.path[1:])
     if sys.argv[0] == "-c":
-        exec(sys.argv.pop(1))  # of a ChildProcess
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
+    elif sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from later import later
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
@@ -48,7 +49,7 @@ def test_a_continued_sweep_draws_the_same_settings_whatever_the_order_of_the_fla
     "more",
     [
         ["--batch_size=4"],
-        ["--total_steps", "70000"],
+        later(["--total_steps", "70000"]),
         ["--checkpoint_interval", "5", "--torch_threads", "1", "--disable_cuda"],
         ["--no_use_lstm", "--preset", "catch"],
     ],

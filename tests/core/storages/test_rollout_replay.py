@@ -151,8 +151,14 @@ def play_some(envs: Envs) -> Rollouts:
     return [rollout for rollout in rollouts if envs.rng.random() > 0.1]
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("T", "k", "capacity", "ends"), CASES)
+@pytest.mark.parametrize(
+    ("T", "k", "capacity", "ends", "late"),
+    [
+        pytest.param(*case, late, marks=[pytest.mark.long] if late == bool(i % 2) else [])
+        for i, case in enumerate(CASES)
+        for late in (False, True)
+    ],
+)
 def test_windows_are_true_rows_and_episodes_those_of_the_definition(
     T: int, k: int, capacity: int, ends: float, late: bool
 ) -> None:

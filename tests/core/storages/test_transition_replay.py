@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from later import later
 from true_rows import Envs, Life, fields
 
 from torchbeast.core.envs.spaces import ArraySpec
@@ -45,8 +46,19 @@ def assert_same(found: dict[str, np.ndarray], place: int, expected: dict[str, np
         np.testing.assert_array_equal(found[name][place], leaf, err_msg=name)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("k", "n", "alpha"), [(1, 1, 0.6), (1, 3, 0.0), (3, 1, 0.0), (3, 3, 0.6)])
+@pytest.mark.parametrize(
+    ("k", "n", "alpha", "late"),
+    [
+        (1, 1, 0.6, False),
+        later(1, 1, 0.6, True),
+        later(1, 3, 0.0, False),
+        (1, 3, 0.0, True),
+        later(3, 1, 0.0, False),
+        (3, 1, 0.0, True),
+        (3, 3, 0.6, False),
+        later(3, 3, 0.6, True),
+    ],
+)
 def test_a_transition_is_what_the_lists_of_rows_say(
     k: int, n: int, alpha: float, late: bool
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import warm
+from later import later
 
 from torchbeast.core.update.ranks import added_in_order
 from torchbeast.core.update.torch_ranks import served_store
@@ -37,9 +38,7 @@ def line(process: subprocess.Popen[str]) -> Any:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        pytest.param(
-            "dies", "another learner has ended, or cannot be reached", marks=pytest.mark.long
-        ),
+        later("dies", "another learner has ended, or cannot be reached"),
         ("leaves", "another learner has ended. rank 1: its environment broke"),
     ],
 )
