@@ -31,6 +31,7 @@ from torchbeast.core.actors.contract import Agent, specs_of_extras
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.envs.tasks import has_tasks, tasks_in
 from torchbeast.core.losses import Mean, both, mean
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
@@ -117,6 +118,14 @@ class Rollout:
         if self.replayed is not None:
             return int((~self.replayed[1:].bool()).sum())
         return self.unroll_length * self.batch_size
+
+    @property
+    def tasks(self) -> Tensor:
+        """int64 [T+1, B], the number of each row's task; 0 if there is one task."""
+        if not has_tasks(self.observation):
+            return torch.zeros_like(self.env_index)
+        tasks: Tensor = tasks_in(self.observation)
+        return tasks.long()
 
     @property
     def column_bytes(self) -> int:
