@@ -129,8 +129,10 @@ def late(num_envs: int) -> Any:
 
 
 def test_shares_are_for_a_list_of_tasks() -> None:
-    with pytest.raises(UsageError, match="for several tasks"):
+    with pytest.raises(UsageError, match="for a list of different tasks: Catch has 1"):
         envs.make(EnvSpec("Catch", options=EnvOptions(task_shares=(1, 2))), 1)
+    with pytest.raises(UsageError, match="Catch,Catch has 1"):
+        envs.make("Catch,Catch", 2)
     spec = EnvSpec(TWO)
     assert spec.dealt(1, 2).options.task_shares == (1, 1)
     assert dataclasses.replace(spec, name="Catch").dealt(1, 2).options.task_shares == ()

@@ -62,7 +62,7 @@ class EnvProcess:
             up.
         """
         self.num_envs = num_envs
-        self._name = spec.name
+        self.spec, self._name = spec, spec.name
         self._check_goes_on = check_goes_on
         self._error: Exception | None = None  # why no call can be answered
         self._calling = threading.Lock()

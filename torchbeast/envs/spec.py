@@ -54,6 +54,11 @@ class EnvOptions:
     """Shares of the environments that play each task of --env "A,B,C", such as --task_shares 2 1 1.
     Share 0 leaves a task to others: a PolyBeast host with 0 1 0 serves the second task only.
     Default: equal shares."""
+    task_returns: tuple[float, ...] = ()
+    """Returns that count as 0 and as 1 in each task, in turn, such as --task_returns 0 25 0 80. The
+    mean return of several tasks is then the mean of their returns on this scale. Default: Atari
+    games are on the scale from random play to a human, and at most 1; other returns are not
+    scaled."""
     task_input: bool = False
     """Show the network the number of the task. By default it only decides which output is the
     value."""
@@ -71,6 +76,13 @@ class EnvOptions:
             keywords = (*keywords, *(() if "elo" in keywords else ("elo",)))
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
         object.__setattr__(self, "task_shares", tuple(self.task_shares))
+        object.__setattr__(self, "task_returns", tuple(self.task_returns))
+        pairs = zip(self.task_returns[::2], self.task_returns[1::2], strict=False)
+        require(
+            len(self.task_returns) % 2 == 0 and all(low < high for low, high in pairs),
+            "task_returns must be pairs of a lower and a higher return, got "
+            f"{' '.join(map(str, self.task_returns))}",
+        )
         require(
             all(share >= 0 for share in self.task_shares) and any(self.task_shares or (1,)),
             f"task_shares must be at least 0, and one of them above 0, got {self.task_shares}",
@@ -166,13 +178,18 @@ class EnvSpec(Spec):
     @property
     def tasks(self) -> list[EnvSpec]:
         """The environments that the name lists; of a single one, itself."""
-        names, shares = self.task_names, self.options.task_shares
-        if len(shares) not in (0, len(names)) or (len(names) == 1 and self.options.task_input):
+        names, options = self.task_names, self.options
+        shares, pairs = len(options.task_shares), len(options.task_returns) // 2
+        fits = len({*names}) == len(names) and {shares, pairs} <= {0, len(names)}
+        if len(names) == 1:
+            fits = not (shares or pairs or options.task_input)
+        if not fits:
             raise EnvError(
-                f"task_shares and task_input are for several tasks: {self.name} has {len(names)}, "
-                f"and there are {len(shares)} task_shares"
+                "task_shares, task_returns and task_input are for a list of different tasks: "
+                f"{self.name} has {len({*names})}, and there are {shares} task_shares and {pairs} "
+                "pairs of task_returns"
             )
-        options = dataclasses.replace(self.options, task_shares=(), task_input=False)
+        options = dataclasses.replace(options, task_shares=(), task_returns=(), task_input=False)
         pickled = self.pickled.split(",") if self.pickled else [""] * len(names)
         return [
             EnvSpec(name, self.kwargs, options=options, pickled=source)
@@ -192,9 +209,13 @@ class EnvSpec(Spec):
                     f"{specs[0]} and {spec} differ: put them into functions"
                 )
         pickled = [spec.pickled for spec in specs]
+        names = [  # those of notebooks' functions may be equal
+            f"{spec.name}#{number}".replace(",", ";") if spec.pickled else spec.name
+            for number, spec in enumerate(specs)
+        ]
         return dataclasses.replace(
             specs[0],
-            name=",".join(spec.name.replace(",", ";") for spec in specs),
+            name=",".join(names),
             pickled=",".join(pickled) if any(pickled) else "",
         )
 
@@ -274,6 +295,12 @@ def plays_atari(env_id: str) -> bool:
         return all(plays_atari(name.strip()) for name in names)
     game = env_id.removeprefix("envpool:")
     return is_atari(game) or (game != env_id and game.removesuffix("-v5") in roms_of_ale())
+
+
+def game_of(env_id: str) -> str:
+    """Returns the name of an Atari game in its id, "Pong"; other ids are returned as they are."""
+    match = ATARI_ID.fullmatch(env_id.removeprefix("envpool:"))
+    return (match[1] or match[2]) if match else env_id
 
 
 def roms_of_ale() -> dict[str, str]:

@@ -31,7 +31,7 @@ from torchbeast.core.actors.contract import Agent, specs_of_extras
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
-from torchbeast.core.envs.tasks import has_tasks, tasks_in
+from torchbeast.core.envs.tasks import TASK, has_tasks, tasks_in
 from torchbeast.core.losses import Mean, both, mean
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
@@ -333,8 +333,12 @@ class Rollout:
         return self.episode_return[1:][ended].tolist(), self.episode_step[1:][ended].tolist()
 
     def finished_info(self) -> dict[str, list[float]]:
-        """Returns the numbers of these games by keyword, NaN where one gave none."""
-        return {name: rows[1:][self._ended].tolist() for name, rows in self.info.items()}
+        """Returns the numbers of these games by keyword, NaN where one gave none; and those of
+        their tasks, if there are several.
+        """
+        tasks = {TASK: self.tasks} if has_tasks(self.observation) else {}
+        numbers = {**self.info, **tasks}
+        return {name: rows[1:][self._ended].tolist() for name, rows in numbers.items()}
 
     @property
     def _ended(self) -> Tensor:
