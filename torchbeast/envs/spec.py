@@ -198,8 +198,13 @@ class EnvSpec(Spec):
 
     @staticmethod
     def of_tasks(tasks: Sequence[EnvSpec | str | Callable[..., Any]]) -> EnvSpec:
-        """Returns the spec of a list of environments; raises EnvError unless they have the same
-        keyword arguments and options.
+        """Returns the spec of a list of environments, the tasks of one agent.
+
+        Args:
+            tasks: Ids, specs, or functions.
+
+        Raises:
+            EnvError: If their keyword arguments or options differ.
         """
         specs = [task if isinstance(task, EnvSpec) else EnvSpec.of(task) for task in tasks]
         for spec in specs:
@@ -220,8 +225,12 @@ class EnvSpec(Spec):
         )
 
     def dealt(self, first: int, count: int) -> EnvSpec:
-        """Returns the spec of count of the environments of all workers, from number `first` on;
-        their task_shares are the numbers of environments of each task.
+        """Returns the spec of some of the environments of all workers: its task_shares are the
+        numbers of environments of each task.
+
+        Args:
+            first: Number of the first environment.
+            count: Number of environments.
         """
         if len(names := self.task_names) == 1 or not count:
             return self
