@@ -9,7 +9,6 @@ imports torch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -223,11 +222,11 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
     """Returns the description that a learner gets before it connects.
 
     Its options contain neither the info keywords, which come with the steps, nor the tasks' shares,
-    which differ between servers, nor the folder of self-play, because a learner writes only where
-    its own flags say. They contain keyword arguments unless these are empty.
+    which differ between servers, nor the scale of their returns and the folder of self-play, which
+    the learner's own flags decide. They contain keyword arguments unless these are empty.
     """
-    common = dataclasses.replace(spec.options, selfplay=None, info_keywords=(), task_shares=())
-    options = common.as_json()
+    others = {"selfplay": None, "info_keywords": (), "task_shares": (), "task_returns": ()}
+    options = spec.options.as_json() | others
     return {
         "env_id": spec.name,
         "num_envs": env.num_envs,
