@@ -63,6 +63,13 @@ def learner(kind: type[IMPALA] = IMPALA, num_tasks: int = TASKS, **settings: Any
     return make(network(num_tasks), kind, **settings)
 
 
+def known(step: OptimiserStep[Any]) -> None:
+    """Gives the learner statistics of many minibatches."""
+    scale: Any = step.algo.scale  # type: ignore[attr-defined]
+    scale.move(MEAN, DEVIATION)
+    scale.minibatches.fill_(1000.0)
+
+
 def values_of(step: OptimiserStep[Any], rollout: Rollout) -> Tensor:
     algo: Any = step.algo
     with torch.no_grad():
@@ -87,7 +94,7 @@ def test_no_value_changes_when_the_statistics_move(make_rollout: Make) -> None:
 def test_losses_and_statistics_are_those_of_the_papers_equations(make_rollout: Make) -> None:
     """Targets and advantages from values in units of returns, losses in units of the deviation."""
     step = learner(popart_rate=0.2, entropy_cost=0.0, discounting=0.9)
-    step.algo.scale.move(MEAN, DEVIATION)
+    known(step)
     tasks = [0, 2, 0, 2, 2, 0]  # none of task 1
     rollout = of_tasks(make_rollout, tasks, terminated=[(2, 0)])
     mean, deviation = MEAN[tasks].float(), DEVIATION[tasks].float()
@@ -122,9 +129,27 @@ def test_losses_and_statistics_are_those_of_the_papers_equations(make_rollout: M
         torch.testing.assert_close(step.algo.scale.deviation[task], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [IMPALA, PPO])
+def test_the_first_targets_of_a_task_set_its_statistics_and_teach_nothing(
+    make_rollout: Make, kind: type[IMPALA]
+) -> None:
+    step = learner(kind, entropy_cost=0.0, **({"num_mini_batch": 1} if kind is PPO else {}))
+    rollout = of_tasks(make_rollout, [0, 1, 0, 1, 0, 1])
+    rollout.reward.mul_(1000.0)
+    minibatch = next(iter(step.algo.minibatches(step.algo.prepare(rollout))))
+    terms = step.algo.losses(minibatch).terms
+    assert terms["pg_loss"] == 0
+    assert terms["baseline_loss"] < 10
+    step.update(rollout)
+    seen = step.algo.scale.minibatches
+    assert (seen[:2] > 0).all() and seen[2] == 0
+    assert (step.algo.scale.deviation[:2] > 300).all() and step.algo.scale.deviation[2] == 1
+    assert step.algo.losses(minibatch).terms["baseline_loss"] > 0
+
+
 def test_ppos_losses_are_in_units_of_each_tasks_deviation(make_rollout: Make) -> None:
     step = learner(PPO, popart_rate=0.2, normalise_advantages=False, num_mini_batch=1)
-    step.algo.scale.move(MEAN, DEVIATION)
+    known(step)
     rollout = of_tasks(make_rollout, [0, 1, 2, 0, 1, 2], truncated=[(3, 1)])
     batch = step.algo.prepare(rollout)
     targets, old = (batch.extras[name][1:] for name in ("value_targets", "old_values"))

@@ -213,7 +213,7 @@ class IMPALAConfig(RewardConfig):
     default."""
     popart_rate: float = 0.01
     """Share beta of a minibatch's targets in the running statistics of PopArt, per optimiser step,
-    0.0003 to 0.1. The paper has 0.0003, in runs with many more steps."""
+    0.0003 to 0.1; larger in the first steps. The paper has 0.0003, in runs with many more steps."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:

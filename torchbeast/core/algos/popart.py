@@ -12,9 +12,11 @@ al. 2018, arXiv 1809.04474).
     sigma_i = sqrt(nu_i - mu_i^2), between 1e-4 and 1e6
     w_i <- sigma_i w_i / sigma_i',          b_i <- (sigma_i b_i + mu_i - mu_i') / sigma_i'
 
-beta is the popart_rate of one optimiser step, over the targets of its minibatch. The paper moves
-the statistics before the step with the same targets; here they move after it, because the slices
-and learners of a minibatch find its targets one by one.
+beta is the popart_rate of one optimiser step, over the targets of its minibatch. In minibatch t of
+a task, counted from 0, it is at least 1 / (t + 2), so that the statistics soon fit. The paper moves
+them before the step with the same targets; here they move after it, because the slices and learners
+of a minibatch find its targets one by one. So nothing is learnt from the first targets of a task,
+whose scale is not known yet: they could saturate the policy.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ class PopArt(Unscaled):
     Attributes:
         mean: float64 [tasks], mu.
         deviation: float64 [tasks], sigma.
+        minibatches: float64 [tasks], how many the statistics are of.
     """
 
     def __init__(self, actor: ActorCritic, rate: float) -> None:
@@ -96,7 +99,7 @@ class PopArt(Unscaled):
 
         Args:
             actor: The network; raises UsageError unless it has a value head.
-            rate: beta, in [0, 1): 0 leaves the statistics as they are.
+            rate: beta, in [0, 1): 0 leaves the statistics as they are, and learns from all targets.
         """
         super().__init__()
         self._heads, self._rate = [value_head(actor)], rate  # in a list: not a part of this module
@@ -104,6 +107,7 @@ class PopArt(Unscaled):
         begin = begin.to(self._head.weight.device)
         self.mean = nn.Parameter(begin, requires_grad=False)
         self.deviation = nn.Parameter(begin + 1.0, requires_grad=False)
+        self.minibatches = nn.Parameter(begin.clone(), requires_grad=False)
 
     @property
     def _head(self) -> nn.Linear:
@@ -114,11 +118,21 @@ class PopArt(Unscaled):
         return deviation * outputs + mean
 
     def normal(self, values: Tensor, rollout: Rollout) -> Tensor:
+        return self._where_known(self._normal(values, rollout), rollout)
+
+    def scaled(self, differences: Tensor, rollout: Rollout) -> Tensor:
+        deviation = self._statistics(differences, rollout)[1]
+        return self._where_known(differences / deviation, rollout)
+
+    def _normal(self, values: Tensor, rollout: Rollout) -> Tensor:
         mean, deviation = self._statistics(values, rollout)
         return (values - mean) / deviation
 
-    def scaled(self, differences: Tensor, rollout: Rollout) -> Tensor:
-        return differences / self._statistics(differences, rollout)[1]
+    def _where_known(self, normal: Tensor, rollout: Rollout) -> Tensor:
+        """Returns 0 for tasks without statistics."""
+        if not self._rate:
+            return normal
+        return normal.where(self.minibatches[rollout.tasks[: len(normal)]] > 0, 0.0)
 
     def _statistics(self, like: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Returns mean and deviation of the first rows' tasks, in the shape and dtype of `like`."""
@@ -136,7 +150,7 @@ class PopArt(Unscaled):
             rollout: Rollouts of T steps in B columns.
             mask: bool [T, B], the targets that count. None: all.
         """
-        normal, tasks = self.normal(targets, rollout), rollout.tasks[1:]
+        normal, tasks = self._normal(targets, rollout), rollout.tasks[1:]
         metrics = {}
         for task in range(len(self.mean)):
             where = both(mask, tasks == task)
@@ -154,10 +168,12 @@ class PopArt(Unscaled):
         mean, deviation = self.mean.clone(), self.deviation.clone()
         for task in range(len(mean)):
             if (first := metrics.get(f"popart_target_{task}")) is not None and self._rate:
-                step, second = self._rate * first, metrics[f"popart_square_{task}"]
-                square = 1.0 - self._rate + self._rate * second - step**2
+                rate = max(self._rate, 1.0 / (2.0 + float(self.minibatches[task])))
+                step, second = rate * first, metrics[f"popart_square_{task}"]
+                square = 1.0 - rate + rate * second - step**2
                 mean[task] += deviation[task] * step
                 deviation[task] *= square**0.5
+                self.minibatches[task] += 1.0
         self.move(mean, deviation.clamp(_SMALLEST_DEVIATION, _LARGEST_DEVIATION))
 
     @torch.no_grad()
