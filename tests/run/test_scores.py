@@ -40,9 +40,9 @@ def test_the_mean_return_of_a_run_is_the_score_of_each_tasks_last_episodes() -> 
     progress.keep_last(2, ["a", "b"])
     progress.score = TaskScores(EnvSpec("a,b", options=EnvOptions(task_returns=(0, 10, 0, 1000))))
     assert progress.task_means().keys() == {"a", "b"}
-    progress.task_returns["a"].extend([0.0, 5.0, 5.0])
+    progress.by_task["a"].extend([0.0, 5.0, 5.0])
     assert progress.mean_return() == 0.5  # of the only task with episodes
-    progress.task_returns["b"].append(1000.0)
+    progress.by_task["b"].append(1000.0)
     assert progress.mean_return() == pytest.approx(0.75)
     resumed = Progress()
     resumed.load_state_dict(progress.state_dict())

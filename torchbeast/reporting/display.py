@@ -42,38 +42,38 @@ _none_yet = functools.partial(collections.deque[Any], maxlen=100)
 class Progress:
     """Steps and episodes of a run. Written under the training lock.
 
-    task_returns: of the last episodes of each task, by name; {} with one task. score: of an agent
-    with these mean returns, by the numbers of tasks.
+    by_task: returns of the last episodes of each task, by name; {} with one task.
+    score: of an agent with these mean returns, by the numbers of tasks.
     """
 
     step: int = 0
     episodes: int = 0
     returns: collections.deque[float] = field(default_factory=_none_yet)
     lengths: collections.deque[int] = field(default_factory=_none_yet)
-    task_returns: dict[str, collections.deque[float]] = field(default_factory=dict)
+    by_task: dict[str, collections.deque[float]] = field(default_factory=dict)
     score: Callable[[Mapping[int, float]], float] = lambda returns: mean(returns.values())
 
     def keep_last(self, episodes: int, tasks: Sequence[str] = ()) -> None:
         """Changes the number of episodes in the means; tasks: the names of several."""
         self.returns = collections.deque(self.returns, episodes)
         self.lengths = collections.deque(self.lengths, episodes)
-        self.task_returns = {
-            name: collections.deque(self.task_returns.get(name, ()), episodes) for name in tasks
+        self.by_task = {
+            name: collections.deque(self.by_task.get(name, ()), episodes) for name in tasks
         }
 
     def mean_return(self) -> float:
         """Returns the mean return of the last episodes, with several tasks the score of the mean
         returns of those with episodes; NaN if none has ended.
         """
-        if not self.task_returns:
+        if not self.by_task:
             return mean(self.returns)
-        means = {number: mean(returns) for number, returns in enumerate(self.task_returns.values())}
+        means = {number: mean(returns) for number, returns in enumerate(self.by_task.values())}
         known = {number: value for number, value in means.items() if not math.isnan(value)}
         return self.score(known) if known else math.nan
 
     def task_means(self) -> dict[str, float]:
         """Returns the mean return of each task's last episodes, by name; {} with one task."""
-        return {name: mean(returns) for name, returns in self.task_returns.items()}
+        return {name: mean(returns) for name, returns in self.by_task.items()}
 
     def mean_length(self) -> float:
         """Returns the mean length of the last episodes in env steps; NaN if none has ended."""
@@ -86,7 +86,7 @@ class Progress:
             "episodes": self.episodes,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
-            **({"task_returns": kept} if (kept := _lists(self.task_returns)) else {}),
+            **({"task_returns": kept} if (kept := _lists(self.by_task)) else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Progress:
         self.returns.extend(state.get("returns", ()))
         self.lengths.extend(state.get("lengths", ()))
         for name, returns in state.get("task_returns", {}).items():
-            self.task_returns[name] = collections.deque(returns)
+            self.by_task[name] = collections.deque(returns)
 
 
 def _lists(deques: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:

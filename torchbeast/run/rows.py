@@ -171,7 +171,7 @@ class Rows:
         sums: dict[int, list[float]] = {}
         for task, value in zip(map(int, tasks), returns, strict=False):
             sums.setdefault(task, []).append(value)
-        for number, kept in enumerate(self.progress.task_returns.values()):
+        for number, kept in enumerate(self.progress.by_task.values()):
             kept.extend(sums.get(number, ()))
         return {number: mean(values) for number, values in sums.items()}
 
