@@ -60,6 +60,24 @@ def test_a_set_that_is_clearly_better_is_called_better(
     assert "B is better" in said(capsys, worse, better)
 
 
+def test_an_agent_of_many_tasks_is_compared_with_specialists_task_by_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(2):
+        folder = tmp_path / "a" / f"{seed}"
+        run(folder, 0.5, env="Catch,Memory", seed=seed)
+        names = "step,mean_episode_return,episodes,mean_return_Catch,mean_return_Memory"
+        (folder / "fields.csv").write_text(f"{names}\n")
+        (folder / "logs.csv").write_text(f"# {names}\n1000,0.5,200,{5.0 + seed},nan\n")
+    specialists = tmp_path / "b"
+    runs(specialists, [1.0, 2.0])
+    runs(specialists, [3.0], env="Memory")
+    found = compare.read(str(tmp_path / "a"))
+    assert list(found.tasks) == ["Catch"], "no episode of Memory has ended"
+    assert found.scores("Catch").tolist() == [5.0, 6.0]
+    said(capsys, str(tmp_path / "a"), str(specialists))
+
+
 def test_few_runs_are_never_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     better, worse = runs(tmp_path / "a", [5.0, 6.0, 7.0]), runs(tmp_path / "b", [1.0, 2.0, 3.0])
     out = said(capsys, better, worse)

@@ -31,7 +31,7 @@ from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, ref
 from torchbeast.reporting import estimates
 from torchbeast.reporting.display import print_table, table_of
 from torchbeast.reporting.estimates import Estimate, estimate
-from torchbeast.reporting.log_files import LogFollower
+from torchbeast.reporting.log_files import LogFollower, read_logs
 from torchbeast.reporting.run_folder import run_path, write_atomically
 
 EPISODES = 100
@@ -142,12 +142,12 @@ def read(pattern: str, name: str = "") -> Runs:
             print(f"Skipping {folder}: no episode has ended yet.", file=sys.stderr)
             continue
         of_run = plot.settings_of_run(folder)
-        task = _task(of_run)
+        returns = _returns(of_run, folder, progress.mean_return)
         of_run = {name: value for name, value in of_run.items() if name not in differing}
-        _check_same(settings.setdefault(task, of_run), of_run, folder)
-        runs_by_task.setdefault(task, []).append(
-            ScoredRun(folder, progress.mean_return, progress.step)
-        )
+        for task, mean_return in returns.items():
+            _check_same(settings.setdefault(task, of_run), of_run, folder)
+            run = ScoredRun(folder, mean_return, progress.step)
+            runs_by_task.setdefault(task, []).append(run)
     if not runs_by_task:
         raise UsageError(f"no episode has ended in {pattern} yet")
     return Runs(name, runs_by_task)
@@ -164,6 +164,18 @@ def _folders(pattern: str) -> list[Path]:
 def _task(settings: Mapping[str, Any]) -> str:
     kwargs = settings.get("env_kwargs")
     return f"{settings.get('env', '?')}{' ' + json.dumps(kwargs) if kwargs else ''}"
+
+
+def _returns(settings: Mapping[str, Any], folder: Path, mean_return: float) -> dict[str, float]:
+    """Returns the mean returns of a run by task, so that an agent of many tasks is compared with
+    agents of one.
+    """
+    names = [name.strip() for name in str(settings.get("env", "")).split(",")]
+    if len(names) == 1:
+        return {_task(settings): mean_return}
+    *_, last = read_logs(folder)
+    known = {_task({**settings, "env": name}): last[f"mean_return_{name}"] for name in names}
+    return {task: value for task, value in known.items() if not math.isnan(value)}
 
 
 def _check_same(first: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:

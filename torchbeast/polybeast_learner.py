@@ -25,7 +25,7 @@ from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.core.base.checks import counted
 from torchbeast.core.envs.spaces import Discrete
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvConfig, EnvOptions, EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import launched
@@ -233,7 +233,7 @@ def plan_of(
 
     say(_sentence(fleet))
     own, pipeline = fleet, flags.pipeline
-    env = _with_self_play(fleet.env, flags.environment.selfplay)
+    env = _with_own_options(fleet.env, flags.environment)
     if join_server is None:
         pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is printed
         own = fleet if replica is None else fleet.share(replica.rank, replica.size)
@@ -266,14 +266,17 @@ def plan_of(
     )
 
 
-def _with_self_play(env: EnvSpec, pool: str | None) -> EnvSpec:
-    """Returns the environment with the folder of self-play that this program's flags name.
+def _with_own_options(env: EnvSpec, own: EnvConfig | ServedEnvConfig) -> EnvSpec:
+    """Returns the environment with what only this program's flags decide: the folder of self-play,
+    the scale of the tasks' returns, and the tasks' shares if it starts the servers.
 
     Raises UsageError if the servers do not play against the versions that are written there.
     """
+    pool, shares = own.selfplay, getattr(own, "task_shares", ())
     if pool and "elo" not in env.options.info_keywords:
         raise UsageError("the servers do not have selfplay: add --selfplay to polybeast_env too")
-    return dataclasses.replace(env, options=dataclasses.replace(env.options, selfplay=pool))
+    chosen = {"selfplay": pool, "task_shares": shares, "task_returns": own.task_returns}
+    return dataclasses.replace(env, options=EnvOptions.of({**env.options.as_json(), **chosen}))
 
 
 def _sentence(fleet: ServerFleet) -> str:

@@ -70,6 +70,11 @@ class TestMakeVecThatBeginsLate(VecEnvCompliance):
         return envs.make(envs.EnvSpec("gymnasium:make_vec", {"id": "CartPole-v1"}), num_envs)
 
 
+class TestTwoTasks(VecEnvCompliance):
+    def make(self, num_envs: int) -> VecEnv:
+        return envs.make("Catch,tasks_by_hand:late_catch", num_envs)
+
+
 class TestMinAtarBreakout(VecEnvCompliance):
     num_steps = 60
 

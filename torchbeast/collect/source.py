@@ -366,7 +366,7 @@ class FleetSource:
         learner, fleet = self._learner, self._fleet
         rollouts = learner.rollouts
         return {
-            "env": self._env.as_json(),
+            "env": self._env.dealt(actor.first_env, actor.num_envs).as_json(),
             "actor": rollouts.agent.spec.as_json(),
             "precision": learner.precision,
             "unroll_length": rollouts.unroll_length,

@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 from torchbeast.core.base.specs import check_takes
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts
+from torchbeast.core.envs.tasks import TasksEnv
 from torchbeast.core.envs.vec_env import (
     SelectedVecEnv,
     VecEnv,
@@ -76,6 +78,8 @@ def make(
     spec = EnvSpec(env) if isinstance(env, str) else env
     keys = spec.options.observation_keys
     try:
+        if len(tasks := spec.tasks) > 1:
+            return _make_tasks(spec, tasks, num_envs, num_threads, render)
         if spec.options.selfplay:
             return _self_play(spec, num_envs)
         made = _make(spec, num_envs, num_threads, render)
@@ -87,7 +91,7 @@ def make(
 
 
 def make_vec(
-    env: EnvSpec | str | Callable[..., Any],
+    env: EnvSpec | str | Callable[..., Any] | Sequence[EnvSpec | str | Callable[..., Any]],
     num_envs: int = 1,
     *,
     info_keywords: Sequence[str] = (),
@@ -99,7 +103,8 @@ def make_vec(
 
     Args:
         env: The id of an environment, such as "CartPole-v1"; an EnvSpec, which adds options; or a
-            function that returns one environment with Gymnasium's interface.
+            function that returns one environment with Gymnasium's interface; or a list of these,
+            the tasks of one agent.
         num_envs: Number of environments of each worker, which are stepped together.
         info_keywords: Names of numbers to log, see VecEnv.create_factory.
         **kwargs: Arguments of gymnasium.make, or of the function.
@@ -121,12 +126,35 @@ def make_vec(
     if callable(env):
         env_fn, env_kwargs = env, kwargs
     else:
-        spec = EnvSpec(env) if isinstance(env, str) else env
+        is_list = not isinstance(env, str | EnvSpec)
+        spec = EnvSpec.of_tasks(env if is_list else [env])  # type: ignore[arg-type, list-item]
         spec = dataclasses.replace(spec, kwargs={**spec.kwargs, **kwargs})
+        make(spec.dealt(0, len(spec.tasks)), len(spec.tasks)).close()  # which compares the tasks
         env_fn, env_kwargs = make, {"env": spec}
     return VecEnv.create_factory(
         env_fn=env_fn, env_kwargs=env_kwargs, vec_env_size=num_envs, info_keywords=info_keywords
     )[0]
+
+
+def _make_tasks(
+    spec: EnvSpec, tasks: Sequence[EnvSpec], num_envs: int, num_threads: int, render: bool
+) -> VecEnv:
+    """Makes environments of several tasks. MinAtar's have as many channels as the game that has
+    most.
+    """
+    from torchbeast.envs.minatar import CHANNELS, PREFIX
+
+    counts, parts = spec.dealt(0, num_envs).options.task_shares, {}
+    with ExitStack() as ending:
+        for number, (task, count) in enumerate(zip(tasks, counts, strict=True)):
+            channels = {"channels": CHANNELS} if task.name.startswith(PREFIX) else {}
+            task = dataclasses.replace(task, kwargs={**channels, **task.kwargs})
+            if count:
+                part = make(task, int(count), num_threads=num_threads, render=render)
+                parts[number] = ending.enter_context(closing(part))
+        made = TasksEnv(parts, spec.task_names, spec.options.task_input)
+        ending.pop_all()
+    return made
 
 
 def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEnv:

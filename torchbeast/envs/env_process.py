@@ -62,7 +62,7 @@ class EnvProcess:
             up.
         """
         self.num_envs = num_envs
-        self._name = spec.name
+        self.spec, self._name = spec, spec.name
         self._check_goes_on = check_goes_on
         self._error: Exception | None = None  # why no call can be answered
         self._calling = threading.Lock()
@@ -155,7 +155,11 @@ def spaces_of(spec: EnvSpec, check_goes_on: Callable[[], None]) -> Spaces:
 
     check_goes_on: see EnvProcess.
     """
-    with contextlib.closing(EnvProcess(spec, 1, check_goes_on=check_goes_on)) as env:
+    count = len(spec.tasks)  # an environment of each
+    spec = dataclasses.replace(
+        spec, options=dataclasses.replace(spec.options, task_shares=(1,) * count * (count > 1))
+    )
+    with contextlib.closing(EnvProcess(spec, count, check_goes_on=check_goes_on)) as env:
         return env.observation_space, env.action_space, env.frame_stack
 
 

@@ -12,6 +12,7 @@ from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
+from torchbeast.core.envs.tasks import TasksEnv
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
@@ -51,7 +52,8 @@ class EnvWorker(FleetWorker):
         return VecStep(*_arrays(self._env.step(action)))
 
     def render(self) -> np.ndarray | None:
-        return self._env.render() if isinstance(self._env, SyncVecEnv | AgentsEnv) else None
+        draws = isinstance(self._env, SyncVecEnv | AgentsEnv | TasksEnv)
+        return self._env.render() if draws else None  # type: ignore[attr-defined]
 
     def check_goals(self) -> None:
         self.outcome: Outcome = outcome_in(self._env, self._env_name)

@@ -23,6 +23,8 @@ from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec, need
 
 PREFIX = "MinAtar/"
+CHANNELS = 10
+"""Of the game that has most."""
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 _ID = re.compile(rf"{PREFIX}(\w+)-v([01])")
@@ -31,7 +33,8 @@ _ID = re.compile(rf"{PREFIX}(\w+)-v([01])")
 class MinAtarEnv:
     """E games of one kind, without a time limit beyond the games' own.
 
-    Observation: bool [10, 10, channels], one channel for each kind of object. The previous action
+    Observation: bool [10, 10, channels], one channel for each kind of object; the keyword argument
+    channels adds empty ones, up to that number. The previous action
     is repeated with probability 0.1 (sticky_action_prob).
     """
 
@@ -45,6 +48,7 @@ class MinAtarEnv:
         minimal_actions: bool,
         env_id: str,
         kwargs: Mapping[str, Any],
+        channels: int = 0,
     ) -> None:
         """Makes the games.
 
@@ -55,10 +59,11 @@ class MinAtarEnv:
         check_takes(make_game, kwargs, env_id, positional=1)
         self._games = [make_game(game, **kwargs) for _ in range(num_envs)]
         first = self._games[0]
+        self._padding = max(0, channels - first.state_shape()[-1])
         self._actions = first.minimal_action_set() if minimal_actions else range(6)
         self.num_envs = num_envs
         self.env_id = env_id
-        self.observation_space = ArraySpec(tuple(first.state_shape()), "bool")
+        self.observation_space = ArraySpec(self._padded(first.state()).shape, "bool")
         self.action_space = Discrete(len(self._actions))
 
     def reset(self, seed: int) -> ArrayNest:
@@ -87,7 +92,10 @@ class MinAtarEnv:
         pass
 
     def _observation(self) -> np.ndarray:
-        return np.stack([game.state() for game in self._games])
+        return np.stack([self._padded(game.state()) for game in self._games])
+
+    def _padded(self, board: np.ndarray) -> np.ndarray:
+        return np.pad(board, ((0, 0), (0, 0), (0, self._padding))) if self._padding else board
 
 
 def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
@@ -101,9 +109,14 @@ def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
     if name not in by_name:
         raise EnvError(f"{env_id}: MinAtar has no game called {name}{did_you_mean(name, by_name)}")
     need("minatar", env_id, "'torchbeast[minatar]'")
-    minimal = version == "1"
+    kwargs = dict(spec.kwargs)
     return MinAtarEnv(
-        by_name[name], num_envs, minimal_actions=minimal, env_id=env_id, kwargs=spec.kwargs
+        by_name[name],
+        num_envs,
+        minimal_actions=version == "1",
+        env_id=env_id,
+        channels=kwargs.pop("channels", 0),
+        kwargs=kwargs,
     )
 
 

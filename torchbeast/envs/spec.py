@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from torchbeast.core.base.checks import at_least, names_with, require, setting, short_repr
 from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
+from torchbeast.core.envs.tasks import dealt
 from torchbeast.errors import UsageError, expanded
 
 # A bare name needs one of old Gym's Atari versions: Gymnasium has its own Blackjack-v1.
@@ -49,6 +50,18 @@ class EnvOptions:
     """Numbers to log from the info of each episode's last step, such as --info_keywords is_success
     x_position. Their means over the episodes of an update are logged as info_is_success and
     info_x_position."""
+    task_shares: tuple[float, ...] = ()
+    """Shares of the environments that play each task of --env "A,B,C", such as --task_shares 2 1 1.
+    Share 0 leaves a task to others: a PolyBeast host with 0 1 0 serves the second task only.
+    Default: equal shares."""
+    task_returns: tuple[float, ...] = ()
+    """Returns that count as 0 and as 1 in each task, in turn, such as --task_returns 0 25 0 80. The
+    mean return of several tasks is then the mean of their returns on this scale. Default: Atari
+    games are on the scale from random play to a human, and at most 1; other returns are not
+    scaled."""
+    task_input: bool = False
+    """Show the network the number of the task. By default it only decides which output is the
+    value."""
     selfplay: str | None = None
     """Self-play in a game with several agents: one agent is trained, and earlier versions of it
     play the others. Use a new folder for these versions in each run, reachable from every machine.
@@ -62,6 +75,18 @@ class EnvOptions:
             object.__setattr__(self, "selfplay", str(expanded(self.selfplay).absolute()))
             keywords = (*keywords, *(() if "elo" in keywords else ("elo",)))
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
+        object.__setattr__(self, "task_shares", tuple(self.task_shares))
+        object.__setattr__(self, "task_returns", tuple(self.task_returns))
+        pairs = zip(self.task_returns[::2], self.task_returns[1::2], strict=False)
+        require(
+            len(self.task_returns) % 2 == 0 and all(low < high for low, high in pairs),
+            "task_returns must be pairs of a lower and a higher return, got "
+            f"{' '.join(map(str, self.task_returns))}",
+        )
+        require(
+            all(share >= 0 for share in self.task_shares) and any(self.task_shares or (1,)),
+            f"task_shares must be at least 0, and one of them above 0, got {self.task_shares}",
+        )
         object.__setattr__(self, "info_keywords", keywords)
         at_least(1, frame_skip=self.frame_skip)
         require(
@@ -137,9 +162,82 @@ class EnvSpec(Spec):
 
     @property
     def is_factory(self) -> bool:
-        """Whether it is a user's own callable; "module:Id-v0" is an id of Gymnasium."""
-        is_id = self.name.startswith("pettingzoo:") or re.search(r"-v\d+$", self.name)
-        return bool(self.pickled) or (":" in self.name and not is_id)
+        """Whether it is a user's own callable, or a list with one; "module:Id-v0" is an id of
+        Gymnasium.
+        """
+        ids = r"pettingzoo:.*|.*-v\d+"
+        return bool(self.pickled) or any(
+            ":" in name and not re.fullmatch(ids, name) for name in self.task_names
+        )
+
+    @property
+    def task_names(self) -> list[str]:
+        """The names of the tasks: of a single environment its own."""
+        return [name.strip() for name in self.name.split(",")]
+
+    @property
+    def tasks(self) -> list[EnvSpec]:
+        """The environments that the name lists; of a single one, itself."""
+        names, options = self.task_names, self.options
+        shares, pairs = len(options.task_shares), len(options.task_returns) // 2
+        fits = len({*names}) == len(names) and {shares, pairs} <= {0, len(names)}
+        if len(names) == 1:
+            fits = not (shares or pairs or options.task_input)
+        if not fits:
+            raise EnvError(
+                "task_shares, task_returns and task_input are for a list of different tasks: "
+                f"{self.name} has {len({*names})}, and there are {shares} task_shares and {pairs} "
+                "pairs of task_returns"
+            )
+        options = dataclasses.replace(options, task_shares=(), task_returns=(), task_input=False)
+        pickled = self.pickled.split(",") if self.pickled else [""] * len(names)
+        return [
+            EnvSpec(name, self.kwargs, options=options, pickled=source)
+            for name, source in zip(names, pickled, strict=True)
+        ]
+
+    @staticmethod
+    def of_tasks(tasks: Sequence[EnvSpec | str | Callable[..., Any]]) -> EnvSpec:
+        """Returns the spec of a list of environments, the tasks of one agent.
+
+        Args:
+            tasks: Ids, specs, or functions.
+
+        Raises:
+            EnvError: If their keyword arguments or options differ.
+        """
+        specs = [task if isinstance(task, EnvSpec) else EnvSpec.of(task) for task in tasks]
+        for spec in specs:
+            if (spec.kwargs, spec.options) != (specs[0].kwargs, specs[0].options):
+                raise EnvError(
+                    f"the tasks of one agent have the same keyword arguments and options, but "
+                    f"{specs[0]} and {spec} differ: put them into functions"
+                )
+        pickled = [spec.pickled for spec in specs]
+        names = [  # those of notebooks' functions may be equal
+            f"{spec.name}#{number}".replace(",", ";") if spec.pickled else spec.name
+            for number, spec in enumerate(specs)
+        ]
+        return dataclasses.replace(
+            specs[0],
+            name=",".join(names),
+            pickled=",".join(pickled) if any(pickled) else "",
+        )
+
+    def dealt(self, first: int, count: int) -> EnvSpec:
+        """Returns the spec of some of the environments of all workers: its task_shares are the
+        numbers of environments of each task.
+
+        Args:
+            first: Number of the first environment.
+            count: Number of environments.
+        """
+        if len(names := self.task_names) == 1 or not count:
+            return self
+        shares = dealt(self.options.task_shares or [1] * len(names), first, count)
+        return dataclasses.replace(
+            self, options=dataclasses.replace(self.options, task_shares=tuple(shares))
+        )
 
     @classmethod
     def from_parent(cls, value: Mapping[str, Any]) -> EnvSpec:
@@ -155,7 +253,8 @@ class _EnvName:
     """The name of the environment. A separate class, so that --help lists it before the options."""
 
     env: str | None = setting(None, "task")
-    """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own.
+    """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own; or
+    several tasks for one agent, as in "MinAtar/Breakout-v0,MinAtar/Asterix-v0".
     Default: PongNoFrameskip-v4; with --mode test, the run's environment. An environment to evaluate
     in must have the run's observation and action spaces."""
     env_kwargs: Mapping[str, Any] = setting(dict, "task")
@@ -197,7 +296,12 @@ def is_atari(env_id: str) -> bool:
 
 
 def plays_atari(env_id: str) -> bool:
-    """Returns whether the id names an Atari game of ALE or of EnvPool, such as envpool:Pong-v5."""
+    """Returns whether the id names an Atari game of ALE or of EnvPool, such as envpool:Pong-v5, or
+    a list of them.
+    """
+    names = env_id.split(",")
+    if len(names) > 1:
+        return all(plays_atari(name.strip()) for name in names)
     game = env_id.removeprefix("envpool:")
     return is_atari(game) or (game != env_id and game.removesuffix("-v5") in roms_of_ale())
 
@@ -205,6 +309,12 @@ def plays_atari(env_id: str) -> bool:
 def is_pool(env_id: str) -> bool:
     """Returns whether the id names a task of EnvPool, which steps many environments together."""
     return env_id.startswith("envpool:")
+
+
+def game_of(env_id: str) -> str:
+    """Returns the name of an Atari game in its id, "Pong"; other ids are returned as they are."""
+    match = ATARI_ID.fullmatch(env_id.removeprefix("envpool:"))
+    return (match[1] or match[2]) if match else env_id
 
 
 def roms_of_ale() -> dict[str, str]:

@@ -40,8 +40,12 @@ from torchbeast.run.episodes import (
 
 def report(episodes: Episodes) -> str:
     """Describes returns, lengths and the number of distinct episodes in words."""
-    returns, lengths, _ = episodes
+    returns, lengths = episodes.returns, episodes.lengths
     each = ", ".join(f"{value:g}" for value in returns)
+    if tasks := episodes.task_means():
+        means = [f"{task}: mean return {value:.2f}" for task, value in tasks.items()]
+        ends = f"Score {episodes.mean:.3f} over {counted(len(returns), 'episode')}."
+        return "\n".join([*means, ends])
     return (
         f"Returns: {each}\n"
         f"Mean {statistics.fmean(returns):.2f}, median {statistics.median(returns):.2f}, "
@@ -83,6 +87,10 @@ class EpisodePlayer:
         self._seed = secrets.randbits(31) if seed is None else seed
         self._trained_on = checkpoints.recorded_env_spec(saved).name
         spec = env_of(saved, asked)
+        shares = asked.options.task_shares  # those of training do not count
+        spec = dataclasses.replace(
+            spec, options=dataclasses.replace(spec.options, task_shares=shares)
+        )
         start = functools.partial(EnvProcess, spec, render=film, check_goes_on=check_goes_on)
         self.env = of_whole_games(start, 1 if film else config.num_episodes)
         self._is_other = self._trained_on not in ("", spec.name)

@@ -15,7 +15,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -40,21 +40,40 @@ _none_yet = functools.partial(collections.deque[Any], maxlen=100)
 
 @dataclass
 class Progress:
-    """Steps and episodes of a run. Written under the training lock."""
+    """Steps and episodes of a run. Written under the training lock.
+
+    by_task: returns of the last episodes of each task, by name; {} with one task.
+    score: of an agent with these mean returns, by the numbers of tasks.
+    """
 
     step: int = 0
     episodes: int = 0
     returns: collections.deque[float] = field(default_factory=_none_yet)
     lengths: collections.deque[int] = field(default_factory=_none_yet)
+    by_task: dict[str, collections.deque[float]] = field(default_factory=dict)
+    score: Callable[[Mapping[int, float]], float] = lambda returns: mean(returns.values())
 
-    def keep_last(self, episodes: int) -> None:
-        """Changes the number of episodes in the means."""
+    def keep_last(self, episodes: int, tasks: Sequence[str] = ()) -> None:
+        """Changes the number of episodes in the means; tasks: the names of several."""
         self.returns = collections.deque(self.returns, episodes)
         self.lengths = collections.deque(self.lengths, episodes)
+        self.by_task = {
+            name: collections.deque(self.by_task.get(name, ()), episodes) for name in tasks
+        }
 
     def mean_return(self) -> float:
-        """Returns the mean return of the last episodes; NaN if none has ended."""
-        return mean(self.returns)
+        """Returns the mean return of the last episodes, with several tasks the score of the mean
+        returns of those with episodes; NaN if none has ended.
+        """
+        if not self.by_task:
+            return mean(self.returns)
+        means = {number: mean(returns) for number, returns in enumerate(self.by_task.values())}
+        known = {number: value for number, value in means.items() if not math.isnan(value)}
+        return self.score(known) if known else math.nan
+
+    def task_means(self) -> dict[str, float]:
+        """Returns the mean return of each task's last episodes, by name; {} with one task."""
+        return {name: mean(returns) for name, returns in self.by_task.items()}
 
     def mean_length(self) -> float:
         """Returns the mean length of the last episodes in env steps; NaN if none has ended."""
@@ -67,6 +86,7 @@ class Progress:
             "episodes": self.episodes,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            **({"task_returns": kept} if (kept := _lists(self.by_task)) else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -75,6 +95,12 @@ class Progress:
         self.episodes = state.get("episodes", 0)
         self.returns.extend(state.get("returns", ()))
         self.lengths.extend(state.get("lengths", ()))
+        for name, returns in state.get("task_returns", {}).items():
+            self.by_task[name] = collections.deque(returns)
+
+
+def _lists(deques: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
+    return {name: list(numbers) for name, numbers in deques.items()}
 
 
 def mean(values: Iterable[float]) -> float:
@@ -259,6 +285,7 @@ class Display(Panel):
             cells[collectors] = cells[collectors].partition(",")[0]
         if shown.diagnosis is not None and math.isnan(shown.took):
             below += [*str(shown.shares).split("; "), shown.diagnosis.sentence]
+        below += [f"{task}: {figure(r)}" for task, r in shown.progress.task_means().items()]
         table, row, used = Table(box=None, pad_edge=False), list[str](), 0
         for name in filter(cells.__contains__, self._widths):
             self._widths[name] = width = max(self._widths[name], len(cells[name]))
@@ -369,6 +396,8 @@ def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
         if progress.returns
         else "No episode has ended yet."
     )
+    for task, value in progress.task_means().items():
+        returns += f"\n{task}: mean return {figure(value)}"
     rate = steps_learnt / seconds if seconds > 0 else 0.0
     return (
         f"Trained for {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "

@@ -386,7 +386,7 @@ class WallTime:
 _ONLY_FILES = ("mean_episode_return", "mean_episode_length")  # of a batch, and often empty
 _GROUPS = (
     ("eval/", re.compile(r"(?:evaluation_(mean_(?:return|length))|(.+_mean_(?:return|length)))")),
-    ("rollout/", re.compile(r"(mean_return|mean_length|episodes|info_.+)")),
+    ("rollout/", re.compile(r"(mean_return(_.+)?|mean_length|episodes|info_.+)")),
     ("", re.compile("(.+/.+)")),
     (
         "time/",

@@ -86,6 +86,8 @@ class LearnerConfig:
         """Returns the settings with the environment's reward clipping in place of "auto"."""
         algorithm = self.algorithm
         clipping = resolved(getattr(algorithm, "reward_clipping", "auto"), name)
+        if getattr(algorithm, "popart", False) and algorithm.reward_clipping == "auto":
+            clipping = "none"  # PopArt is there to learn from rewards of any size
         if hasattr(algorithm, "reward_clipping"):
             algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
         actor = dataclasses.replace(self.actor, reward_input=clipping)
@@ -103,6 +105,7 @@ class LearnerConfig:
         found = recorded.get("normalise_returns")
         if found is None:
             found = algorithm.reward_clipping == "none" and algorithm.reward_scale == 1.0
+            found = found and not algorithm.popart
         algorithm = dataclasses.replace(algorithm, normalise_returns=found)
         return dataclasses.replace(self, algorithm=algorithm)
 

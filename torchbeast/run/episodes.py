@@ -17,7 +17,7 @@ import math
 import statistics
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +30,12 @@ from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves2
 from torchbeast.core.envs.spaces import random_action
+from torchbeast.core.envs.tasks import num_tasks, tasks_in
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
-from torchbeast.envs.spec import plays_atari
+from torchbeast.envs.spec import EnvSpec, plays_atari
 from torchbeast.errors import RunError
+from torchbeast.run.scores import TaskScores
 from torchbeast.seeds import seed_of
 
 MAX_PARALLEL = 8
@@ -50,14 +52,38 @@ class Episodes(NamedTuple):
         returns: The sums of rewards.
         lengths: Environment steps.
         endings: Hashes of the last COMPARED_STEPS steps, which distinguish episodes.
+        tasks: The numbers of their tasks.
+        scores: Of an agent of several tasks; None: there is one.
     """
 
     returns: list[float]
     lengths: list[int]
     endings: list[int]
+    tasks: Sequence[int] = ()
+    scores: TaskScores | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean return; with several tasks, the score of the mean returns of each."""
+        if self.scores is None:
+            return statistics.fmean(self.returns or [math.nan])
+        return self.scores({task: statistics.fmean(of) for task, of in self.by_task().items()})
+
+    def task_means(self) -> dict[str, float]:
+        """Returns the mean return of each task that was played, by name; {} with one task."""
+        names = [] if self.scores is None else self.scores.names
+        means = {task: statistics.fmean(returns) for task, returns in self.by_task().items()}
+        return {name: means[task] for task, name in enumerate(names) if task in means}
+
+    def by_task(self) -> dict[int, list[float]]:
+        """Returns the returns of each task that was played, by its number."""
+        returns: dict[int, list[float]] = {}
+        for task, value in zip(self.tasks, self.returns, strict=False):
+            returns.setdefault(task, []).append(value)
+        return returns
 
     def __repr__(self) -> str:
-        mean, length = (statistics.fmean(of or [math.nan]) for of in self[:2])
+        mean, length = self.mean, statistics.fmean(self.lengths or [math.nan])
         count = counted(len(self.returns), "episode")
         return f"<{count}: mean return {mean:.2f} ± {self.spread:.2f}, mean length {length:.0f}>"
 
@@ -132,7 +158,8 @@ def parallel_envs(num_episodes: int, num_agents: int) -> int:
 def of_whole_games(start: Callable[[int], EnvProcess], num_episodes: int) -> EnvProcess:
     """Returns environments that play the episodes; start: makes a number of environments."""
     env = start(parallel_envs(num_episodes, 1))
-    num_envs = parallel_envs(num_episodes, getattr(env, "num_agents", 1))
+    multiple = getattr(env, "num_agents", 1) * num_tasks(env.observation_space)
+    num_envs = parallel_envs(num_episodes, multiple)
     if num_envs == env.num_envs:
         return env
     env.close()
@@ -159,7 +186,7 @@ def play(
     greedy: bool = True,
     random_start: int | None = None,
 ) -> Episodes:
-    """Plays `num_episodes` whole episodes, `env.num_envs` of them at a time.
+    """Plays `num_episodes` whole episodes of each task, `env.num_envs` of them at a time.
 
     The caller's random numbers and torch's number of threads are the same afterwards. Prints
     progress messages. Raises RunError if an episode takes more than MAX_EPISODE_STEPS.
@@ -183,8 +210,13 @@ def _play(
     greedy: bool,
     random_start: int,
 ) -> Episodes:
-    left = np.array([len(share) for share in np.array_split(range(num_episodes), env.num_envs)])
-    played = Episodes([], [], [])
+    of_envs, of_episodes = [0] * env.num_envs, list[int]()
+    count, scores = num_tasks(env.observation_space), None
+    if count > 1:
+        scores = TaskScores(getattr(env, "spec", EnvSpec(env.env_id)))
+    shares = np.array_split(range(count * num_episodes), env.num_envs)
+    left = np.array([len(share) for share in shares])
+    played = Episodes([], [], [], of_episodes, scores)
     starts = RandomStarts(env, random_start, seed_of(seed, "random starts"))
     endings = Endings(env.num_envs)
     loop = EnvLoop(env, agent.model, seed)
@@ -205,6 +237,9 @@ def _play(
         played.returns.extend(loop.row.episode_return[counted].tolist())
         played.lengths.extend(loop.row.episode_step[counted].tolist())
         played.endings.extend(ended[index] for index in np.flatnonzero(counted).tolist())
+        if count > 1:
+            of_envs = tasks_in(loop.row.observation).tolist()
+        of_episodes.extend(of_envs[index] for index in np.flatnonzero(counted).tolist())
         left -= counted
         longest = int(loop.row.episode_step[left > 0].max(initial=0))
         if longest > MAX_EPISODE_STEPS:
@@ -214,7 +249,8 @@ def _play(
             )
         if time.monotonic() >= say_at:
             print(
-                f"{len(played.returns)} of {num_episodes} episodes have ended; the longest running "
+                f"{len(played.returns)} of {count * num_episodes} episodes have ended; the longest "
+                "running "
                 f"one is at step {longest:,}.",
                 flush=True,
             )

@@ -53,6 +53,7 @@ from torchbeast.run.config import (
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.plan import Plan
 from torchbeast.run.rows import Rows
+from torchbeast.run.scores import TaskScores
 from torchbeast.run.training import DONE, Consumer, PeriodicCheckpoints, Training
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
@@ -104,7 +105,15 @@ class LearnerRun:
         self._recorded = {**plan.record(), "seed": seed}
         self._changed = changes(self.earlier.recorded or {}, self._recorded, plan.of_command)
         self.progress = self.earlier.progress()
-        self.progress.keep_last(plan.display.episodes_for_avg)
+        scores, num_envs = TaskScores(plan.env), plan.collection.num_envs
+        names = scores.names if len(scores.names) > 1 else ()
+        if 0 < num_envs < len(names) and not plan.others_serve:
+            raise UsageError(
+                f"num_envs {num_envs} is less than the {len(names)} tasks of env: use at least one "
+                "environment for each"
+            )
+        self.progress.keep_last(plan.display.episodes_for_avg, names)
+        self.progress.score = scores
         torch.manual_seed(seed)
         self.made = self._assembled()
         schedules = self._restart_schedules()

@@ -216,7 +216,7 @@ class Evaluation(_Periodic):
         sentence = scores.add(weights, played, learner.checkpoint)
         if self._verbose:
             say(sentence)
-        metrics[f"{self._name}_mean_return"] = statistics.fmean(played.returns)
+        metrics[f"{self._name}_mean_return"] = played.mean
         metrics[f"{self._name}_mean_length"] = statistics.fmean(played.lengths)
 
 
@@ -326,15 +326,16 @@ class Scores:
         """
         returns, lengths = played.returns, played.lengths
         message = (
-            f"Step {weights[0]:,}: mean return {statistics.fmean(returns):.2f}, from "
+            f"Step {weights[0]:,}: mean return {played.mean:.2f}, from "
             f"{min(returns):g} to {max(returns):g}; mean length {statistics.fmean(lengths):.0f}; "
             f"{played.distinct} of {len(returns)} episodes unique"
         )
-        if self._keep(statistics.fmean(returns), checkpoint):
+        message += "".join(f"; {task} {value:.2f}" for task, value in played.task_means().items())
+        if self._keep(played.mean, checkpoint):
             message += f"; new best, saved as {self._name}_best.tar"
         self._known.add(weights)  # even if writing fails: they are not played again
         row = [round(self._time.now(), 3), *weights, len(returns), played.distinct]
-        row += [statistics.fmean(returns), min(returns), max(returns), statistics.fmean(lengths)]
+        row += [played.mean, min(returns), max(returns), statistics.fmean(lengths)]
         try:
             heading = "" if self._file.size else csv_line(COLUMNS)
             self._file.append(heading + csv_line(row))

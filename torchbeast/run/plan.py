@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.collect.contract import CollectionPlan
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.envs.selection import leaf_keys
+from torchbeast.core.envs.tasks import has_tasks
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.reporting.log_files import Logger
@@ -81,18 +82,20 @@ class Plan:
     becomes_latest: bool = True
 
     def local_env(self) -> EnvSpec:
-        """Returns the environment for a process on this machine.
+        """Returns the environment for a process on this machine, with all tasks in equal shares.
 
         Raises UsageError, as `check_named`, if a server that can be anyone's describes it.
         """
         if self.others_serve:
             check_named(self.recorded_env(), self.asked)
-        return self.env
+        return replace(self.env, options=replace(self.env.options, task_shares=()))
 
     def recorded_env(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""
-        keys = leaf_keys(self.observation_space)
-        options = {**self.env.options.as_json(), "observation_keys": keys}
+        keys = self.env.options.observation_keys
+        if not has_tasks(self.observation_space):  # each task has its own
+            keys = tuple(leaf_keys(self.observation_space))
+        options = {**self.env.options.as_json(), "observation_keys": list(keys)}
         return {**recorded_env(self.env, self.others_serve), **options}
 
     def record(self) -> dict[str, Any]:

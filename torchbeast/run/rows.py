@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from torchbeast.collect.contract import Source
 from torchbeast.core.algos.base import Counters
+from torchbeast.core.envs.tasks import TASK
 from torchbeast.core.storages.batch import Batch
 from torchbeast.reporting.diagnosis import Reading, spent
 from torchbeast.reporting.display import Progress, Rate, mean
@@ -141,10 +142,12 @@ class Rows:
         progress.episodes += len(returns)
         progress.returns.extend(returns)
         progress.lengths.extend(lengths)
+        by_task = self._by_task(returns, info.get(TASK, ()))
         episodes = {
-            "mean_episode_return": mean(returns),
+            "mean_episode_return": progress.score(by_task) if by_task else mean(returns),
             "mean_episode_length": mean(lengths),
             "mean_return": progress.mean_return(),
+            **{f"mean_return_{task}": value for task, value in progress.task_means().items()},
             "mean_length": progress.mean_length(),
             "episodes": progress.episodes,
             **{f"info_{k}": self._info_mean(k, info.get(k, ())) for k in self._info_keywords},
@@ -160,6 +163,17 @@ class Rows:
             "optimiser_steps": counters.optimiser_steps,
         }
         return self.newest
+
+    def _by_task(self, returns: Sequence[float], tasks: Sequence[float]) -> dict[int, float]:
+        """Adds returns to those of their tasks; returns the means of the tasks that they are of,
+        {} with one task.
+        """
+        sums: dict[int, list[float]] = {}
+        for task, value in zip(map(int, tasks), returns, strict=False):
+            sums.setdefault(task, []).append(value)
+        for number, kept in enumerate(self.progress.by_task.values()):
+            kept.extend(sums.get(number, ()))
+        return {number: mean(values) for number, values in sums.items()}
 
     def write(self) -> None:
         """Writes the newest row, to which callbacks may have added numbers."""

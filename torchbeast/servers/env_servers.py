@@ -118,16 +118,17 @@ class EnvServers:
         self._servers = []
         streams = itertools.cycle(learners)
         common = {
-            "env": env.as_json(),
             "num_servers": len(plans),
             "folder": None if folder is None else str(folder),
             # only names of files, because process lists show arguments
             "security": None if security is None else dataclasses.asdict(security),
             "counts": counts,
         }
-        for i, (plan, address) in enumerate(zip(plans, addresses, strict=True)):
+        firsts = itertools.accumulate((plan.num_envs for plan in plans), initial=0)
+        for i, (plan, address, first) in enumerate(zip(plans, addresses, firsts, strict=False)):
             dialled = list(itertools.islice(streams, plan.num_streams))
-            own = {"address": address, "learners": dialled, **dataclasses.asdict(plan)}
+            served = {"env": env.dealt(first, plan.num_envs).as_json(), "address": address}
+            own = {"learners": dialled, **served, **dataclasses.asdict(plan)}
             self._servers.append(_Server(i, common | own, self))
         try:
             for server in self._servers:

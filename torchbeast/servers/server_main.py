@@ -9,7 +9,7 @@ imports torch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -188,14 +188,15 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     from torchbeast.servers.security import credentials
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
+    streams = itertools.cycle(range(arguments["num_streams"]))
     # Make the first one now, so that a wrong name is reported immediately.
-    first = [make_environment(spec, num_envs)]
+    first = [make_environment(spec.dealt(num_envs * next(streams), num_envs), num_envs)]
 
     def make() -> Any:
         try:
             env: Any = first.pop()
         except IndexError:
-            env = envs.make(spec, num_envs)
+            env = envs.make(spec.dealt(num_envs * next(streams), num_envs), num_envs)
         keywords = spec.options.info_keywords
         return ServedEnv(env, keywords, activity) if keywords or arguments["counts"] else env
 
@@ -220,11 +221,12 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the description that a learner gets before it connects.
 
-    Its options contain neither the info keywords, which come with the steps, nor the folder of
-    self-play, because a learner writes only where its own flags say. They contain keyword arguments
-    unless these are empty.
+    Its options contain neither the info keywords, which come with the steps, nor the tasks' shares,
+    which differ between servers, nor the scale of their returns and the folder of self-play, which
+    the learner's own flags decide. They contain keyword arguments unless these are empty.
     """
-    options = dataclasses.replace(spec.options, selfplay=None, info_keywords=()).as_json()
+    others = {"selfplay": None, "info_keywords": (), "task_shares": (), "task_returns": ()}
+    options = spec.options.as_json() | others
     return {
         "env_id": spec.name,
         "num_envs": env.num_envs,

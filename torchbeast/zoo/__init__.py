@@ -4,6 +4,8 @@
 presets.ini      the settings, which `--preset NAME` makes the defaults
 records.json     their scores over seeds that were held out
 agents/NAME.pt   the policy of one of these seeds
+
+atari_scores.csv has what others reached in Atari games.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from torchbeast.errors import UsageError
 
 _FOLDER = Path(__file__).parent
 AGENTS = _FOLDER / "agents"
+ATARI_SCORES = _FOLDER / "atari_scores.csv"
+"""Returns of random play and of a human in 57 games (Espeholt et al. 2018, table C.1)."""
 PREFIX = "zoo:"
 """The prefix of an agent's name where a program or function takes a run."""
 

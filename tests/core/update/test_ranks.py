@@ -124,13 +124,14 @@ def state(step: OptimiserStep[Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", [IMPALA, Means], ids=["sum", "mean"])
-@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize(("is_masked", "popart"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("bounds", [[3], [1, 4]])
 def test_ranks_of_unequal_batches_learn_as_one_does_from_all_of_them(
-    make_rollout: Make, kind: type[IMPALA], is_masked: bool, bounds: list[int]
+    make_rollout: Make, kind: type[IMPALA], is_masked: bool, popart: bool, bounds: list[int]
 ) -> None:
     def make(actor: Any, **settings: Any) -> OptimiserStep[Any]:
-        return impala(actor, kind, learning_rate=0.01, total_steps=1000, **settings)
+        settings |= {"learning_rate": 0.01, "total_steps": 1000, "popart": popart}
+        return impala(actor, kind, **settings)
 
     whole = make(mlp(has_statistics=True))
     learners = ranks_of(whole, make, len(bounds) + 1)
@@ -170,7 +171,7 @@ def test_a_learner_that_applies_the_gradients_of_others_gets_the_bits_that_ranks
     make_rollout: Make, kind: type[IMPALA]
 ) -> None:
     def make(actor: Any, **settings: Any) -> OptimiserStep[Any]:
-        return impala(actor, kind, learning_rate=0.01, **settings)
+        return impala(actor, kind, learning_rate=0.01, popart=True, **settings)
 
     centre = make(mlp(has_statistics=True))
     learners = ranks_of(centre, make, 3)
@@ -189,13 +190,13 @@ def centrally(centre: OptimiserStep[Any], make: Any, batches: Sequence[Rollout])
     pairs = list(zip(workers, batches, strict=True))
     centre.statistics.add([worker.statistics.observed(batch) for worker, batch in pairs])
     for worker in workers:
-        worker.algo.actor.load_state_dict(centre.algo.actor.state_dict())
+        load(worker, centre)
     begun = [worker.begin(batch) for worker, batch in pairs]
     metrics = []
     minibatches = zip(*(parts for parts, _ in begun), strict=True)
     for number, several in enumerate(minibatches):
         for worker in workers:
-            worker.algo.actor.load_state_dict(centre.algo.actor.state_dict())
+            load(worker, centre)
         found = [
             worker.contribution(part, number, 0 if number else batch.env_steps)
             for (worker, batch), part in zip(pairs, several, strict=True)
@@ -203,6 +204,11 @@ def centrally(centre: OptimiserStep[Any], make: Any, batches: Sequence[Rollout])
         metrics.append(centre.apply(found))
     rates = centre.count(sum(batch.env_steps for batch in batches))
     return {name: sum(f[name] for f in metrics) / len(metrics) for name in metrics[0]} | rates
+
+
+def load(worker: OptimiserStep[Any], centre: OptimiserStep[Any]) -> None:
+    for name, model in centre.algo.models.items():
+        worker.algo.models[name].load_state_dict(model.state_dict())
 
 
 class StopsAfterTwo(PPO):

@@ -22,6 +22,7 @@ from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.base.specs import ActorSpec, Precision, RewardClipping
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.envs.tasks import has_tasks, tasks_in, without_task
 from torchbeast.errors import RunError, UsageError
 
 
@@ -148,7 +149,7 @@ class ModelOutput(NamedTuple):
 
     Attributes:
         policy_logits: float32 [T, B, num_params], the params of the actor's distribution.
-        baseline: float32 [T, B], the values.
+        baseline: float32 [T, B], the values; [T, B, tasks] of a forward that gives one per task.
         core_state: Leaves [layers, B, hidden], the recurrent state for the next row; () when
             feed-forward.
     """
@@ -305,16 +306,22 @@ class ActorCritic(Actor):
     recordable: bool = False
 
     def __call__(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
-        """Returns the outputs of forward, with logits of -inf for masked actions.
+        """Returns the outputs of forward: the values of the rows' own tasks, and logits of -inf for
+        masked actions. forward does not see the number of the task.
 
         Args:
             inputs: Rows [T, B, ...].
             core_state: Leaves [layers, B, hidden] before the first row; () when feed-forward.
         """
-        output: ModelOutput = super().__call__(inputs, core_state)
+        observation = inputs.observation
+        seen = inputs._replace(observation=without_task(observation))
+        output: ModelOutput = super().__call__(seen, core_state)
+        if output.baseline.dim() > inputs.reward.dim() and has_tasks(observation):
+            tasks = tasks_in(observation).long().unsqueeze(-1)
+            output = output._replace(baseline=output.baseline.gather(-1, tasks).squeeze(-1))
         if self.action_mask is None:
             return output
-        logits = self.action_mask.masked(output.policy_logits, inputs.observation)
+        logits = self.action_mask.masked(output.policy_logits, observation)
         return output._replace(policy_logits=logits)
 
     @abstractmethod
@@ -352,6 +359,34 @@ class ActorCritic(Actor):
             "policy_logits": ArraySpec((num_params,), "float32"),
             "baseline": ArraySpec((), "float32"),
         }
+
+
+def _value_heads(actor: Actor) -> list[nn.Linear]:
+    layers = (getattr(module, "baseline", None) for module in actor.modules())
+    return [layer for layer in layers if isinstance(layer, nn.Linear)]
+
+
+def repeat_value_head(actor: Actor, num_tasks: int) -> None:
+    """Gives every task its own copy of the layer `baseline`, if the network has one."""
+    for head in _value_heads(actor) if num_tasks > 1 else ():
+        for name, parameter in list(head.named_parameters()):
+            repeated = parameter.detach().repeat(num_tasks, *[1] * (parameter.dim() - 1))
+            setattr(head, name, nn.Parameter(repeated))
+        head.out_features = num_tasks
+
+
+def value_head(actor: Actor) -> nn.Linear:
+    """Returns the layer `baseline` that gives an actor-critic's values; raises UsageError if there
+    is none.
+    """
+    heads = _value_heads(actor)
+    if len(heads) != 1 or heads[0].bias is None:
+        raise UsageError(
+            f"popart rescales the last layer of the values, but {type(actor).__name__} has no "
+            "attribute `baseline` that is an nn.Linear with a bias: give that name to the layer, "
+            "or remove popart"
+        )
+    return heads[0]
 
 
 def zeros_of(specs: Any, *leading: int) -> Any:

@@ -47,6 +47,7 @@ from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, ObservationSpace
+from torchbeast.core.envs.tasks import without_task
 
 _GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -125,7 +126,7 @@ class OffPolicyActor(Exploring):
 
     def __call__(self, observation: Nest[Tensor]) -> Tensor:
         """Returns the outputs of forward, with -inf for masked actions."""
-        outputs: Tensor = super().__call__(observation)
+        outputs: Tensor = super().__call__(without_task(observation))
         mask = self.action_mask
         return outputs if mask is None else mask.masked(outputs, observation)
 
@@ -309,7 +310,7 @@ class Features(nn.Module):
 
         dtype: what the torsos compute in.
         """
-        leaves = flatten(observation)
+        leaves = flatten(without_task(observation))
         with computing_in(dtype, leaves[0].device):
             seen = [torso(leaf) for torso, leaf in zip(self.torsos, leaves, strict=True)]
         features = torch.cat([*(part.float() for part in seen), *more], -1)
@@ -319,7 +320,7 @@ class Features(nn.Module):
 
     def observe(self, observation: Nest[Tensor]) -> None:
         """Counts leaves [T, B, *shape] in the torsos' running statistics."""
-        for torso, leaf in zip(self.torsos, flatten(observation), strict=True):
+        for torso, leaf in zip(self.torsos, flatten(without_task(observation)), strict=True):
             torso.observe(leaf.flatten(0, 1))  # type: ignore[operator]
 
 

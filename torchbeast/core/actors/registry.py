@@ -23,6 +23,7 @@ from torchbeast.core.actors.contract import (
     ModelInputs,
     has_mask,
     mask_for,
+    repeat_value_head,
     zeros_of,
 )
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
@@ -45,6 +46,7 @@ from torchbeast.core.envs.spaces import (
     ObservationSpace,
     without_values,
 )
+from torchbeast.core.envs.tasks import num_tasks, without_task
 from torchbeast.errors import RunError, UsageError, expanded, what_it_raised
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ def make_model(
     factory = _factory(spec)
     check_takes(factory, spec.kwargs, f"model {spec.name}", positional=3)
     with own_settings():  # after the import, which may set others
-        model = factory(observation_space, action_space, spec.use_lstm, **spec.kwargs)
+        seen = without_task(observation_space)
+        model = factory(seen, action_space, spec.use_lstm, **spec.kwargs)
         return _finished(model, spec, observation_space, action_space)
 
 
@@ -108,6 +111,7 @@ def _finished(
     if not hasattr(model, "distribution"):
         model.distribution = distribution_for(action_space)
     model.reward_input = spec.reward_input
+    repeat_value_head(model, num_tasks(observation_space))
     check_model(model, observation_space, name)
     if hasattr(model, "action_mask"):
         setattr(model, "action_mask", mask_for(observation_space, model.distribution))  # noqa: B010
@@ -225,7 +229,7 @@ def describe_agent(agent: Agent) -> str:
         return f"{name} (custom)"
     read = [
         f"{path or 'observation'} ({kind} {list(spec.shape)})"
-        for path, spec, kind in readings(agent.observation_space)
+        for path, spec, kind in readings(without_task(agent.observation_space))
     ]
     more = f" and {len(read) - _NAMED} more" if len(read) > _NAMED else ""
     return f"{name}; inputs: {', '.join(read[:_NAMED])}{more}"
@@ -288,7 +292,7 @@ def default_model(observation_space: ObservationSpace, for_images: str) -> str:
     That is `for_images` if a leaf is an image of sufficient size, "small" for smaller images and
     maps, and "mlp" for everything else.
     """
-    specs: list[ArraySpec] = flatten(observation_space)
+    specs: list[ArraySpec] = flatten(without_task(observation_space))
     if any(is_large_image(spec) for spec in specs):
         return for_images
     # An image of two dimensions may be any table: its neighbouring entries need not be related.

@@ -14,6 +14,9 @@ all keep the same buffers. So each buffer of a model has one method that may cha
     by the counters   schedule, for example the probability of random actions
     by the weights    after_step, for example a target network
 
+Parameters that no optimiser trains may change where the weights do: in `adapt`, by the metrics that
+all learners found together, for example PopArt's statistics.
+
 Changes in `prepare` or `losses` are allowed with one learner and refused with several.
 
 An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`. Its
@@ -38,6 +41,7 @@ from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of, usual_of
 from torchbeast.core.base.checks import one_of, signed
 from torchbeast.core.base.nest import flatten
+from torchbeast.core.envs.tasks import without_task
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
 from torchbeast.core.storages.rollout import Rollout
@@ -291,7 +295,7 @@ class Algorithm(ABC, Generic[BatchT]):
         It is called once per batch, before `prepare`, without a gradient graph. With several
         learners, the statistics of every RunningNorm of their models are joined.
         """
-        new = batch.new_observations()
+        new = without_task(batch.new_observations())
         if all(leaf.shape[1] for leaf in flatten(new)):  # a mask may leave none
             self.actor.observe(new)
 
@@ -334,6 +338,15 @@ class Algorithm(ABC, Generic[BatchT]):
 
         If the algorithm is `separable`, several threads call this method with slices of a minibatch
         at the same time.
+        """
+
+    def adapt(self, metrics: Mapping[str, float]) -> None:
+        """Changes models by the metrics of a minibatch after its optimiser step, without a graph.
+
+        It runs before `after_step`, where the gradients are applied.
+
+        Args:
+            metrics: As in `stops_after`, joined over slices and learners.
         """
 
     def after_step(self) -> None:

@@ -213,6 +213,13 @@ class IMPALAConfig(RewardConfig):
     """Divide rewards in the loss (not in the logs) by the running standard deviation of discounted
     returns, and clip them to [-10, 10]. Default: true, unless rewards are clipped, as in Atari
     games, or scaled by --reward_scale."""
+    popart: bool = False
+    """PopArt: learn values, and weigh advantages, in units of the running mean and deviation of the
+    value targets of each task (not in the logs). Rewards are then neither clipped nor normalised by
+    default."""
+    popart_rate: float = 0.01
+    """Share beta of a minibatch's targets in the running statistics of PopArt, per optimiser step,
+    0.0003 to 0.1; larger in the first steps. The paper has 0.0003, in runs with many more steps."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
@@ -222,6 +229,14 @@ class IMPALAConfig(RewardConfig):
             not (self.normalise_returns and self.reward_clipping == "abs_one"),
             "normalise_returns scales rewards by their returns, and reward_clipping abs_one clamps "
             "them to [-1, 1]: remove the first, or use reward_clipping none",
+        )
+        require(
+            not (self.normalise_returns and self.popart),
+            "popart and normalise_returns both normalise by the scale of returns: remove one",
+        )
+        require(
+            0 <= self.popart_rate < 1,
+            f"popart_rate must be at least 0 and below 1, got {self.popart_rate}",
         )
 
 

@@ -51,8 +51,9 @@ class IMPALA(OnPolicy):
         entropy.
         """
         config, distribution = self.config, self.actor.distribution
-        policy_logits, values, final_values, state = unroll(self.actor, minibatch)
-        logits, values = policy_logits[:-1].float(), values.float()
+        unrolled = self.scale.unrolled(unroll(self.actor, minibatch), minibatch)
+        policy_logits, values, final_values, state = unrolled
+        logits = policy_logits[:-1].float()
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         log_probs = distribution.log_prob(logits, actions)
         behavior_logits = minibatch.extras["policy_logits"][1:].float()
@@ -68,14 +69,18 @@ class IMPALA(OnPolicy):
             mask=mask,
         )
         how, steps, online = self.reduction, minibatch.mask, minibatch.online_mask
-        log_probs, errors = losses.masked(log_probs, mask), losses.masked(vs - values[:-1], mask)
+        moments = self.scale.moments(vs, minibatch, mask)
+        advantages, errors = (
+            self.scale.scaled(each, minibatch) for each in (advantages, vs - values[:-1])
+        )
+        log_probs, errors = losses.masked(log_probs, mask), losses.masked(errors, mask)
         entropies = losses.masked(distribution.entropy(logits), online)
         terms = {
             "pg_loss": losses.policy_gradient_loss(log_probs, advantages, how, steps),
             "baseline_loss": config.baseline_cost * losses.baseline_loss(errors, how, steps),
             "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, steps),
         }
-        metrics = {"entropy": losses.mean(entropies, online), **metrics}
+        metrics = {"entropy": losses.mean(entropies, online), **metrics, **moments}
         return Losses(terms, metrics, Feedback(final_state=state))
 
     def learnt_from(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.actors.running_norm import LIMIT, SMALLEST_VARIANCE, RunningNorm
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import IMPALAConfig, RewardConfig
+from torchbeast.core.algos.popart import PopArt, Unscaled
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.rollout import Rollout
@@ -123,12 +124,19 @@ class OnPolicy(Algorithm[Rollout]):
             device = next(actor.parameters()).device
             self._returns = ReturnNorm(config.discounting).to(device)
             self.models["returns"] = self._returns
+        self.scale = Unscaled()  # of the network's values
+        if config.popart:
+            self.scale = self.models["popart"] = PopArt(self.actor, config.popart_rate)
 
     def observe(self, batch: Rollout) -> None:
         """Adds the batch to the running statistics of observations and of returns."""
         super().observe(batch)
         if self._returns is not None:
             self._returns.add(batch)
+
+    def adapt(self, metrics: Mapping[str, float]) -> None:
+        """Moves the statistics of PopArt."""
+        self.scale.adapt(metrics)
 
     def rewards_and_discounts(
         self, rollout: Rollout, final_values: Tensor

@@ -61,8 +61,8 @@ class PPO(OnPolicy):
         that they belong to.
         """
         config = self.config
-        _, values, final_values, _ = unroll(self.actor, batch)
-        values, bootstrap_value = values[:-1].float(), values[-1].float()
+        _, values, final_values, _ = self.scale.unrolled(unroll(self.actor, batch), batch)
+        values, bootstrap_value = values[:-1], values[-1]
         rewards, discounts = self.rewards_and_discounts(batch, final_values)
         advantages = returns.gae(
             rewards=rewards,
@@ -99,8 +99,11 @@ class PPO(OnPolicy):
         self._check_size(batch)
         for _ in range(self.config.num_epochs):
             for minibatch in shuffled(batch, self.config.num_mini_batch):
-                is_normal = self.config.normalise_advantages
-                yield _with_normal_advantages(minibatch) if is_normal else minibatch
+                advantages = self.scale.scaled(minibatch.extras["advantages"], minibatch)
+                if self.config.normalise_advantages:
+                    advantages = _normalised(advantages, _valid(minibatch))
+                extras = {**minibatch.extras, "advantages": advantages}
+                yield dataclasses.replace(minibatch, extras=extras)
 
     def _check_size(self, batch: Rollout) -> None:
         """Raises UsageError if minibatches had a single step, whose normal advantage is 0."""
@@ -131,15 +134,20 @@ class PPO(OnPolicy):
         terms = {
             "pg_loss": pg_loss,
             "baseline_loss": config.baseline_cost
-            * self._baseline_loss(values.float(), extras["old_values"], minibatch),
+            * self._baseline_loss(values.float(), extras, minibatch),
             "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, mask),
         }
         ratios = _of_ratios(log_ratios.detach(), clip, mask)
-        return Losses(terms, {"entropy": losses.mean(entropies, mask), **ratios})
+        moments = self.scale.moments(extras["value_targets"], minibatch, mask)
+        return Losses(terms, {"entropy": losses.mean(entropies, mask), **ratios, **moments})
 
-    def _baseline_loss(self, values: Tensor, old_values: Tensor, minibatch: Rollout) -> Tensor:
+    def _baseline_loss(
+        self, values: Tensor, extras: Mapping[str, Tensor], minibatch: Rollout
+    ) -> Tensor:
         config, how, mask = self.config, self.reduction, minibatch.mask
-        targets = minibatch.extras["value_targets"][1:]
+        targets, old_values = (
+            self.scale.normal(extras[name], minibatch) for name in ("value_targets", "old_values")
+        )
         if config.use_clipped_value_loss:
             return losses.clipped_baseline_loss(
                 values, old_values, targets, config.clip_param, how, mask
@@ -169,14 +177,12 @@ def _of_ratios(log_ratios: Tensor, clip: float, mask: Tensor | None) -> dict[str
     return {name: losses.mean(metric, mask) for name, metric in metrics.items()}
 
 
-def _with_normal_advantages(minibatch: Rollout) -> Rollout:
-    """Returns the minibatch with advantages of mean 0 and deviation 1 over its valid steps."""
-    advantages = minibatch.extras["advantages"]
-    seen = advantages[1:][_valid(minibatch)]
+def _normalised(advantages: Tensor, valid: Tensor) -> Tensor:
+    """Returns advantages [T+1, B] with mean 0 and deviation 1 over the valid steps [T, B]."""
+    seen = advantages[1:][valid]
     if not len(seen):
-        return minibatch
-    normal = (advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
-    return dataclasses.replace(minibatch, extras={**minibatch.extras, "advantages": normal})
+        return advantages
+    return (advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
 
 
 def _valid(rollout: Rollout) -> Tensor:

@@ -31,6 +31,7 @@ from torchbeast.core.actors.contract import Agent, specs_of_extras
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.envs.tasks import TASK, has_tasks, tasks_in
 from torchbeast.core.losses import Mean, both, mean
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
@@ -120,6 +121,14 @@ class Rollout:
         if self.replayed is not None:
             return int((~self.replayed[1:].bool()).sum())
         return self.unroll_length * self.batch_size
+
+    @property
+    def tasks(self) -> Tensor:
+        """int64 [T+1, B], the number of each row's task; 0 if there is one task."""
+        if not has_tasks(self.observation):
+            return torch.zeros_like(self.env_index)
+        tasks: Tensor = tasks_in(self.observation)
+        return tasks.long()
 
     @property
     def column_bytes(self) -> int:
@@ -327,8 +336,12 @@ class Rollout:
         return self.episode_return[1:][ended].tolist(), self.episode_step[1:][ended].tolist()
 
     def finished_info(self) -> dict[str, list[float]]:
-        """Returns the numbers of these games by keyword, NaN where one gave none."""
-        return {name: rows[1:][self._ended].tolist() for name, rows in self.info.items()}
+        """Returns the numbers of these games by keyword, NaN where one gave none; and those of
+        their tasks, if there are several.
+        """
+        tasks = {TASK: self.tasks} if has_tasks(self.observation) else {}
+        numbers = {**self.info, **tasks}
+        return {name: rows[1:][self._ended].tolist() for name, rows in numbers.items()}
 
     @property
     def _ended(self) -> Tensor:

@@ -2,7 +2,7 @@
 """The update that all algorithms share: from a batch to new weights.
 
 batch -> statistics -> prepare, metrics -> for each minibatch, until stops_after:
-    gradients of its slices -> joined over learners -> checked -> clipped -> step -> after_step
+    gradients of its slices -> joined over learners -> checked -> clipped -> step -> adapt
 -> a new version of the weights
 
 Several learners do the same side by side, with one OptimiserStep each, and join what they found at
@@ -409,6 +409,7 @@ class OptimiserStep(Generic[BatchT]):
             minimiser.optimiser.step()
         self.counters.optimiser_steps += 1
         with torch.no_grad():
+            self.algo.adapt(metrics)
             self.algo.after_step()
 
     def state_dict(self) -> dict[str, Any]:
