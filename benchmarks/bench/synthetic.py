@@ -45,7 +45,8 @@ def inference_request(agent: Agent, space: ObservationSpace, num_envs: int) -> A
     """Returns the inputs of one inference batch (see servers/source.py), [1, E, ...]."""
     inputs, counters = model_inputs(agent, space, num_envs), torch.zeros(1, num_envs)
     env = inputs.observation, inputs.reward, inputs.done, counters.int(), counters
-    return env, (agent.model.initial_state(num_envs), inputs.last_action)
+    numbers = torch.arange(1, num_envs + 1).unsqueeze(0)
+    return env, (agent.model.initial_state(num_envs), inputs.last_action, numbers)
 
 
 def rollout(

@@ -53,7 +53,7 @@ def test_a_synthetic_inference_request_can_be_answered(
 ) -> None:
     agent = make_agent(ActorSpec("mlp", use_lstm=True), observations, actions, 1)
     request = synthetic.inference_request(agent, observations, num_envs=5)
-    (action, extras), (state, last_action) = answer(
+    (action, extras), (state, last_action, _) = answer(
         agent.model, CudaStream(torch.device("cpu")), request, ["policy_logits", "baseline"]
     )
     assert extras["policy_logits"].shape[:2] == extras["baseline"].shape == (1, 5)

@@ -10,7 +10,8 @@ Spare columns are room in a batch for other data, such as replay. The core write
 first columns, and the consumer writes the spare ones.
 
 The pool runs its own threads in C++. The environment's outputs do not include the last action, so
-it is passed along with the agent state: `agent_state = (state, last_action)`.
+it is passed along with the agent state and a number of the environment: `agent_state = (state,
+last_action, number)`.
 """
 
 from __future__ import annotations
