@@ -37,6 +37,7 @@ SENT = (
 # its runs.
 ALIKE = [
     *(f"torchbeast.export.ExportFlags.{name}" for name in ("env", "env_kwargs", "precision")),
+    "torchbeast.keys.KeysFlags.hosts",  # by name; of the bench: their number
     "torchbeast.status.StatusFlags.learner",
     *(f"torchbeast.suite.SuiteFlags.{name}" for name in ("algo", "name", "preset")),
 ]

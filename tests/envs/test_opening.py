@@ -93,5 +93,9 @@ def test_an_exception_of_any_type_in_a_users_environment_keeps_name_and_line(
 def test_a_server_reports_the_environment_that_cannot_be_made() -> None:
     pytest.importorskip("libtorchbeast")
     with pytest.raises(RunError, match="^source_envs:CannotBeMade cannot be made: "):
-        arguments = {"env": {"name": "source_envs:CannotBeMade"}, "envs_per_stream": 1}
+        arguments = {
+            "env": {"name": "source_envs:CannotBeMade"},
+            "envs_per_stream": 1,
+            "num_streams": 1,
+        }
         env_process._make_server(arguments, env_process.ServerActivity(), lambda report: None)
