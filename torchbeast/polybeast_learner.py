@@ -283,8 +283,8 @@ def _sentence(fleet: ServerFleet) -> str:
     """Returns a message with the number of environments and servers."""
     hosts, servers = set(fleet.stream_hosts), set(fleet.stream_addresses)
     where = counted(len(hosts), "host") if hosts else counted(len(servers), "server")
-    what = f" of {fleet.env.name}" if fleet.env.name != UNKNOWN else ""
-    return f"Found {counted(fleet.num_envs, 'environment')}{what}, on {where}."
+    what = f"{fleet.env.name} environment" if fleet.env.name != UNKNOWN else "environment"
+    return f"Found {counted(fleet.num_envs, what)} on {where}."
 
 
 if __name__ == "__main__":

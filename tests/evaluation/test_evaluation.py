@@ -197,7 +197,7 @@ def test_an_environment_that_suits_no_network_is_a_sentence() -> None:
 def test_the_report_has_each_return_and_their_spread() -> None:
     assert report(Episodes([1.0, -1.0, 1.0], [20, 9, 1000], [7, 7, 7])) == (
         "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes.\n"
-        "Lengths: mean 343 steps, from 9 to 1,000.\n"
+        "Episode length: mean 343, min 9, max 1,000.\n"
         "2 of 3 episodes unique"
     )
 
@@ -453,7 +453,7 @@ def test_an_evaluation_uses_the_recorded_keyword_arguments(
     kwargs = {"env_kwargs": {"rows": 4}, "model_kwargs": {"hidden": 24}}
     run = save_run(tmp_path, "Catch", model="mlp", **kwargs)
     assert run_test(run) == 0
-    assert "mean 3 steps" in capsys.readouterr().out
+    assert "length: mean 3," in capsys.readouterr().out
     with pytest.raises(UsageError, match="does not fit: .*"):
         run_test(run, envs.EnvSpec("", {"rows": 5}))
     with pytest.raises(UsageError, match="cannot play Memory"):

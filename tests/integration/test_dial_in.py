@@ -64,7 +64,7 @@ def test_catch_is_learnt_from_hosts_that_dial_in_and_end_with_the_run(
         *("polybeast_learner", "--preset", "catch", "--xpid", "a", *of_door(keys, port)),
         *("--num_envs", "16", "--total_steps", "60000"),
     )
-    learner.wait_for("Found 16 environments of Catch, on 1 host")
+    learner.wait_for("Found 16 Catch environments on 1 host")
     assert learner.end() == 0, learner.said
     rows = list(read_logs(workshop.run_folder("a")))
     assert max(row["mean_episode_return"] for row in rows[len(rows) // 2 :]) > 0.8
@@ -83,7 +83,7 @@ def test_hosts_join_and_leave_a_run_and_wait_for_a_learner_that_was_killed(
     command = ["polybeast_learner", *of_door(keys, port), *CHECKED]
     endless = ["--total_steps", str(10**8), "--xpid", "a", "--checkpoint_interval", "1"]
     learner = workshop.start(*command, *endless)
-    learner.wait_for(f"Found 2 environments of {MARKED}, on 1 host\\.")
+    learner.wait_for(f"Found 2 {MARKED} environments on 1 host\\.")
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     killed = host(workshop, keys, port, 2, 4)
     killed.wait_for("Connected to the learner")
@@ -97,7 +97,7 @@ def test_hosts_join_and_leave_a_run_and_wait_for_a_learner_that_was_killed(
     learner.kill()
     kept.wait_for("reconnecting", BUSY_S)
     resumed = workshop.start(*command, *endless)
-    resumed.wait_for("Found [12] environments? of", 15 + BUSY_S)  # each stream dials on its own
+    resumed.wait_for("Found [12] .* environments? on", 15 + BUSY_S)  # each stream dials on its own
     resumed.wait_for(r"steps ([1-9][\d,]*) of ")
     wait_for(lambda: streams(workshop) == {"live_streams": 2, "lost_streams": 0}, BUSY_S)
     for program in (resumed, kept):

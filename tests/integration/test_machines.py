@@ -60,7 +60,7 @@ def test_a_learner_and_two_hosts_learn_over_tls_and_tell_no_secret(
     learner = workshop.start(
         "polybeast_learner", "--preset", "catch", "--xpid", "a", *named, "--total_steps", "60000"
     )
-    learner.wait_for("Found 16 environments of Catch, on 3 servers")
+    learner.wait_for("Found 16 Catch environments on 3 servers")
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     code, shown = workshop.run("status", hosts[0], *of_learner(keys))
     assert code == 0, shown

@@ -38,7 +38,7 @@ def test_the_learner_finds_the_servers_of_the_same_user_and_logs_the_numbers_tha
     servers.wait_for("Serving 3 environments of environments:Telling")
     assert workshop.call("polybeast_learner", *SMALL) == 0
     said = capsys.readouterr().out
-    assert "Found 3 environments of environments:Telling, on 3 servers." in said
+    assert "Found 3 environments:Telling environments on 3 servers." in said
     recorded = workshop.meta("a")["args"]
     assert recorded["env"] == "environments:Telling"
     assert recorded["info_keywords"] == ["length", "squared"]
@@ -113,7 +113,7 @@ def test_a_learner_waits_for_servers_that_start_later(workshop: Workshop) -> Non
     servers = workshop.start(
         "polybeast_env", "--env", "Catch", "--num_servers", "10", "--num_envs", "20"
     )
-    learner.wait_for("Found 20 environments of Catch, on 10 servers.")
+    learner.wait_for("Found 20 Catch environments on 10 servers.")
     assert learner.end() == 0, learner.said
     servers.send(signal.SIGINT)
     assert servers.end() == 0, servers.said

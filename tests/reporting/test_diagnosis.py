@@ -212,7 +212,7 @@ def test_more_processes_are_only_recommended_if_cores_are_free() -> None:
         "raise num_workers; 2 of 4 cores step environments"
     )
     full = said(STARVED, setup(cores=2))
-    assert "all 2 cores are in use; only more cores or a faster environment help" in full
+    assert "all 2 cores are in use; only more cores or a faster environment would help" in full
 
 
 def test_with_one_environment_per_process_more_environments_are_recommended() -> None:
@@ -233,9 +233,9 @@ def test_recommendations_name_the_setting_of_the_program() -> None:
 def test_a_learner_alone_names_the_program_that_makes_environments() -> None:
     """Its own num_envs is the number that it expects to find."""
     sentence = said(SLOW_POLICY, setup("polybeast_learner"))
-    assert "more num_envs of polybeast_env make larger batches" in sentence
+    assert "raise num_envs of polybeast_env for larger batches" in sentence
     assert sentence.count("num_envs") == 1
-    assert "more num_envs make" in said(SLOW_POLICY, setup("polybeast"))
+    assert "raise num_envs for" in said(SLOW_POLICY, setup("polybeast"))
 
 
 def test_a_limiting_learner_gets_recommendations_for_learning() -> None:

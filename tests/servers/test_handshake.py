@@ -72,7 +72,7 @@ def test_a_learner_finds_servers_over_tls_and_over_plain_tcp(keys: Keys, tcp: st
 def test_plain_text_to_a_port_of_tls_names_the_missing_flag(keys: Keys, tcp: str, ca: bool) -> None:
     client_ca = {"tls_client_ca": keys.ca} if ca else {}
     with served(tcp, tls_cert=keys.cert, tls_key=keys.key, **client_ca):
-        with pytest.raises(RunError, match=f"^{tcp}: that port uses TLS: use --tls_ca"):
+        with pytest.raises(RunError, match=f"^{tcp}: that port uses TLS: replace --insecure"):
             found(tcp)
 
 

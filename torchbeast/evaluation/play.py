@@ -50,8 +50,8 @@ def report(episodes: Episodes) -> str:
         f"Returns: {each}\n"
         f"Mean {statistics.fmean(returns):.2f}, median {statistics.median(returns):.2f}, "
         f"standard deviation {episodes.spread:.2f} over {counted(len(returns), 'episode')}.\n"
-        f"Lengths: mean {statistics.fmean(lengths):.0f} steps, "
-        f"from {min(lengths):,} to {max(lengths):,}.\n"
+        f"Episode length: mean {statistics.fmean(lengths):.0f}, "
+        f"min {min(lengths):,}, max {max(lengths):,}.\n"
         f"{episodes.distinct} of {counted(len(returns), 'episode')} unique"
     )
 

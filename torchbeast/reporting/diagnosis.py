@@ -216,7 +216,7 @@ def _faster_environments(shares: Shares, collection: CollectionPlan) -> str:
         return f"raise num_envs and {collection.of_processes}; {run}"
     if has_free_cores and not used >= _FULL:
         return _more_processes(collection)
-    return f"all {cores} cores are in use; only more cores or a faster environment help"
+    return f"all {cores} cores are in use; only more cores or a faster environment would help"
 
 
 def _more_processes(collection: CollectionPlan) -> str:
@@ -232,7 +232,7 @@ def _larger_batches(collection: CollectionPlan) -> str:
     # polybeast_learner has num_envs too, but it does not make environments.
     whose = " of polybeast_env" if collection.processes is None else ""
     threads = "" if collection.acts_where_it_steps else ", or on a GPU num_inference_threads"
-    return f"more num_envs{whose} make larger batches{threads}"
+    return f"raise num_envs{whose} for larger batches{threads}"
 
 
 def percent(share: float) -> str:

@@ -30,7 +30,7 @@ _KEYS = f"{command('keys')} creates one"
 
 _CONNECT_S = 3.0
 _PORT_OF_TLS = (
-    "that port uses TLS: use --tls_ca, the authority of its certificate, instead of --insecure"
+    "that port uses TLS: replace --insecure with --tls_ca and the certificate of its authority"
 )
 _NO_TLS = (
     "that port does not use TLS: start the listening side with --tls_cert and --tls_key, or use "
