@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from assorted import check_rollout
@@ -20,7 +22,7 @@ from torchbeast.core.envs.spaces import (
     MultiDiscrete,
     ObservationSpace,
 )
-from torchbeast.servers.source import answer
+from torchbeast.servers.source import answer, numbered
 
 SPACES: list[tuple[ObservationSpace, ActionSpace]] = [
     (ArraySpec((3,), "float32"), Discrete(4, start=2)),
@@ -59,3 +61,16 @@ def test_a_synthetic_inference_request_can_be_answered(
     assert extras["policy_logits"].shape[:2] == extras["baseline"].shape == (1, 5)
     assert all(leaf.shape[:2] == (1, 5) for leaf in flatten(action) + flatten(last_action))
     assert all(leaf.shape[1] == 5 for leaf in flatten(state))
+
+
+def test_environments_have_the_numbers_from_0_in_the_order_in_which_they_first_act() -> None:
+    """An actor's ladder of epsilons begins there, as in MonoBeast."""
+    agent = make_agent(ActorSpec("mlp"), *SPACES[0], 1)
+    cpu, new_numbers, found = CudaStream(torch.device("cpu")), itertools.count(1), []
+    for before in ([0, 0], [2, 0, 1]):
+        env, (state, last_action, _) = synthetic.inference_request(agent, SPACES[0][0], len(before))
+        request = numbered((env, (state, last_action, torch.tensor([before]))), new_numbers)
+        _, (_, _, after) = answer(agent.model, cpu, request, [])
+        assert agent.model.env_index is not None
+        found.append((agent.model.env_index.tolist(), after.tolist()))
+    assert found == [([0, 1], [[1, 2]]), ([1, 2, 0], [[2, 3, 1]])]

@@ -500,6 +500,10 @@ def test_a_reproducible_run_has_the_same_environments_on_any_number_of_cores(
         (["--num_envs", "64", "--algo", "ppo"], 64),
         (["--num_envs", "64", "--fixed_lag", "1", "--num_workers", "8"], 8),
         (["--num_envs", "48", "--replay_size", "100000"], 16),
+        (["--num_workers", "100"], 32),
+        (["--num_buffers", "30"], 8),
+        (["--num_envs", "1024", "--fixed_lag", "None"], 256),
+        (["--num_envs=1e3"], 256),
     ],
 )
 def test_the_batch_follows_from_the_environments_unless_something_else_decides(
@@ -508,6 +512,16 @@ def test_the_batch_follows_from_the_environments_unless_something_else_decides(
     """So that the policy lag of a new run stays below 4 versions."""
     monkeypatch.setattr("torchbeast.collect.config.available_cores", lambda: 8)
     assert parse(MonoBeastFlags, "monobeast", words).rollouts.batch_size == batch_size
+
+
+def test_a_default_batch_fits_the_queue() -> None:
+    for words, batch_size in (
+        (["--num_servers", "128"], 32),
+        (["--num_envs", "64", "--max_learner_queue_size", "8"], 8),
+        (["--num_envs", "64", "--max_learner_queue_size", "12"], 12),
+        (["--num_envs", "64", "--max_learner_queue_size", "32"], 16),
+    ):
+        assert parse(PolyBeastFlags, "polybeast", words).rollouts.batch_size == batch_size
 
 
 def test_a_learner_alone_keeps_its_batch_because_servers_decide_about_environments() -> None:
@@ -526,6 +540,9 @@ POOL = ["--env", "envpool:CartPole-v1"]
         ([*POOL, "--batch_size", "8", "--unroll_length", "80"], (128, 8, 80)),
         ([*POOL, "--algo", "ppo"], (64, 64, 32)),
         ([*POOL, "--algo", "dqn"], (8, 32, 4)),
+        ([*POOL, "--fixed_lag", "1"], (None, 8, 80)),
+        ([*POOL, "--fixed_lag", "None"], (128, 32, 20)),
+        ([*POOL, "--algo", "ppo", "--fixed_lag", "0"], (64, 64, 32)),
         ([*POOL, "--preset", "cartpole"], (16, 16, 20)),
         ([*POOL, "--preset", "acrobot-impala"], (16, 8, 80)),
     ],

@@ -60,9 +60,12 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--algo", "dqn", "--replay_size", "0"], "--replay_ratio needs a replay"),
+        (
+            ["--algo", "dqn", "--replay_size", "0"],
+            "--replay_size is 0, but --replay_ratio needs",
+        ),
         (["--algo", "dqn", "--replay_ratio", "0"], "trains on replayed steps only"),
-        (["--algo", "sac", "--replay_service", "/x"], "agents of laser and r2d2, not steps"),
+        (["--algo", "sac", "--replay_service", "/x"], "agents of laser, not steps"),
         (["--algo", "sac", "--replay_size", "7"], "too small for 2 rollouts of --unroll_length 4"),
         (["--algo", "dqn", "--total_steps", "1000"], "use at most 999"),
         (["--algo", "dqn", "--replay_size", "902"], "use at most 900"),

@@ -600,16 +600,26 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
         assert run.source.hanging() == "worker 5 hangs" and run.source.lost_streams() == []
 
 
-def test_a_replay_without_room_for_an_episode_is_told_once(
+@pytest.mark.parametrize(
+    ("capacity", "sampling", "lacks"),
+    [(4 * T, None, "episode"), (B * T, ByPriority(1.0, 2), "window")],
+)
+def test_a_replay_without_room_for_what_it_samples_is_told_once(
     started: Start,
     caplog: pytest.LogCaptureFixture,
+    capacity: int,
+    sampling: ByPriority | None,
+    lacks: str,
 ) -> None:
-    with caplog.at_level(logging.WARNING, "torchbeast.replay"), started(capacity=4 * T) as run:
-        rollouts = learn(run, 20)
-    assert all(rollout.batch_size == B for rollout in rollouts)
+    caplog.set_level(logging.WARNING, "torchbeast.replay")
+    with started(capacity=capacity, sampling=sampling) as run:
+        for rollout in itertools.islice(run.source.batches(), 20):
+            priorities = None if sampling is None else torch.ones(rollout.batch_size)
+            rollout.give_feedback(Feedback(priorities=priorities))
+    assert rollout.batch_size == B
     told = [record for record in caplog.records if record.name == "torchbeast.replay"]
     (said,) = [record.getMessage() for record in told]
-    assert "does not hold a complete episode" in said and "replay_size" in said
+    assert f"does not hold a complete {lacks}," in said and "replay_size" in said
 
 
 class Blocking(io.BytesIO):

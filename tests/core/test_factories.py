@@ -23,7 +23,7 @@ from torchbeast.core.actors import (
 from torchbeast.core.actors.networks import AtariNet, DeepNet, FixupNet, MLPNet
 from torchbeast.core.actors.off_policy import QNet, SACNet
 from torchbeast.core.actors.torsos import FixupTorso
-from torchbeast.core.algos import DDQN, DQN, IMPALA, LASER, PPO, SAC, TD3
+from torchbeast.core.algos import DDQN, DQN, IMPALA, LASER, PPO, R2D2, SAC, TD3
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig, StepConfig, recorded, usual_of
 from torchbeast.core.envs import VecEnv
@@ -35,6 +35,7 @@ from torchbeast.core.storages import (
     OnPolicyGAEBuffer,
     OnPolicyVTraceBuffer,
     ReplayBuffer,
+    RolloutReplayBuffer,
 )
 from torchbeast.errors import IncompatibleParts
 from torchbeast.run.episodes import Episodes
@@ -320,6 +321,19 @@ def test_a_replay_has_the_settings_of_the_programs_unless_it_is_given_others(alg
             OnPolicyVTraceBuffer.create_factory(replay_size=10_000),
             IMPALA.create_factory(),
             "OnPolicyVTraceBuffer has a replay, but IMPALA does not use one",
+        ),
+        (
+            OnPolicyBuffer.create_factory(),
+            R2D2.create_factory(),
+            "OnPolicyBuffer does not, but R2D2 replays .* by priority: use RolloutReplayBuffer",
+        ),
+        *(
+            (
+                RolloutReplayBuffer.create_factory(),
+                algo.create_factory(),
+                f"RolloutReplayBuffer replays .* {algo.__name__} does not: use {better}",
+            )
+            for algo, better in ((LASER, "OnPolicyVTraceBuffer"), (PPO, "OnPolicyGAEBuffer"))
         ),
     ],
 )

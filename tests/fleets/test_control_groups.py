@@ -6,6 +6,7 @@ who uses the cores.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -149,6 +150,14 @@ def test_the_time_of_this_process_includes_its_descendants_and_nobody_else(busy:
     found = core_time(busy)
     assert found.own == pytest.approx(4.0)
     assert found.delayed == pytest.approx(3.75)  # without its threads that are not Python's
+
+
+def test_the_threads_of_a_process_that_ends_meanwhile_do_not_count(busy: Path) -> None:
+    shutil.rmtree(busy / "proc/31/task")
+    write(busy / "proc/31/task", "no folder")
+    shutil.rmtree(busy / "proc/7/task/7")
+    (busy / "proc/7/task/7").mkdir()
+    assert core_time(busy).delayed == 0
 
 
 def test_the_cores_that_this_process_may_use_are_in_use_when_they_neither_idle_nor_wait_for_a_disk(

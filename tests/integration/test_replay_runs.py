@@ -137,7 +137,10 @@ def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> No
         ),
         ([*REPLAY, "--algo", "impala"], ["--algo impala does not use a replay"]),
         (["--algo", "r2d2", "--burn_in", "10"], ["burn_in 10 leaves no step", "unroll_length 10"]),
-        (["--algo", "r2d2", "--no_use_lstm"], ["r2d2 needs a network with memory"]),
+        (
+            ["--algo", "r2d2", "--burn_in", "5", "--no_use_lstm"],
+            ["r2d2 needs a network with memory"],
+        ),
         ([*REPLAY, "--env", "Pendulum-v1"], ["continuous", "--replay_kl_threshold inf"]),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_large_policy_lag_is_part_of_the_diagnosis() -> None:
     old = diagnose(STARVED, setup(), 30.2)
     assert usual is not None and old is not None and usual == diagnose(STARVED, setup())
     advice = "raise batch_size, because the policy lag is 30 versions"
-    assert old == ("lag", f"{usual.sentence}; {advice}")
+    assert old == (usual.limit, f"{usual.sentence}; {advice}")
     chosen = setup(fixed_lag=8)
     assert diagnose(STARVED, chosen, 8.0) == diagnose(STARVED, chosen)
 

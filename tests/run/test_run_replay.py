@@ -108,6 +108,24 @@ def test_an_algorithm_that_takes_replayed_columns_for_new_ones_is_refused() -> N
     check_learns_from_replay(config(), "impala")
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--burn_in", "10"], "burn_in 10 leaves no step .* unroll_length 10"),
+        (["--replay_ratio", "0", "--burn_in", "60"], "burn_in 60 leaves no step"),
+        (
+            ["--burn_in", "9", "--replay_service", "/a"],
+            "algo r2d2 cannot share a replay.*remove replay_service",
+        ),
+    ],
+)
+def test_a_burn_in_needs_shorter_time_than_rollouts_and_states_of_the_own_network(
+    words: list[str], error: str
+) -> None:
+    with pytest.raises(UsageError, match=error):
+        check_learns_from_replay(config("--algo", "r2d2", *words), "r2d2")
+
+
 def test_laser_without_a_replay_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     check_learns_from_replay(config("--algo", "laser"), "laser")
     assert "Set replay_size" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import STAGES, Diagnosis, Reading
+from torchbeast.reporting.diagnosis import STAGES, UNKNOWN, Diagnosis, Reading
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.run import training as training_module
@@ -158,3 +158,14 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
     shown_by._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())
     (shown,) = display.show.call_args.args
     assert shown.diagnosis == (advice if live else None)
+
+
+def test_the_age_of_replayed_single_steps_is_no_policy_lag_to_reduce(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *arguments: arguments[2])
+    training, lags = Mock(rows=Mock(newest={"mean_lag": 14.0})), []
+    for is_replay in (False, True):
+        learner = Mock(learns_from_transitions=is_replay)
+        lags.append(RunDisplay(training=training, plan=Mock(learner=learner))._diagnose(UNKNOWN))
+    assert str(lags) == "[14.0, nan]"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -299,7 +300,8 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     resuming.check_algorithm(words, algo, recorded)
     complete_type = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
-    config, in_pool = type(complete_type().algorithm), not of_preset and _names_pool(words)
+    config = type(complete_type().algorithm)
+    in_pool = not of_preset and _names_pool(words) and not _fixes_lag(config, words)
     usual = {} if resuming.is_test(words) else usual_of(config, in_pool)
     of_run = resuming.usable(complete_type, recorded, words)
     values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
@@ -312,6 +314,12 @@ def _names_pool(words: Sequence[str]) -> bool:
     return is_pool(resuming.given(words, "--env") or "")
 
 
+def _fixes_lag(config: type, words: Sequence[str]) -> bool:
+    """Returns whether the command fixes the lag of an algorithm that usually has none."""
+    is_typed = resuming.given(words, "--fixed_lag") not in (None, "None")
+    return is_typed and "fixed_lag" not in usual_of(config)
+
+
 def _with_usual_batch(
     flags: OfLearner, values: Mapping[str, Any], words: Sequence[str]
 ) -> OfLearner:
@@ -319,13 +327,26 @@ def _with_usual_batch(
     one, or the lag is fixed.
     """
     started = [part for part in vars(flags).values() if isinstance(part, ActorsConfig)]
-    has_fixed_lag = resuming.given(words, "--fixed_lag") or values.get("fixed_lag") is not None
-    if "batch_size" in values or has_fixed_lag or not started:
+    if "batch_size" in values or not started:
         return flags
-    num_envs = started[0].environments()
     with suppress(ValueError):  # a mistake, which is reported later
-        num_envs = _read_integer([resuming.given(words, "--num_envs") or str(num_envs)])
-    return with_values(flags, {"batch_size": usual_batch_size(num_envs)})
+        actors, queue = _as_typed(started[0], words), math.inf
+        if (size := resuming.given(words, "--max_learner_queue_size")) not in (None, "None"):
+            queue = max(flags.rollouts.batch_size, _read_integer([size]))
+        if getattr(actors, "fixed_lag", None) is None:
+            usual = min(usual_batch_size(actors.environments()), queue)
+            return with_values(flags, {"batch_size": usual})
+    return flags
+
+
+def _as_typed(actors: ActorsConfig, words: Sequence[str]) -> ActorsConfig:
+    """Returns the settings with the numbers of a command; raises ValueError for a mistake."""
+    numbers = {
+        name: _read_integer_or_none([number])
+        for name in ("num_envs", actors.of_processes, "num_buffers", "fixed_lag")
+        if hasattr(actors, name) and (number := resuming.given(words, f"--{name}"))
+    }
+    return dataclasses.replace(actors, **numbers)
 
 
 def _with_followers(

@@ -119,7 +119,7 @@ class ReplayConfig:
         for each in fields(self):
             require(
                 self.replay_size > 0 or getattr(self, each.name) in (0, each.default),
-                f"{each.name} needs a replay: set replay_size too",
+                f"replay_size is 0, but {each.name} needs a replay: set replay_size too",
             )
         require(
             self.is_used or not (self.checkpoint_replay or self.replay_service),
@@ -204,7 +204,7 @@ class ReplayConfig:
         )
         require(
             self.replay_service is None,
-            "replay_service shares rollouts among agents of laser and r2d2, not steps: remove it",
+            "replay_service shares rollouts among agents of laser, not steps: remove it",
         )
         self._check_room(2, unroll_length, total_steps)
         return self.replay_ratio / batch_size

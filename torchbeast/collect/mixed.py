@@ -160,14 +160,6 @@ class MixedSource(WithReplay):
 
     def _insert(self, rollout: Rollout, priorities: Priorities | None) -> None:
         self._replay.insert(arrays_of(rollout), slice(0, self._batch_size), priorities)
-        stats = self._replay.stats()
-        is_too_small = stats.fill == 1.0 and not stats.episodes and self._beta is None
-        if is_too_small and not self._is_too_small:
-            _log.warning(
-                "the replay is full but does not hold a complete episode, so nothing can be "
-                "sampled from it: increase replay_size"
-            )
-        self._is_too_small = is_too_small
 
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without its spare columns."""
@@ -176,6 +168,7 @@ class MixedSource(WithReplay):
         is_walking = bool(flatten(self._initial_state))
         walk = lane.number * self._spare_columns if is_walking else None
         filled = self._replay.fill(arrays_of(rollout), spare, walk) if self._is_reached else None
+        self._check_room(is_empty=self._is_reached and filled is None)
         if filled is None:
             online, lane.windows = rollout.columns(0, self._batch_size), _NO_WINDOWS
             weights, receive = self._weights(online, ()), lane.receive
@@ -195,6 +188,17 @@ class MixedSource(WithReplay):
             feeds_back=is_walking,
             give_feedback=lane.receive,
         ).without_resets()
+
+    def _check_room(self, is_empty: bool) -> None:
+        """Warns once the replay is full, but nothing can be sampled from it."""
+        is_too_small = is_empty and self._replay.stats().fill == 1.0
+        if is_too_small and not self._is_too_small:
+            _log.warning(
+                "the replay is full but does not hold a complete %s, so nothing can be sampled "
+                "from it: increase replay_size",
+                "episode" if self._beta is None else "window",
+            )
+        self._is_too_small = is_too_small
 
     def _weights(self, rollout: Rollout, ratios: Iterable[float]) -> Tensor | None:
         """Returns Rollout.weights; ratios: of the replayed columns. New ones are as likely as in

@@ -73,7 +73,7 @@ class Shares(NamedTuple):
 
 UNKNOWN = Shares(*[math.nan] * 5)
 
-Limit = Literal["learner", "room", "environment", "inference", "cores", "files", "none", "lag"]
+Limit = Literal["learner", "room", "environment", "inference", "cores", "files", "none"]
 
 
 class Diagnosis(NamedTuple):
@@ -138,7 +138,7 @@ def diagnose(
     if bottleneck is None or collection.fixed_lag is not None or not mean_lag >= _OLD:
         return bottleneck
     advice = f"raise batch_size, because the policy lag is {mean_lag:.0f} versions"
-    return Diagnosis("lag", f"{bottleneck.sentence}; {advice}")
+    return Diagnosis(bottleneck.limit, f"{bottleneck.sentence}; {advice}")
 
 
 def _bottleneck(shares: Shares, collection: CollectionPlan) -> Diagnosis | None:

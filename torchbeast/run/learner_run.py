@@ -410,12 +410,15 @@ def _earlier_run(newest: Path, resumed: Path | None) -> EarlierRun:
 
 
 def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
-    """Raises UsageError for a replay if the algorithm would mistake replayed data for new data.
+    """Raises UsageError for a replay if the algorithm would mistake replayed data for new data, or
+    its burn-in cannot work.
 
     algo: name of the algorithm.
     """
     if config.learns_from_transitions:
         return
+    if config.algo.burns_in:
+        _check_burn_in(config, algo)
     if config.replay.is_used and not config.algo.learns_from_replay:
         raise UsageError(
             f"algo {algo} does not use a replay: remove replay_size and replay_ratio, or use laser "
@@ -423,3 +426,17 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
         print("Replay is off. Set replay_size to use it.", flush=True)
+
+
+def _check_burn_in(config: LearnerConfig, algo: str) -> None:
+    length, burn_in = config.rollouts.unroll_length, config.algorithm.burn_in
+    if burn_in >= length:
+        raise UsageError(
+            f"burn_in {burn_in} leaves no step of a rollout to train on: use less than "
+            f"unroll_length {length}"
+        )
+    if config.replay.replay_service is not None:
+        raise UsageError(
+            f"algo {algo} cannot share a replay, because the recurrent states in it would come "
+            "from other agents' networks: remove replay_service"
+        )

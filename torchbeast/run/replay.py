@@ -122,18 +122,11 @@ def make_replay(
 
 
 def by_priority(config: LearnerConfig) -> ByPriority | None:
-    """Returns how rollouts are drawn by priority; None: uniformly. Raises UsageError if burn-in
-    leaves nothing to train on.
-    """
+    """Returns how rollouts are drawn by priority; None: uniformly."""
     if not config.algo.burns_in:
         return None
-    length, burn_in = config.rollouts.unroll_length, config.algorithm.burn_in
-    if burn_in >= length:
-        raise UsageError(
-            f"burn_in {burn_in} leaves no step of a rollout to train on: use less than "
-            f"unroll_length {length}"
-        )
-    return ByPriority(config.transitions.priority_exponent, math.gcd(length, burn_in))
+    stride = math.gcd(config.rollouts.unroll_length, config.algorithm.burn_in)
+    return ByPriority(config.transitions.priority_exponent, stride)
 
 
 def _sampling(

@@ -96,6 +96,8 @@ class RunDisplay:
 
     def _diagnose(self, shares: Shares) -> Diagnosis | None:
         lag = self.training.rows.newest.get("mean_lag", math.nan)
+        if self.plan.learner.learns_from_transitions:  # which stay valid
+            lag = math.nan
         return diagnose(shares, self.plan.collection, lag)
 
     def _reading(self) -> Reading:

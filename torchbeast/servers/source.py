@@ -119,6 +119,7 @@ class PolySource:
         joined = (1 + learner.batches_at_once) * (size + spare)
         self.num_bytes = rollouts.num_bytes(written + queued + joined)  # waiting, or in batches
         self._env_bytes = rollouts.num_bytes()
+        self._numbers = itertools.count(1)  # of environments that act for the first time
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts inference and the pool."""
@@ -220,7 +221,7 @@ class PolySource:
         for batch in self._batcher:
             with cuda_stream:
                 version = learner.weights.refresh(replica, version)
-                inputs = batch.get_inputs()
+                inputs = numbered(batch.get_inputs(), self._numbers)
                 outputs = answer(replica, cuda_stream, inputs, extras, learner.mode)
             try:
                 batch.set_outputs(outputs, version)
@@ -297,13 +298,11 @@ def answer(
 
     replica: is on the device of the CUDA stream.
     inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action,
-    numbers))` from the actor pool, leaves [1, B, ...] and [layers, B, ...]. The numbers of
-    environments are 0 at first, and then count in the order in which they first act.
+    numbers))` from the actor pool, leaves [1, B, ...] and [layers, B, ...], see `numbered`.
     extras: names of the extras to return, as a dict.
     """
     (observation, reward, done, _, _), (state, last_action, numbers) = inputs
-    numbers = _numbered(numbers)
-    replica.env_index = numbers[0]
+    replica.env_index = numbers[0] - 1
     seen = (observation, reward, done, last_action), state
     model_inputs, state = map_leaves(cuda_stream.to_device, seen)
     acted = replica.act(ModelInputs(*model_inputs), state, mode)
@@ -314,15 +313,15 @@ def answer(
     return (action, wanted), (state, action, numbers)
 
 
-_ENVIRONMENTS = itertools.count(1)
-
-
-def _numbered(numbers: Tensor) -> Tensor:
-    """Returns numbers [1, B] of environments, with the next one for each that is 0."""
-    if numbers.all():
-        return numbers
-    given = [number or next(_ENVIRONMENTS) for number in numbers[0].tolist()]
-    return torch.tensor([given], device="cpu")
+def numbered(inputs: Any, new_numbers: Iterator[int]) -> Any:
+    """Returns the inputs of `answer`, with the next number for each environment that has 0, because
+    it acts for the first time. new_numbers: 1, 2, ...
+    """
+    env, (state, last_action, numbers) = inputs
+    if not numbers.all():
+        counted = [number or next(new_numbers) for number in numbers[0].tolist()]
+        numbers = torch.tensor([counted], device="cpu")
+    return env, (state, last_action, numbers)
 
 
 def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:

@@ -95,6 +95,17 @@ def test_returns_are_normalised_unless_rewards_are_clipped_or_scaled(
     assert config.algorithm.normalise_returns is expected
 
 
+def test_a_dqn_run_without_a_record_of_its_loss_keeps_the_huber_loss() -> None:
+    for earlier, words, expected in (
+        ({}, (), None),
+        ({"algo": "dqn"}, (), 1.0),
+        ({"algo": "dqn"}, ("--huber_delta", "2"), 2.0),
+        ({"algo": "dqn", "huber_delta": None}, (), None),
+    ):
+        config = parsed("--algo", "dqn", *words).learner_config("CartPole-v1").after(earlier)
+        assert config.algorithm.huber_delta == expected
+
+
 def made(algo: Any, **kwargs: Any) -> Any:
     spec = in_family(ActorSpec("mlp", kwargs), algo.family, algo.network)
     return make_model(spec, VECTOR, BOX)

@@ -30,9 +30,11 @@ class Storage(ABC):
 
     Attributes:
         holds: The class of the batches.
+        for_burn_in: Whether they have rollouts that are replayed by priority, for R2D2.
     """
 
     holds: ClassVar[type]
+    for_burn_in: ClassVar[bool] = False
 
     @signed(lambda storage: _settings(storage))
     @classmethod
@@ -68,6 +70,9 @@ class Storage(ABC):
         taken = algo.algo.takes
         if not issubclass(self.holds, taken):
             raise self._unfit(algo, f"yields {self.holds.__name__}", f"trains on {taken.__name__}")
+        if algo.algo.burns_in != self.for_burn_in:
+            does = {True: "replays rollouts by priority", False: "does not"}
+            raise self._unfit(algo, does[self.for_burn_in], does[algo.algo.burns_in])
         return algo
 
     def _unfit(self, algo: AlgoFactory, ours: str, theirs: str) -> IncompatibleParts:
@@ -224,6 +229,7 @@ class RolloutReplayBuffer(ReplayBuffer):
     """
 
     holds = Rollout
+    for_burn_in = True
 
     n_step: int = 5
     priority_exponent: float = 0.9
