@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,13 @@ def test_a_network_has_a_value_for_each_task_and_one_policy() -> None:
     assert torch.equal(output.policy_logits[0, 0], output.policy_logits[0, 1])
 
 
+def test_a_recurrent_q_network_has_one_value_for_all_tasks() -> None:
+    env = envs.make(TWO, 2)
+    spec = ActorSpec("r2d2-mlp", use_lstm=True)
+    model: Any = make_agent(spec, env.observation_space, env.action_space, 1).model
+    assert model.baseline.out_features == 1
+
+
 def test_with_task_input_networks_see_the_number() -> None:
     options = EnvOptions(task_input=True)
     env = envs.make(EnvSpec(TWO, options=options), 2)
@@ -122,6 +130,11 @@ def test_a_list_of_functions_is_a_list_of_tasks() -> None:
     factory = envs.make_vec(["Catch", tasks_by_hand.late_catch, lambda num_envs: late(num_envs)], 3)
     assert num_tasks(factory.observation_space) == 3
     assert numbers(factory()) == [0, 1, 2]
+
+
+def test_a_function_is_one_task_whatever_its_name() -> None:
+    function = functools.partial(envs.make, "Catch", 1)
+    assert len(EnvSpec.of(function).task_names) == len(EnvSpec.naming(function).task_names) == 1
 
 
 def late(num_envs: int) -> Any:

@@ -215,7 +215,7 @@ class EnvSpec(Spec):
                 )
         pickled = [spec.pickled for spec in specs]
         names = [  # those of notebooks' functions may be equal
-            f"{spec.name}#{number}".replace(",", ";") if spec.pickled else spec.name
+            f"{spec.name}#{number}" if spec.pickled else spec.name
             for number, spec in enumerate(specs)
         ]
         return dataclasses.replace(
