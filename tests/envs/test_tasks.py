@@ -52,6 +52,11 @@ def test_an_observation_carries_the_number_of_its_task_and_networks_do_not_see_i
     assert without_task(space) == ArraySpec((10, 5), "float32")
 
 
+def test_an_environments_own_task_number_is_an_entry_like_any_other() -> None:
+    space = {"board": ArraySpec((4,), "float32"), "task_number": ArraySpec((3,), "float32")}
+    assert num_tasks(space) == 1 and without_task(space) == space
+
+
 def test_a_network_has_a_value_for_each_task_and_one_policy() -> None:
     env = envs.make(TWO, 2)
     model: Any = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1).model
@@ -61,6 +66,9 @@ def test_a_network_has_a_value_for_each_task_and_one_policy() -> None:
     seen = {name: torch.as_tensor(leaf)[None] for name, leaf in env.reset(1).items()}
     seen["observation"][0, 1] = seen["observation"][0, 0]
     row = torch.zeros(1, 2)
+    output = model(ModelInputs(seen, row, row.bool(), row.long()), ())
+    assert output.baseline.tolist() == [[5.0, -5.0]]
+    seen[TASK][0] = torch.tensor([[-1], [7]])  # of a hostile host
     output = model(ModelInputs(seen, row, row.bool(), row.long()), ())
     assert output.baseline.tolist() == [[5.0, -5.0]]
     assert torch.equal(output.policy_logits[0, 0], output.policy_logits[0, 1])

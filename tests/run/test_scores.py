@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from torchbeast.envs.spec import EnvOptions, EnvSpec
 from torchbeast.reporting.display import Progress
+from torchbeast.run.rows import Rows
 from torchbeast.run.scores import TaskScores
 
 TWO = "PongNoFrameskip-v4,ALE/Breakout-v5"
@@ -33,6 +37,12 @@ def test_pairs_of_returns_are_checked() -> None:
     for wrong in [(1.0,), (1.0, 1.0), (2.0, 1.0)]:
         with pytest.raises(ValueError, match="pairs of a lower and a higher return"):
             EnvOptions(task_returns=wrong)
+
+
+def test_a_task_that_does_not_exist_has_no_part_in_the_score() -> None:
+    rows: Any = SimpleNamespace(progress=Progress())
+    rows.progress.keep_last(2, ["a", "b"])
+    assert Rows._by_task(rows, [1.0, 3.0, 5.0], [0, 7, -1]) == {0: 1.0}
 
 
 def test_the_mean_return_of_a_run_is_the_score_of_each_tasks_last_episodes() -> None:

@@ -147,6 +147,15 @@ def test_the_first_targets_of_a_task_set_its_statistics_and_teach_nothing(
     assert step.algo.losses(minibatch).terms["baseline_loss"] > 0
 
 
+@pytest.mark.parametrize("kind", [IMPALA, PPO])
+def test_a_peers_wrong_number_of_a_task_moves_no_statistics(
+    make_rollout: Make, kind: type[IMPALA]
+) -> None:
+    step = learner(kind, **({"num_mini_batch": 1} if kind is PPO else {}))
+    step.update(of_tasks(make_rollout, [0, 7, -1, 0]))
+    assert (step.algo.scale.minibatches > 0).tolist() == [True, False, False]
+
+
 def test_ppos_losses_are_in_units_of_each_tasks_deviation(make_rollout: Make) -> None:
     step = learner(PPO, popart_rate=0.2, normalise_advantages=False, num_mini_batch=1)
     known(step)

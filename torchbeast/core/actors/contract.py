@@ -318,6 +318,7 @@ class ActorCritic(Actor):
         output: ModelOutput = super().__call__(seen, core_state)
         if output.baseline.dim() > inputs.reward.dim() and has_tasks(observation):
             tasks = tasks_in(observation).long().unsqueeze(-1)
+            tasks = tasks.clamp(0, output.baseline.shape[-1] - 1)
             output = output._replace(baseline=output.baseline.gather(-1, tasks).squeeze(-1))
         if self.action_mask is None:
             return output

@@ -132,11 +132,14 @@ class PopArt(Unscaled):
         """Returns 0 for tasks without statistics."""
         if not self._rate:
             return normal
-        return normal.where(self.minibatches[rollout.tasks[: len(normal)]] > 0, 0.0)
+        return normal.where(self.minibatches[self._tasks(normal, rollout)] > 0, 0.0)
+
+    def _tasks(self, like: Tensor, rollout: Rollout) -> Tensor:
+        return rollout.tasks[: len(like)].clamp(0, len(self.mean) - 1)
 
     def _statistics(self, like: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Returns mean and deviation of the first rows' tasks, in the shape and dtype of `like`."""
-        tasks = rollout.tasks[: len(like)]
+        tasks = self._tasks(like, rollout)
         return self.mean.to(like.dtype)[tasks], self.deviation.to(like.dtype)[tasks]
 
     @torch.no_grad()

@@ -23,8 +23,10 @@ from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError
 
-TASK = "task_number"
-"""The entry of an observation with the number of its task, int32 [1], or [k] in a stack of k."""
+TASK = "torchbeast:task"
+"""The entry of an observation with the number of its task, int32 [1], or [k] in a stack of k. No
+environment has an entry of this name.
+"""
 
 _SEEN = "task_input"  # the same, where networks see it
 _ONLY = "observation"  # the entry of the task's own observation, unless that is a dict itself
@@ -62,7 +64,9 @@ def num_tasks(space: Any) -> int:
 
 
 def tasks_in(observation: Any) -> Any:
-    """Returns the numbers of the tasks, int32 [...], of observations [...] that carry them."""
+    """Returns the numbers of the tasks, int32 [...], of observations [...] that carry them. A peer's
+    may be any numbers.
+    """
     return observation[TASK][..., -1]
 
 
