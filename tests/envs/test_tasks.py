@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import agent_games
 import numpy as np
 import pytest
 import tasks_by_hand
@@ -22,6 +23,7 @@ from torchbeast.core.envs.tasks import TASK, dealt, num_tasks, tasks_in, without
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.envs.spec import EnvOptions, EnvSpec
 from torchbeast.errors import UsageError
+from torchbeast.servers.config import ServedEnvConfig
 
 TWO = "Catch,tasks_by_hand:late_catch"
 
@@ -122,6 +124,20 @@ def test_tasks_of_other_spaces_are_refused_with_what_differs() -> None:
     pytest.importorskip("minatar")
     with pytest.raises(UsageError, match="the action_space of MinAtar/Breakout-v1 is"):
         envs.make("MinAtar/Breakout-v1,MinAtar/Asterix-v1", 2)
+
+
+def test_games_of_several_agents_are_refused_as_tasks_and_so_is_selfplay() -> None:
+    with pytest.raises(UsageError, match=r"#1 is a game of several agents"):
+        envs.make(EnvSpec.of_tasks(["Catch", lambda: agent_games.Visits()]), 6)
+    with pytest.raises(UsageError, match="selfplay is for one game"):
+        envs.make(EnvSpec(TWO, options=EnvOptions(selfplay="pool")), 2)
+
+
+def test_a_learner_compares_its_task_returns_with_the_servers_tasks() -> None:
+    polybeast_learner = pytest.importorskip("torchbeast.polybeast_learner", exc_type=ImportError)
+    own = ServedEnvConfig(task_returns=(0, 1))
+    with pytest.raises(UsageError, match="has 2, and there are 0 task_shares and 1 pairs"):
+        polybeast_learner._with_own_options(EnvSpec(TWO), own)
 
 
 def test_minatars_games_are_padded_to_the_channels_of_the_largest() -> None:

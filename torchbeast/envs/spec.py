@@ -189,6 +189,8 @@ class EnvSpec(Spec):
                 f"{self.name} has {len({*names})}, and there are {shares} task_shares and {pairs} "
                 "pairs of task_returns"
             )
+        if options.selfplay and len(names) > 1:
+            raise EnvError(f"selfplay is for one game, but {self.name} are several: remove it")
         options = dataclasses.replace(options, task_shares=(), task_returns=(), task_input=False)
         pickled = self.pickled.split(",") if self.pickled else [""] * len(names)
         return [

@@ -106,6 +106,12 @@ class TasksEnv:
         self._parts, self._is_seen = parts, is_seen
         self.env_id = ",".join(names)
         self.num_envs = sum(part.num_envs for part in parts.values())
+        for number, part in parts.items():
+            if getattr(part, "num_agents", 1) > 1:
+                raise UsageError(
+                    f"{names[number]} is a game of several agents, which cannot be one of several "
+                    "tasks: train on it alone"
+                )
         (number, first), *others = parts.items()
         for other, part in others:
             for what in ("observation_space", "action_space", "frame_stack"):
