@@ -22,6 +22,7 @@ def test_atari_games_have_the_mean_capped_human_normalised_score() -> None:
     human = {0: 14.6, 1: 30.5}
     assert scores(random) == pytest.approx(0.0)
     assert scores(human) == pytest.approx(1.0)
+    assert TaskScores(EnvSpec("envpool:Pong-v5,envpool:Breakout-v5"))(human) == pytest.approx(1.0)
     assert scores({0: -20.7, 1: 3000.0}) == pytest.approx(0.5)  # not made up for by the other
     assert scores({0: -20.7, 1: -20.7}) < 0  # there is no lower limit
 

@@ -153,6 +153,7 @@ def _make_tasks(
                 part = make(task, int(count), num_threads=num_threads, render=render)
                 parts[number] = ending.enter_context(closing(part))
         made = TasksEnv(parts, spec.task_names, spec.options.task_input)
+        made.spec = spec  # whose task_returns are the scale of an evaluation
         ending.pop_all()
     return made
 

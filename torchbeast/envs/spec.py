@@ -315,7 +315,7 @@ def is_pool(env_id: str) -> bool:
 
 def game_of(env_id: str) -> str:
     """Returns the name of an Atari game in its id, "Pong"; other ids are returned as they are."""
-    match = ATARI_ID.fullmatch(env_id.removeprefix("envpool:"))
+    match = ATARI_ID.fullmatch(env_id.replace("envpool:", "ALE/"))
     return (match[1] or match[2]) if match else env_id
 
 

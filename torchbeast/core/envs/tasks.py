@@ -94,7 +94,13 @@ def dealt(shares: Sequence[float], first: int, count: int) -> list[int]:
 
 
 class TasksEnv:
-    """A VecEnv of environments of several tasks, those of each task side by side."""
+    """A VecEnv of environments of several tasks, those of each task side by side.
+
+    Attributes:
+        spec: What it was made from, if `envs.make` made it.
+    """
+
+    spec: Any
 
     def __init__(self, parts: Mapping[int, VecEnv], names: Sequence[str], is_seen: bool) -> None:
         """Joins environments, which it closes.
