@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import agent_games
@@ -161,11 +162,23 @@ def test_a_function_is_one_task_whatever_its_name() -> None:
     assert len(EnvSpec.of(function).task_names) == len(EnvSpec.naming(function).task_names) == 1
 
 
+def test_make_vec_makes_one_environment_of_one_task_and_keeps_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, make = list[str](), envs._make
+    monkeypatch.setattr(envs, "_make", lambda e, *args: [made.append(e.name), make(e, *args)][1])
+    spec = EnvSpec.of(lambda num_envs: late(num_envs))
+    assert envs.make_vec(spec).env_kwargs["env"] == spec
+    assert made.count(spec.name) == 1
+
+
 def late(num_envs: int) -> Any:
     return envs.make("Catch", num_envs)
 
 
 def test_shares_are_for_a_list_of_tasks() -> None:
+    with pytest.raises(ValueError, match="task_shares must be numbers from 0"):
+        EnvOptions(task_shares=(math.inf, 1.0))
     with pytest.raises(UsageError, match="for a list of different tasks: Catch has 1"):
         envs.make(EnvSpec("Catch", options=EnvOptions(task_shares=(1, 2))), 1)
     with pytest.raises(UsageError, match="Catch,Catch has 1"):

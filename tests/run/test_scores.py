@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ def test_given_returns_are_the_scale_and_have_no_limit() -> None:
 
 
 def test_pairs_of_returns_are_checked() -> None:
-    for wrong in [(1.0,), (1.0, 1.0), (2.0, 1.0)]:
+    for wrong in [(1.0,), (1.0, 1.0), (2.0, 1.0), (-math.inf, 1.0), (0.0, math.inf)]:
         with pytest.raises(ValueError, match="pairs of a lower and a higher return"):
             EnvOptions(task_returns=wrong)
 

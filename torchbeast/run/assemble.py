@@ -97,9 +97,12 @@ class LearnerConfig:
         """Returns the settings with a decision where normalise_returns has none: that of the
         earlier run, because its checkpoint has the statistics of returns or lacks them.
 
-        recorded: the earlier run's settings, by the names of flags; {} without one.
+        recorded: the earlier run's settings, by the names of flags; {} without one. Raises
+        UsageError if it has no statistics for popart.
         """
         algorithm = self.algorithm
+        if recorded and getattr(algorithm, "popart", False) and not recorded.get("popart"):
+            raise UsageError("popart cannot be added to a run: remove popart, or begin a new run")
         if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
             return self
         found = recorded.get("normalise_returns")

@@ -64,8 +64,9 @@ def num_tasks(space: Any) -> int:
 
 
 def tasks_in(observation: Any) -> Any:
-    """Returns the numbers of the tasks, int32 [...], of observations [...] that carry them. A peer's
-    may be any numbers.
+    """Returns the numbers of the tasks, int32 [...], of observations [...] that carry them.
+
+    A peer may send any numbers.
     """
     return observation[TASK][..., -1]
 
