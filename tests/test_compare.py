@@ -72,6 +72,8 @@ def test_an_agent_of_many_tasks_is_compared_with_specialists_task_by_task(
     specialists = tmp_path / "b"
     runs(specialists, [1.0, 2.0])
     runs(specialists, [3.0], env="Memory")
+    run(tmp_path / "c", 0.5, env="partial(make, 1)")  # of older code
+    assert list(compare.read(str(tmp_path / "c")).tasks) == ["partial(make, 1)"]
     found = compare.read(str(tmp_path / "a"))
     assert list(found.tasks) == ["Catch"], "no episode of Memory has ended"
     assert found.scores("Catch").tolist() == [5.0, 6.0]

@@ -171,9 +171,9 @@ def _returns(settings: Mapping[str, Any], folder: Path, mean_return: float) -> d
     agents of one.
     """
     names = [name.strip() for name in str(settings.get("env", "")).split(",")]
-    if len(names) == 1:
+    *_, last = read_logs(folder) if len(names) > 1 else [dict[str, float]()]
+    if f"mean_return_{names[0]}" not in last:  # one task, perhaps with a comma in its name
         return {_task(settings): mean_return}
-    *_, last = read_logs(folder)
     known = {_task({**settings, "env": name}): last[f"mean_return_{name}"] for name in names}
     return {task: value for task, value in known.items() if not math.isnan(value)}
 

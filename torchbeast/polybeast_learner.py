@@ -270,13 +270,16 @@ def _with_own_options(env: EnvSpec, own: EnvConfig | ServedEnvConfig) -> EnvSpec
     """Returns the environment with what only this program's flags decide: the folder of self-play,
     the scale of the tasks' returns, and the tasks' shares if it starts the servers.
 
-    Raises UsageError if the servers do not play against the versions that are written there.
+    Raises UsageError if the servers do not play against the versions that are written there, or if
+    task_returns do not fit their tasks.
     """
     pool, shares = own.selfplay, getattr(own, "task_shares", ())
     if pool and "elo" not in env.options.info_keywords:
         raise UsageError("the servers do not have selfplay: add --selfplay to polybeast_env too")
     chosen = {"selfplay": pool, "task_shares": shares, "task_returns": own.task_returns}
-    return dataclasses.replace(env, options=EnvOptions.of({**env.options.as_json(), **chosen}))
+    env = dataclasses.replace(env, options=EnvOptions.of({**env.options.as_json(), **chosen}))
+    _ = env.tasks  # checks the task_returns
+    return env
 
 
 def _sentence(fleet: ServerFleet) -> str:

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from typing import Any
 
+import agent_games
 import numpy as np
 import pytest
 import tasks_by_hand
@@ -21,6 +24,7 @@ from torchbeast.core.envs.tasks import TASK, dealt, num_tasks, tasks_in, without
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.envs.spec import EnvOptions, EnvSpec
 from torchbeast.errors import UsageError
+from torchbeast.servers.config import ServedEnvConfig
 
 TWO = "Catch,tasks_by_hand:late_catch"
 
@@ -51,6 +55,11 @@ def test_an_observation_carries_the_number_of_its_task_and_networks_do_not_see_i
     assert without_task(space) == ArraySpec((10, 5), "float32")
 
 
+def test_an_environments_own_task_number_is_an_entry_like_any_other() -> None:
+    space = {"board": ArraySpec((4,), "float32"), "task_number": ArraySpec((3,), "float32")}
+    assert num_tasks(space) == 1 and without_task(space) == space
+
+
 def test_a_network_has_a_value_for_each_task_and_one_policy() -> None:
     env = envs.make(TWO, 2)
     model: Any = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1).model
@@ -62,7 +71,17 @@ def test_a_network_has_a_value_for_each_task_and_one_policy() -> None:
     row = torch.zeros(1, 2)
     output = model(ModelInputs(seen, row, row.bool(), row.long()), ())
     assert output.baseline.tolist() == [[5.0, -5.0]]
+    seen[TASK][0] = torch.tensor([[-1], [7]])  # of a hostile host
+    output = model(ModelInputs(seen, row, row.bool(), row.long()), ())
+    assert output.baseline.tolist() == [[5.0, -5.0]]
     assert torch.equal(output.policy_logits[0, 0], output.policy_logits[0, 1])
+
+
+def test_a_recurrent_q_network_has_one_value_for_all_tasks() -> None:
+    env = envs.make(TWO, 2)
+    spec = ActorSpec("r2d2-mlp", use_lstm=True)
+    model: Any = make_agent(spec, env.observation_space, env.action_space, 1).model
+    assert model.baseline.out_features == 1
 
 
 def test_with_task_input_networks_see_the_number() -> None:
@@ -108,6 +127,20 @@ def test_tasks_of_other_spaces_are_refused_with_what_differs() -> None:
         envs.make("MinAtar/Breakout-v1,MinAtar/Asterix-v1", 2)
 
 
+def test_games_of_several_agents_are_refused_as_tasks_and_so_is_selfplay() -> None:
+    with pytest.raises(UsageError, match=r"#1 is a game of several agents"):
+        envs.make(EnvSpec.of_tasks(["Catch", lambda: agent_games.Visits()]), 6)
+    with pytest.raises(UsageError, match="selfplay is for one game"):
+        envs.make(EnvSpec(TWO, options=EnvOptions(selfplay="pool")), 2)
+
+
+def test_a_learner_compares_its_task_returns_with_the_servers_tasks() -> None:
+    polybeast_learner = pytest.importorskip("torchbeast.polybeast_learner", exc_type=ImportError)
+    own = ServedEnvConfig(task_returns=(0, 1))
+    with pytest.raises(UsageError, match="has 2, and there are 0 task_shares and 1 pairs"):
+        polybeast_learner._with_own_options(EnvSpec(TWO), own)
+
+
 def test_minatars_games_are_padded_to_the_channels_of_the_largest() -> None:
     pytest.importorskip("minatar")
     env = envs.make("MinAtar/Breakout-v0,MinAtar/Seaquest-v0", 2)
@@ -124,11 +157,28 @@ def test_a_list_of_functions_is_a_list_of_tasks() -> None:
     assert numbers(factory()) == [0, 1, 2]
 
 
+def test_a_function_is_one_task_whatever_its_name() -> None:
+    function = functools.partial(envs.make, "Catch", 1)
+    assert len(EnvSpec.of(function).task_names) == len(EnvSpec.naming(function).task_names) == 1
+
+
+def test_make_vec_makes_one_environment_of_one_task_and_keeps_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, make = list[str](), envs._make
+    monkeypatch.setattr(envs, "_make", lambda e, *args: [made.append(e.name), make(e, *args)][1])
+    spec = EnvSpec.of(lambda num_envs: late(num_envs))
+    assert envs.make_vec(spec).env_kwargs["env"] == spec
+    assert made.count(spec.name) == 1
+
+
 def late(num_envs: int) -> Any:
     return envs.make("Catch", num_envs)
 
 
 def test_shares_are_for_a_list_of_tasks() -> None:
+    with pytest.raises(ValueError, match="task_shares must be numbers from 0"):
+        EnvOptions(task_shares=(math.inf, 1.0))
     with pytest.raises(UsageError, match="for a list of different tasks: Catch has 1"):
         envs.make(EnvSpec("Catch", options=EnvOptions(task_shares=(1, 2))), 1)
     with pytest.raises(UsageError, match="Catch,Catch has 1"):

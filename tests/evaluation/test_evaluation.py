@@ -118,6 +118,15 @@ def test_exactly_num_episodes_episodes_are_counted(episodes: int, parallel: int)
     assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1).returns) == episodes
 
 
+@pytest.mark.parametrize("parallel", [2, 3, 5])
+def test_every_task_is_played_as_often_however_many_environments_it_has(parallel: int) -> None:
+    options = envs.EnvOptions(task_returns=(0, 10, 0, 1000))
+    env = envs.make(envs.EnvSpec("Catch,tasks_by_hand:late_catch", options=options), parallel)
+    played = play(env, agent_of(CatchPlayer()), 10, seed=1)
+    assert sorted(played.tasks) == [0] * 10 + [1] * 10
+    assert played.mean == pytest.approx((0.1 + 0.0) / 2), "on the scale of the task_returns"
+
+
 def test_an_evaluation_says_now_and_then_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,8 +51,8 @@ def test_a_run_logs_and_plays_each_task(tmp_path: Path, scheme: Callable[[], Sch
             row = learner.step()
         assert row[names[1]] == 0, "its episodes end before a reward"
         assert row["mean_return"] == pytest.approx(sum(row[name] for name in names) / 2)
-        played = learner.evaluate(2, seed=1)
-        assert sorted(played.tasks) == [0, 0, 1, 1]
+        played = learner.evaluate(3, seed=1)
+        assert sorted(played.tasks) == [0, 0, 0, 1, 1, 1]
         assert played.mean == pytest.approx(sum(played.task_means().values()) / 2)
 
 

@@ -87,6 +87,14 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
         ),
         (
             lambda: scheme_of(
+                algo=PPO.create_factory(popart=True),
+                grad_remote_workers=2,
+                grad_communication="asynchronous",
+            ),
+            'popart .* grad_communication="asynchronous"',
+        ),
+        (
+            lambda: scheme_of(
                 PENDULUM,
                 algo=LASER.create_factory(),
                 storage=OnPolicyVTraceBuffer.create_factory(size=10),

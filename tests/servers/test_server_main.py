@@ -7,8 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from torchbeast.core.envs.contract import VecStep
+from torchbeast.core.envs.tasks import tasks_in
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.servers import server_main
 from torchbeast.servers.server_main import ServedEnv, ServerActivity
 
 
@@ -34,3 +38,21 @@ def test_a_game_without_an_info_has_no_numbers() -> None:
 
 def test_a_step_that_ends_no_game_tells_nothing() -> None:
     assert _stepped([False] * 3, {1: {"x": 1.0}}) is None
+
+
+def test_a_stream_that_comes_back_plays_the_task_of_the_one_that_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libtorchbeast = pytest.importorskip("libtorchbeast", exc_type=ImportError)
+    monkeypatch.setattr(libtorchbeast, "Server", lambda make, *_, **__: make)
+    arguments = {
+        "env": EnvSpec("Catch,tasks_by_hand:late_catch").as_json(),
+        **{"envs_per_stream": 1, "num_streams": 2, "num_servers": 1},
+        **{"counts": False, "learners": [], "address": "unix:/a", "security": None},
+    }
+    make = server_main._make_server(arguments, ServerActivity(), lambda report: None)
+    streams = [make(), make()]
+    for task in (1, 0):
+        streams[task].close()
+        streams[task] = make()
+        assert [tasks_in(env.reset(1)).tolist() for env in streams] == [[0], [1]]

@@ -126,10 +126,13 @@ def make_vec(
     if callable(env):
         env_fn, env_kwargs = env, kwargs
     else:
-        is_list = not isinstance(env, str | EnvSpec)
-        spec = EnvSpec.of_tasks(env if is_list else [env])  # type: ignore[arg-type, list-item]
+        if isinstance(env, str):
+            spec = EnvSpec(env)
+        else:
+            spec = env if isinstance(env, EnvSpec) else EnvSpec.of_tasks(env)
         spec = dataclasses.replace(spec, kwargs={**spec.kwargs, **kwargs})
-        make(spec.dealt(0, len(spec.tasks)), len(spec.tasks)).close()  # which compares the tasks
+        if (count := len(spec.tasks)) > 1:
+            make(spec.dealt(0, count), count).close()  # which compares the tasks
         env_fn, env_kwargs = make, {"env": spec}
     return VecEnv.create_factory(
         env_fn=env_fn, env_kwargs=env_kwargs, vec_env_size=num_envs, info_keywords=info_keywords
@@ -153,6 +156,7 @@ def _make_tasks(
                 part = make(task, int(count), num_threads=num_threads, render=render)
                 parts[number] = ending.enter_context(closing(part))
         made = TasksEnv(parts, spec.task_names, spec.options.task_input)
+        made.spec = spec  # whose task_returns are the scale of an evaluation
         ending.pop_all()
     return made
 

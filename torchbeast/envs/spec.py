@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,13 @@ class EnvOptions:
         object.__setattr__(self, "task_returns", tuple(self.task_returns))
         pairs = zip(self.task_returns[::2], self.task_returns[1::2], strict=False)
         require(
-            len(self.task_returns) % 2 == 0 and all(low < high for low, high in pairs),
+            len(self.task_returns) % 2 == 0 and all(-inf < low < high < inf for low, high in pairs),
             "task_returns must be pairs of a lower and a higher return, got "
             f"{' '.join(map(str, self.task_returns))}",
         )
         require(
-            all(share >= 0 for share in self.task_shares) and any(self.task_shares or (1,)),
-            f"task_shares must be at least 0, and one of them above 0, got {self.task_shares}",
+            all(0 <= share < inf for share in self.task_shares) and any(self.task_shares or (1,)),
+            f"task_shares must be numbers from 0, and one of them above 0, got {self.task_shares}",
         )
         object.__setattr__(self, "info_keywords", keywords)
         at_least(1, frame_skip=self.frame_skip)
@@ -189,6 +190,8 @@ class EnvSpec(Spec):
                 f"{self.name} has {len({*names})}, and there are {shares} task_shares and {pairs} "
                 "pairs of task_returns"
             )
+        if options.selfplay and len(names) > 1:
+            raise EnvError(f"selfplay is for one game, but {self.name} are several: remove it")
         options = dataclasses.replace(options, task_shares=(), task_returns=(), task_input=False)
         pickled = self.pickled.split(",") if self.pickled else [""] * len(names)
         return [
@@ -215,7 +218,7 @@ class EnvSpec(Spec):
                 )
         pickled = [spec.pickled for spec in specs]
         names = [  # those of notebooks' functions may be equal
-            f"{spec.name}#{number}".replace(",", ";") if spec.pickled else spec.name
+            f"{spec.name}#{number}" if spec.pickled else spec.name
             for number, spec in enumerate(specs)
         ]
         return dataclasses.replace(
@@ -313,7 +316,7 @@ def is_pool(env_id: str) -> bool:
 
 def game_of(env_id: str) -> str:
     """Returns the name of an Atari game in its id, "Pong"; other ids are returned as they are."""
-    match = ATARI_ID.fullmatch(env_id.removeprefix("envpool:"))
+    match = ATARI_ID.fullmatch(env_id.replace("envpool:", "ALE/"))
     return (match[1] or match[2]) if match else env_id
 
 

@@ -24,6 +24,7 @@ from typing import NoReturn
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least, counted, require, suggesting
 from torchbeast.core.base.computing import OwnProcess, own_settings
+from torchbeast.core.envs.tasks import num_tasks
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
@@ -265,7 +266,8 @@ class Learner(RunningLearner):
     @contextmanager
     def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
         envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
-        with closing(envs.make(parallel_envs(num_episodes, envs.num_agents))) as env:
+        multiple = envs.num_agents * num_tasks(envs.single_frame_space)
+        with closing(envs.make(parallel_envs(num_episodes, multiple))) as env:
             yield env
 
     def _fail(self, error: Exception | None) -> NoReturn:

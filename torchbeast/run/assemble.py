@@ -98,13 +98,16 @@ class LearnerConfig:
         earlier run, because its checkpoint has the statistics of returns or lacks them. DQN runs
         without a record of huber_delta had 1.
 
-        recorded: the earlier run's settings, by the names of flags; {} without one.
+        recorded: the earlier run's settings, by the names of flags; {} without one. Raises
+        UsageError if it has no statistics for popart.
         """
         algorithm = self.algorithm
         if isinstance(algorithm, DQNConfig) and recorded and "huber_delta" not in recorded:
             huber_delta = algorithm.huber_delta or 1.0
             algorithm = dataclasses.replace(algorithm, huber_delta=huber_delta)
             return dataclasses.replace(self, algorithm=algorithm)
+        if recorded and getattr(algorithm, "popart", False) and not recorded.get("popart"):
+            raise UsageError("popart cannot be added to a run: remove popart, or begin a new run")
         if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
             return self
         found = recorded.get("normalise_returns")

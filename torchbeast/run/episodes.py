@@ -210,16 +210,17 @@ def _play(
     greedy: bool,
     random_start: int,
 ) -> Episodes:
-    of_envs, of_episodes = [0] * env.num_envs, list[int]()
-    count, scores = num_tasks(env.observation_space), None
-    if count > 1:
+    of_envs, of_episodes, scores = np.zeros(env.num_envs, int), list[int](), None
+    if num_tasks(env.observation_space) > 1:
         scores = TaskScores(getattr(env, "spec", EnvSpec(env.env_id)))
-    shares = np.array_split(range(count * num_episodes), env.num_envs)
-    left = np.array([len(share) for share in shares])
     played = Episodes([], [], [], of_episodes, scores)
     starts = RandomStarts(env, random_start, seed_of(seed, "random starts"))
     endings = Endings(env.num_envs)
     loop = EnvLoop(env, agent.model, seed)
+    if scores is not None:
+        of_envs = tasks_in(loop.row.observation)
+    left = _shares(of_envs, num_episodes)
+    wanted = left.sum()
     say_at = time.monotonic() + _SAY_S
     while left.any():
         if watch is not None:
@@ -237,9 +238,7 @@ def _play(
         played.returns.extend(loop.row.episode_return[counted].tolist())
         played.lengths.extend(loop.row.episode_step[counted].tolist())
         played.endings.extend(ended[index] for index in np.flatnonzero(counted).tolist())
-        if count > 1:
-            of_envs = tasks_in(loop.row.observation).tolist()
-        of_episodes.extend(of_envs[index] for index in np.flatnonzero(counted).tolist())
+        of_episodes.extend(of_envs[counted].tolist())
         left -= counted
         longest = int(loop.row.episode_step[left > 0].max(initial=0))
         if longest > MAX_EPISODE_STEPS:
@@ -249,10 +248,18 @@ def _play(
             )
         if time.monotonic() >= say_at:
             print(
-                f"{len(played.returns)} of {count * num_episodes} episodes have ended; the longest "
-                "running "
+                f"{len(played.returns)} of {wanted} episodes have ended; the longest running "
                 f"one is at step {longest:,}.",
                 flush=True,
             )
             say_at = time.monotonic() + _SAY_S
     return played
+
+
+def _shares(tasks: np.ndarray, num_episodes: int) -> np.ndarray:
+    """Returns how many of each task's episodes its environments play; tasks: of each [E]."""
+    shares = np.zeros(len(tasks), int)
+    for task in np.unique(tasks):
+        (players,) = np.nonzero(tasks == task)
+        shares[players] = [len(part) for part in np.array_split(range(num_episodes), len(players))]
+    return shares

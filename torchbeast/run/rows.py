@@ -173,7 +173,8 @@ class Rows:
             sums.setdefault(task, []).append(value)
         for number, kept in enumerate(self.progress.by_task.values()):
             kept.extend(sums.get(number, ()))
-        return {number: mean(values) for number, values in sums.items()}
+        known = range(len(self.progress.by_task))
+        return {number: mean(values) for number, values in sums.items() if number in known}
 
     def write(self) -> None:
         """Writes the newest row, to which callbacks may have added numbers."""

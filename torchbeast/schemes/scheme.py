@@ -114,6 +114,11 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
         "sync_col_specs stop gradient workers that collect for themselves, but with "
         "col_remote_workers others collect for them: remove one of the two",
     ),
+    (
+        lambda s: s.grad_communication != "synchronous" and getattr(s.algo.config, "popart", False),
+        'popart normalises by the newest statistics, which workers with grad_communication="'
+        'asynchronous" do not have: remove popart, or set grad_communication="synchronous"',
+    ),
 ]
 """Combinations that do not work, each with its error message."""
 

@@ -9,7 +9,7 @@ imports torch.
 from __future__ import annotations
 
 import contextlib
-import itertools
+import heapq
 import json
 import os
 import sys
@@ -70,8 +70,15 @@ class ServedEnv:
     the episodes that ended, float32 [N, K], or None.
     """
 
-    def __init__(self, env: Any, keywords: Sequence[str], activity: ServerActivity) -> None:
+    def __init__(
+        self,
+        env: Any,
+        keywords: Sequence[str],
+        activity: ServerActivity,
+        on_close: Callable[[], object] = lambda: None,
+    ) -> None:
         self._env, self._keywords, self._activity = env, tuple(keywords), activity
+        self._on_close = on_close
         self._is_open = True
         activity.add("open_streams", 1)
 
@@ -94,6 +101,7 @@ class ServedEnv:
         if self._is_open:
             self._is_open = False
             self._activity.add("open_streams", -1)
+            self._on_close()
             self._env.close()
 
 
@@ -188,17 +196,24 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     from torchbeast.servers.security import credentials
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
-    streams = itertools.cycle(range(arguments["num_streams"]))
     # Make the first one now, so that a wrong name is reported immediately.
-    first = [make_environment(spec.dealt(num_envs * next(streams), num_envs), num_envs)]
+    first = {0: make_environment(spec.dealt(0, num_envs), num_envs)}
+    # Numbers of streams, a heap: one that is lost and comes back plays the same tasks.
+    free = [*range(2 * _STREAMS_PER_STREAM * arguments["num_streams"])]
 
     def make() -> Any:
+        number = heapq.heappop(free)
+        here = spec.dealt(num_envs * (number % arguments["num_streams"]), num_envs)
         try:
-            env: Any = first.pop()
-        except IndexError:
-            env = envs.make(spec.dealt(num_envs * next(streams), num_envs), num_envs)
+            env: Any = first.pop(number, None) or envs.make(here, num_envs)
+        except BaseException:
+            heapq.heappush(free, number)
+            raise
         keywords = spec.options.info_keywords
-        return ServedEnv(env, keywords, activity) if keywords or arguments["counts"] else env
+        if keywords or arguments["counts"] or len(spec.task_names) > 1:
+            return ServedEnv(env, keywords, activity, lambda: heapq.heappush(free, number))
+        heapq.heappush(free, number)
+        return env
 
     description = _description(first[0], spec, arguments)
     files = arguments["security"]

@@ -138,13 +138,33 @@ def test_the_first_targets_of_a_task_set_its_statistics_and_teach_nothing(
     rollout.reward.mul_(1000.0)
     minibatch = next(iter(step.algo.minibatches(step.algo.prepare(rollout))))
     terms = step.algo.losses(minibatch).terms
-    assert terms["pg_loss"] == 0
-    assert terms["baseline_loss"] < 10
+    assert terms["pg_loss"] == terms["baseline_loss"] == 0
     step.update(rollout)
     seen = step.algo.scale.minibatches
     assert (seen[:2] > 0).all() and seen[2] == 0
     assert (step.algo.scale.deviation[:2] > 300).all() and step.algo.scale.deviation[2] == 1
     assert step.algo.losses(minibatch).terms["baseline_loss"] > 0
+
+
+def test_ppo_normalises_advantages_over_the_tasks_that_it_learns_from(make_rollout: Make) -> None:
+    step = learner(PPO, num_mini_batch=1)
+    known(step)
+    step.algo.scale.minibatches[1] = 0
+    minibatch = next(step.algo.minibatches(step.algo.prepare(of_tasks(make_rollout, [0, 1] * 3))))
+    advantages, is_new = minibatch.extras["advantages"][1], minibatch.tasks[1] == 1
+    assert not advantages[is_new].any()
+    learnt = advantages[~is_new]
+    assert learnt.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert learnt.std(correction=0).item() == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [IMPALA, PPO])
+def test_a_peers_wrong_number_of_a_task_moves_no_statistics(
+    make_rollout: Make, kind: type[IMPALA]
+) -> None:
+    step = learner(kind, **({"num_mini_batch": 1} if kind is PPO else {}))
+    step.update(of_tasks(make_rollout, [0, 7, -1, 0]))
+    assert (step.algo.scale.minibatches > 0).tolist() == [True, False, False]
 
 
 def test_ppos_losses_are_in_units_of_each_tasks_deviation(make_rollout: Make) -> None:

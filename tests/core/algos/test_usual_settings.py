@@ -22,6 +22,7 @@ from torchbeast.core.algos.config import PPOConfig, recorded
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
+from torchbeast.errors import UsageError
 from torchbeast.run.checkpoint import FoundCheckpoint
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.schemes import Scheme
@@ -104,6 +105,13 @@ def test_a_dqn_run_without_a_record_of_its_loss_keeps_the_huber_loss() -> None:
     ):
         config = parsed("--algo", "dqn", *words).learner_config("CartPole-v1").after(earlier)
         assert config.algorithm.huber_delta == expected
+
+
+def test_popart_is_not_added_to_a_run() -> None:
+    config = parsed("--popart").learner_config("CartPole-v1")
+    assert config.after({"popart": True}).algorithm.popart
+    with pytest.raises(UsageError, match="popart cannot be added to a run"):
+        config.after({"popart": False})
 
 
 def made(algo: Any, **kwargs: Any) -> Any:

@@ -318,6 +318,7 @@ class ActorCritic(Actor):
         output: ModelOutput = super().__call__(seen, core_state)
         if output.baseline.dim() > inputs.reward.dim() and has_tasks(observation):
             tasks = tasks_in(observation).long().unsqueeze(-1)
+            tasks = tasks.clamp(0, output.baseline.shape[-1] - 1)
             output = output._replace(baseline=output.baseline.gather(-1, tasks).squeeze(-1))
         if self.action_mask is None:
             return output
@@ -367,8 +368,11 @@ def _value_heads(actor: Actor) -> list[nn.Linear]:
 
 
 def repeat_value_head(actor: Actor, num_tasks: int) -> None:
-    """Gives every task its own copy of the layer `baseline`, if the network has one."""
-    for head in _value_heads(actor) if num_tasks > 1 else ():
+    """Gives every task its own copy of the layer `baseline`, if the network has one. In a recurrent
+    Q-network, which has no policy, that layer is a part of the value of every action.
+    """
+    has_heads = num_tasks > 1 and "policy_logits" in actor.extra_specs
+    for head in _value_heads(actor) if has_heads else ():
         for name, parameter in list(head.named_parameters()):
             repeated = parameter.detach().repeat(num_tasks, *[1] * (parameter.dim() - 1))
             setattr(head, name, nn.Parameter(repeated))

@@ -54,6 +54,10 @@ class Unscaled(nn.Module):
         """Returns differences of values [T', B], such as advantages, in units of the outputs."""
         return differences
 
+    def known(self, values: Tensor, rollout: Rollout) -> Tensor:
+        """Returns bool [T', B]: whether there are statistics of the task of these values."""
+        return torch.ones_like(values, dtype=torch.bool)
+
     def moments(
         self, targets: Tensor, rollout: Rollout, mask: Tensor | None = None
     ) -> dict[str, Mean]:
@@ -118,25 +122,27 @@ class PopArt(Unscaled):
         return deviation * outputs + mean
 
     def normal(self, values: Tensor, rollout: Rollout) -> Tensor:
-        return self._where_known(self._normal(values, rollout), rollout)
+        return self._normal(values, rollout).where(self.known(values, rollout), 0.0)
 
     def scaled(self, differences: Tensor, rollout: Rollout) -> Tensor:
         deviation = self._statistics(differences, rollout)[1]
-        return self._where_known(differences / deviation, rollout)
+        return (differences / deviation).where(self.known(differences, rollout), 0.0)
+
+    def known(self, values: Tensor, rollout: Rollout) -> Tensor:
+        if not self._rate:
+            return super().known(values, rollout)
+        return self.minibatches[self._tasks(values, rollout)] > 0
 
     def _normal(self, values: Tensor, rollout: Rollout) -> Tensor:
         mean, deviation = self._statistics(values, rollout)
         return (values - mean) / deviation
 
-    def _where_known(self, normal: Tensor, rollout: Rollout) -> Tensor:
-        """Returns 0 for tasks without statistics."""
-        if not self._rate:
-            return normal
-        return normal.where(self.minibatches[rollout.tasks[: len(normal)]] > 0, 0.0)
+    def _tasks(self, like: Tensor, rollout: Rollout) -> Tensor:
+        return rollout.tasks[: len(like)].clamp(0, len(self.mean) - 1)
 
     def _statistics(self, like: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Returns mean and deviation of the first rows' tasks, in the shape and dtype of `like`."""
-        tasks = rollout.tasks[: len(like)]
+        tasks = self._tasks(like, rollout)
         return self.mean.to(like.dtype)[tasks], self.deviation.to(like.dtype)[tasks]
 
     @torch.no_grad()

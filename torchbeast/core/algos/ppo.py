@@ -101,7 +101,9 @@ class PPO(OnPolicy):
             for minibatch in shuffled(batch, self.config.num_mini_batch):
                 advantages = self.scale.scaled(minibatch.extras["advantages"], minibatch)
                 if self.config.normalise_advantages:
-                    advantages = _normalised(advantages, _valid(minibatch))
+                    known = self.scale.known(advantages, minibatch)
+                    advantages = _normalised(advantages, _valid(minibatch) & known[1:])
+                    advantages = advantages.where(known, 0.0)  # nothing is learnt from the others
                 extras = {**minibatch.extras, "advantages": advantages}
                 yield dataclasses.replace(minibatch, extras=extras)
 
@@ -148,6 +150,7 @@ class PPO(OnPolicy):
         targets, old_values = (
             self.scale.normal(extras[name], minibatch) for name in ("value_targets", "old_values")
         )
+        values = values.where(self.scale.known(values, minibatch), 0.0)  # as the targets
         if config.use_clipped_value_loss:
             return losses.clipped_baseline_loss(
                 values, old_values, targets, config.clip_param, how, mask

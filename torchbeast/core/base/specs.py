@@ -225,7 +225,8 @@ def _through_json(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label(source: Callable[..., Any]) -> str:
-    return getattr(source, "__qualname__", repr(source))
+    """Returns a name without commas, which separate the tasks of one agent."""
+    return str(getattr(source, "__qualname__", repr(source))).replace(",", ";")
 
 
 def _importable_name(source: Callable[..., Any]) -> str:

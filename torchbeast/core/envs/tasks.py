@@ -23,8 +23,10 @@ from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError
 
-TASK = "task_number"
-"""The entry of an observation with the number of its task, int32 [1], or [k] in a stack of k."""
+TASK = "torchbeast:task"
+"""The entry of an observation with the number of its task, int32 [1], or [k] in a stack of k. No
+environment has an entry of this name.
+"""
 
 _SEEN = "task_input"  # the same, where networks see it
 _ONLY = "observation"  # the entry of the task's own observation, unless that is a dict itself
@@ -62,7 +64,10 @@ def num_tasks(space: Any) -> int:
 
 
 def tasks_in(observation: Any) -> Any:
-    """Returns the numbers of the tasks, int32 [...], of observations [...] that carry them."""
+    """Returns the numbers of the tasks, int32 [...], of observations [...] that carry them.
+
+    A peer may send any numbers.
+    """
     return observation[TASK][..., -1]
 
 
@@ -90,7 +95,13 @@ def dealt(shares: Sequence[float], first: int, count: int) -> list[int]:
 
 
 class TasksEnv:
-    """A VecEnv of environments of several tasks, those of each task side by side."""
+    """A VecEnv of environments of several tasks, those of each task side by side.
+
+    Attributes:
+        spec: What it was made from, if `envs.make` made it.
+    """
+
+    spec: Any
 
     def __init__(self, parts: Mapping[int, VecEnv], names: Sequence[str], is_seen: bool) -> None:
         """Joins environments, which it closes.
@@ -102,6 +113,12 @@ class TasksEnv:
         self._parts, self._is_seen = parts, is_seen
         self.env_id = ",".join(names)
         self.num_envs = sum(part.num_envs for part in parts.values())
+        for number, part in parts.items():
+            if getattr(part, "num_agents", 1) > 1:
+                raise UsageError(
+                    f"{names[number]} is a game of several agents, which cannot be one of several "
+                    "tasks: train on it alone"
+                )
         (number, first), *others = parts.items()
         for other, part in others:
             for what in ("observation_space", "action_space", "frame_stack"):
