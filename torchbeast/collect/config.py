@@ -24,7 +24,7 @@ class RolloutConfig:
     batch_size: int = 8
     """Rollouts per update, summed over all learners; with dqn, sac and td3: sampled steps per
     update. Default of impala and laser: a quarter of the environments that the program starts, as a
-    power of two and at least 8, which keeps the policy lag below 4."""
+    power of two and at least 8, for a policy lag of about 4 or less."""
     unroll_length: int = 80
     """Steps per rollout, usually 5 to 128. Longer rollouts give fewer, larger updates and older
     data."""
@@ -34,7 +34,7 @@ class RolloutConfig:
 
 
 def usual_batch_size(num_envs: int) -> int:
-    """Returns the batch size that keeps the policy lag below 4 versions.
+    """Returns the batch size for which a policy lag of about 4 versions or less is expected.
 
     Usually an environment plays a rollout while the learner takes num_envs / batch_size batches.
     """

@@ -99,7 +99,7 @@ class LearnerConfig:
         without a record of huber_delta had 1.
 
         recorded: the earlier run's settings, by the names of flags; {} without one. Raises
-        UsageError if it has no statistics for popart.
+        UsageError if popart is on and the earlier run was without it.
         """
         algorithm = self.algorithm
         if isinstance(algorithm, DQNConfig) and recorded and "huber_delta" not in recorded:

@@ -198,7 +198,8 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
     # Make the first one now, so that a wrong name is reported immediately.
     first = {0: make_environment(spec.dealt(0, num_envs), num_envs)}
-    # Numbers of streams, a heap: one that is lost and comes back plays the same tasks.
+    # Numbers of streams, a heap: one that comes back after its old environment was closed plays the
+    # same tasks.
     free = [*range(2 * _STREAMS_PER_STREAM * arguments["num_streams"])]
 
     def make() -> Any:

@@ -368,8 +368,8 @@ def _value_heads(actor: Actor) -> list[nn.Linear]:
 
 
 def repeat_value_head(actor: Actor, num_tasks: int) -> None:
-    """Gives every task its own copy of the layer `baseline`, if the network has one. In a recurrent
-    Q-network, which has no policy, that layer is a part of the value of every action.
+    """Gives every task its own copy of the layer `baseline`, if the network has one. A recurrent
+    Q-network keeps one, because that layer is a part of the value of every action.
     """
     has_heads = num_tasks > 1 and "policy_logits" in actor.extra_specs
     for head in _value_heads(actor) if has_heads else ():

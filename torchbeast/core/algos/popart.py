@@ -149,13 +149,7 @@ class PopArt(Unscaled):
     def moments(
         self, targets: Tensor, rollout: Rollout, mask: Tensor | None = None
     ) -> dict[str, Mean]:
-        """Returns the first two moments of the normalised targets of each task.
-
-        Args:
-            targets: [T, B], in units of returns.
-            rollout: Rollouts of T steps in B columns.
-            mask: bool [T, B], the targets that count. None: all.
-        """
+        """Returns the first two moments of the normalised targets of each task; see Unscaled."""
         normal, tasks = self._normal(targets, rollout), rollout.tasks[1:]
         metrics = {}
         for task in range(len(self.mean)):
