@@ -147,7 +147,10 @@ def test_another_file_of_a_trained_agent_is_refused() -> None:
         ("catch", "no trained agent of the preset catch-impala .*--preset catch-impala$"),
     ],
 )
-def test_an_agent_that_there_is_not_is_refused_with_what_to_do(name: str, message: str) -> None:
+def test_an_agent_that_there_is_not_is_refused_with_what_to_do(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo, "AGENTS", tmp_path)
     with pytest.raises(UsageError, match=message):
         zoo.agent_path(name)
 
