@@ -193,6 +193,53 @@ class Sized(Plain):
         return np.zeros(self.size, np.float32)
 
 
+class Delayed(Plain):
+    """Shows a cue at first, asks for it 4 to 9 steps later, and pays 1 or -1."""
+
+    random = np.random.default_rng(0)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.cue, self.delay = self.random.integers(2), self.random.integers(4, 10)
+        return super().reset()
+
+    def step(self, action):
+        asked = self.episode_step == self.delay
+        reward = float(2 * (action == self.cue) - 1) if asked else 0.0
+        self.episode_step += 1
+        return self.observation(), reward, asked, False, {}
+
+    def observation(self):
+        cue = 2 * self.cue - 1 if self.episode_step == 0 else 0
+        return np.array([cue, self.episode_step == self.delay], np.float32)
+
+
+class Poor(Plain):
+    """A walk on five cells from the third to the first, for a reward of 1 within 8 steps."""
+
+    goal, prize = 0, 1.0
+
+    def reset(self, *, seed=None, options=None):
+        self.cell = 2
+        return super().reset()
+
+    def step(self, action):
+        self.episode_step += 1
+        self.cell = np.clip(self.cell + 2 * int(action) - 1, 0, 4)
+        there = self.cell == self.goal
+        return self.observation(), there * self.prize, bool(there), self.episode_step == 8, {}
+
+    def observation(self):
+        return np.array([self.cell / 4, self.goal / 4], np.float32)
+
+
+class Rich(Poor):
+    """Leads to the last cell, for a reward of 500."""
+
+    goal, prize = 4, 500.0
+
+
 class Marked(Plain):
     """Observes a number of this object, and how often it was stepped."""
 
