@@ -541,6 +541,7 @@ POOL = ["--env", "envpool:CartPole-v1"]
         ([*POOL, "--algo", "ppo"], (64, 64, 32)),
         ([*POOL, "--algo", "dqn"], (8, 32, 4)),
         ([*POOL, "--fixed_lag", "1"], (None, 8, 80)),
+        ([*POOL, "--num_buffers", "40"], (None, 8, 80)),
         ([*POOL, "--fixed_lag", "None"], (128, 32, 20)),
         ([*POOL, "--algo", "ppo", "--fixed_lag", "0"], (64, 64, 32)),
         ([*POOL, "--preset", "cartpole"], (16, 16, 20)),
@@ -660,5 +661,5 @@ def test_the_command_of_the_first_raybeast_is_taken_as_it_is() -> None:
 
 def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
     assert MonoBeastFlags().processes.buffers() == 2 * MonoBeastFlags().processes.environments()
-    with pytest.raises(UsageError, match="--num_buffers 44 .*use at least --num_envs 45"):
+    with pytest.raises(UsageError, match="45 environments need as many .*--num_buffers is 44"):
         parse(MonoBeastFlags, "monobeast", ["--num_envs", "45", "--num_buffers", "44"])

@@ -82,14 +82,14 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
             ["--algo", "dqn", "--max_lag", "3"],
             "--max_lag limits .* --algo dqn trains on replayed steps",
         ),
-        (["--n_step", "3"], "--n_step 3 only works with algorithms that sample single steps"),
+        (["--n_step", "3"], "--n_step 3 does not work with this algorithm"),
         (
             ["--algo", "laser", "--priority_exponent", "0.6"],
-            "--priority_exponent 0.6 only works with",
+            "--priority_exponent 0.6 does not work with",
         ),
         (
             ["--algo", "r2d2", "--n_step", "1", "--hindsight_share", "0.5"],
-            "--hindsight_share 0.5 only works with",
+            "--hindsight_share 0.5 does not work with",
         ),
         (["--algo", "dqn", "--replay_kl_threshold", "1"], "replay_kl_threshold"),
         (["--algo", "dqn", "--n_step", "3", "--hindsight_share", "0.8"], "but --n_step is 3"),

@@ -84,7 +84,7 @@ def test_a_preset_overrides_recorded_settings(savedir: Path) -> None:
 
 def test_only_the_combined_settings_are_checked(savedir: Path) -> None:
     """70 buffers are too few for 80 environments, but 90 are not."""
-    with pytest.raises(UsageError, match="--num_buffers 70 leaves environments without a buffer"):
+    with pytest.raises(UsageError, match="need as many buffers, but --num_buffers is 70"):
         flags_of("monobeast", savedir, "--xpid", "a", "--num_envs", "80")
     args = ["--num_envs", "80", "--num_buffers", "90"]
     assert flags_of("monobeast", savedir, "--xpid", "a", *args)["num_envs"] == 80

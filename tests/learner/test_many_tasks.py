@@ -12,6 +12,7 @@ import pytest
 import tasks_by_hand
 from small_schemes import off_policy_of, scheme_of
 
+from torchbeast import export
 from torchbeast.core.algos import IMPALA
 from torchbeast.core.storages import OnPolicyVTraceBuffer
 from torchbeast.envs import EnvSpec, make
@@ -23,18 +24,19 @@ TWO = EnvSpec.of_tasks(["Catch", tasks_by_hand.late_catch])
 WORKERS = {"col_remote_workers": 2, "col_communication": "asynchronous"}
 
 
-def envs(each: int) -> dict[str, Any]:
+def envs(each: int, *shares: float) -> dict[str, Any]:
     """Returns environments, so many of each worker."""
-    return {"env_fn": make, "env_kwargs": {"env": TWO}, "vec_env_size": each}
+    return {"env_fn": make, "env_kwargs": {"env": TWO.with_shares(shares)}, "vec_env_size": each}
 
 
-def with_popart(each: int = 2, **axes: Any) -> Scheme:
+def with_popart(each: int = 2, *shares: float, **axes: Any) -> Scheme:
     storage = OnPolicyVTraceBuffer.create_factory(size=10)
-    return scheme_of(envs(each), IMPALA.create_factory(popart=True), storage, **axes)
+    return scheme_of(envs(each, *shares), IMPALA.create_factory(popart=True), storage, **axes)
 
 
 SCHEMES: dict[str, Callable[[], Scheme]] = {
     "here": with_popart,
+    "of one task more": lambda: with_popart(4, 3, 1),
     "replay": lambda: off_policy_of(envs(2)),
     "a task per worker": lambda: with_popart(1, **WORKERS),
     "a task per server": lambda: with_popart(1, **WORKERS, inference="central"),
@@ -54,6 +56,15 @@ def test_a_run_logs_and_plays_each_task(tmp_path: Path, scheme: Callable[[], Sch
         played = learner.evaluate(3, seed=1)
         assert sorted(played.tasks) == [0, 0, 0, 1, 1, 1]
         assert played.mean == pytest.approx(sum(played.task_means().values()) / 2)
+
+
+@pytest.mark.long
+def test_the_agent_of_several_tasks_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    with Learner(with_popart(), 10**6, log_dir=tmp_path) as learner:
+        learner.step()
+    assert export(tmp_path, tmp_path / "p.onnx").exists()
 
 
 def test_every_task_needs_an_environment(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.tasks import tasks_in
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
 from torchbeast.servers import server_main
 from torchbeast.servers.server_main import ServedEnv, ServerActivity
 
@@ -55,4 +57,22 @@ def test_a_stream_that_comes_back_plays_the_task_of_the_one_that_was_lost(
     for task in (1, 0):
         streams[task].close()
         streams[task] = make()
-        assert [tasks_in(env.reset(1)).tolist() for env in streams] == [[0], [1]]
+        assert tasks_of(streams) == [[0], [1]]
+    early = make()  # before the environment of the stream that was lost is closed
+    streams[1].close()
+    assert tasks_of([streams[0], early]) == [[0], [0]]
+    streams[0].close()
+    assert tasks_of([make(), early]) == [[1], [0]]
+
+
+def tasks_of(envs: list[VecEnv]) -> list[list[int]]:
+    return [tasks_in(env.reset(1)).tolist() for env in envs]
+
+
+def test_a_server_compares_the_tasks_of_all_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {
+        "env": EnvSpec("Catch,Memory").as_json(),
+        **{"envs_per_stream": 1, "num_streams": 2, "num_servers": 1},
+    }
+    with pytest.raises(UsageError, match="one agent needs tasks of equal spaces"):
+        server_main._make_server(arguments, ServerActivity(), lambda report: None)

@@ -302,12 +302,16 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     chosen = {} if algo == DEFAULT else {"algo": algo}
     config = type(complete_type().algorithm)
     in_pool = not of_preset and _names_pool(words) and not _fixes_lag(config, words)
+    in_pool &= not any(resuming.given(words, flag) for flag in _BOUNDS)
     usual = {} if resuming.is_test(words) else usual_of(config, in_pool)
     of_run = resuming.usable(complete_type, recorded, words)
     values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
     values = _with_followers(values, usual, words)
     resuming.check_environment(words, values, recorded)
     return complete_type, _with_usual_batch(with_values(complete_type(), values), values, words)
+
+
+_BOUNDS = ("--num_buffers", "--num_workers", "--num_servers")  # of the number of environments
 
 
 def _names_pool(words: Sequence[str]) -> bool:

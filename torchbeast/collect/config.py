@@ -245,10 +245,13 @@ class TransitionsConfig:
         """Raises ValueError for settings that only off-policy algorithms use; used: the others."""
         for each in fields(self):
             value = getattr(self, each.name)
+            others = (
+                "dqn, sac or td3" if each.name == "hindsight_share" else "dqn, sac, td3 or r2d2"
+            )
             require(
                 each.name in used or value == each.default,
-                f"{each.name} {value:g} only works with algorithms that sample single steps: "
-                "remove it, or set algo to dqn, sac, td3 or r2d2",
+                f"{each.name} {value:g} does not work with this algorithm: remove it, or set algo "
+                f"to {others}",
             )
 
 
@@ -272,8 +275,8 @@ class BufferedActorsConfig(ActorsConfig):
         at_least(1, num_buffers=self.num_buffers)
         require(
             self.num_buffers is None or self.num_buffers >= self.environments(),
-            f"num_buffers {self.num_buffers} leaves environments without a buffer: use at least "
-            f"num_envs {self.environments()}",
+            f"{self.environments()} environments need as many buffers, but num_buffers is "
+            f"{self.num_buffers}: use more num_buffers or fewer num_envs",
         )
 
     def usual_environments(self, processes: int) -> int:

@@ -132,7 +132,7 @@ def make_vec(
             spec = env if isinstance(env, EnvSpec) else EnvSpec.of_tasks(env)
         spec = dataclasses.replace(spec, kwargs={**spec.kwargs, **kwargs})
         if (count := len(spec.tasks)) > 1:
-            make(spec.dealt(0, count), count).close()  # which compares the tasks
+            make(spec.with_shares().dealt(0, count), count).close()  # which compares the tasks
         env_fn, env_kwargs = make, {"env": spec}
     return VecEnv.create_factory(
         env_fn=env_fn, env_kwargs=env_kwargs, vec_env_size=num_envs, info_keywords=info_keywords

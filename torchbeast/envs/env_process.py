@@ -156,9 +156,7 @@ def spaces_of(spec: EnvSpec, check_goes_on: Callable[[], None]) -> Spaces:
     check_goes_on: see EnvProcess.
     """
     count = len(spec.tasks)  # an environment of each
-    spec = dataclasses.replace(
-        spec, options=dataclasses.replace(spec.options, task_shares=(1,) * count * (count > 1))
-    )
+    spec = spec.with_shares((1,) * count * (count > 1))
     with contextlib.closing(EnvProcess(spec, count, check_goes_on=check_goes_on)) as env:
         return env.observation_space, env.action_space, env.frame_stack
 

@@ -207,8 +207,10 @@ class EnvSpec(Spec):
             tasks: Ids, specs, or functions.
 
         Raises:
-            EnvError: If their keyword arguments or options differ.
+            EnvError: If their keyword arguments or options differ, or there are none.
         """
+        if not tasks:
+            raise EnvError("expected at least one environment, got an empty list")
         specs = [task if isinstance(task, EnvSpec) else EnvSpec.of(task) for task in tasks]
         for spec in specs:
             if (spec.kwargs, spec.options) != (specs[0].kwargs, specs[0].options):
@@ -237,10 +239,12 @@ class EnvSpec(Spec):
         """
         if len(names := self.task_names) == 1 or not count:
             return self
-        shares = dealt(self.options.task_shares or [1] * len(names), first, count)
-        return dataclasses.replace(
-            self, options=dataclasses.replace(self.options, task_shares=tuple(shares))
-        )
+        return self.with_shares(dealt(self.options.task_shares or [1] * len(names), first, count))
+
+    def with_shares(self, shares: Sequence[float] = ()) -> EnvSpec:
+        """Returns the spec with other task_shares, by default equal ones."""
+        options = dataclasses.replace(self.options, task_shares=tuple(shares))
+        return dataclasses.replace(self, options=options)
 
     @classmethod
     def from_parent(cls, value: Mapping[str, Any]) -> EnvSpec:

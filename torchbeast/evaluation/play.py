@@ -87,10 +87,7 @@ class EpisodePlayer:
         self._seed = secrets.randbits(31) if seed is None else seed
         self._trained_on = checkpoints.recorded_env_spec(saved).name
         spec = env_of(saved, asked)
-        shares = asked.options.task_shares  # those of training do not count
-        spec = dataclasses.replace(
-            spec, options=dataclasses.replace(spec.options, task_shares=shares)
-        )
+        spec = spec.with_shares(asked.options.task_shares)  # those of training do not count
         start = functools.partial(EnvProcess, spec, render=film, check_goes_on=check_goes_on)
         self.env = of_whole_games(start, 1 if film else config.num_episodes)
         self._is_other = self._trained_on not in ("", spec.name)

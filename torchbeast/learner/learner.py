@@ -14,6 +14,7 @@ Learner is made with the same log_dir, and which the programs can plot, evaluate
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from torchbeast.core.base.checks import at_least, counted, require, suggesting
 from torchbeast.core.base.computing import OwnProcess, own_settings
 from torchbeast.core.envs.tasks import num_tasks
 from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner.plan import plan_of
@@ -266,6 +268,9 @@ class Learner(RunningLearner):
     @contextmanager
     def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
         envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
+        if isinstance(spec := envs.env_kwargs.get("env"), EnvSpec):  # its shares are for training
+            kwargs = {**envs.env_kwargs, "env": spec.with_shares()}
+            envs = dataclasses.replace(envs, env_kwargs=kwargs)
         multiple = envs.num_agents * num_tasks(envs.single_frame_space)
         with closing(envs.make(parallel_envs(num_episodes, multiple))) as env:
             yield env

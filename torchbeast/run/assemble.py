@@ -74,6 +74,13 @@ class LearnerConfig:
         return not issubclass(self.algo.takes, Rollout)
 
     @property
+    def trains_on_any_age(self) -> bool:
+        """Whether policy lag does not matter, because the batches of an algorithm for values come
+        from a replay.
+        """
+        return self.learns_from_transitions or self.algo.burns_in
+
+    @property
     def online_batch_size(self) -> int:
         """Rollouts in a batch of the online source. For a replay of single steps it is one rollout,
         collected during updates, or synchronous_rollouts of them, collected between updates.

@@ -190,7 +190,7 @@ def hint_of_lag(num_envs: int, batch_size: int) -> str:
         return ""
     return (
         f"{num_envs:,} environments and a batch_size of {batch_size} make a policy lag of about "
-        f"{num_envs // batch_size} versions: batch_size {better} keeps it below 4."
+        f"{num_envs // batch_size} versions: batch_size {better} makes it about 4."
     )
 
 

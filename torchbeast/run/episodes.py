@@ -85,6 +85,8 @@ class Episodes(NamedTuple):
     def __repr__(self) -> str:
         mean, length = self.mean, statistics.fmean(self.lengths or [math.nan])
         count = counted(len(self.returns), "episode")
+        if self.scores is not None:
+            return f"<{count}: score {mean:.3f}, mean length {length:.0f}>"
         return f"<{count}: mean return {mean:.2f} ± {self.spread:.2f}, mean length {length:.0f}>"
 
     @property

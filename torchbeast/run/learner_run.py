@@ -378,7 +378,7 @@ class LearnerRun:
         """Returns a message if a program's batches are small for its environments, else ""."""
         collection, learner = self.plan.collection, self.plan.learner
         is_chosen = collection.fixed_lag is not None or "preset" not in self.plan.recorded
-        if is_chosen or learner.learns_from_transitions:
+        if is_chosen or learner.trains_on_any_age:
             return ""
         return hint_of_lag(collection.num_envs, learner.rollouts.batch_size)
 
@@ -425,7 +425,8 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
             "or r2d2 (in another run if this one was already trained)"
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
-        print("Replay is off. Set replay_size to use it.", flush=True)
+        off = "replay_ratio" if config.replay.replay_size else "replay_size"
+        print(f"Replay is off. Set {off} to use it.", flush=True)
 
 
 def _check_burn_in(config: LearnerConfig, algo: str) -> None:
@@ -438,5 +439,5 @@ def _check_burn_in(config: LearnerConfig, algo: str) -> None:
     if config.replay.replay_service is not None:
         raise UsageError(
             f"algo {algo} cannot share a replay, because the recurrent states in it would come "
-            "from other agents' networks: remove replay_service"
+            "from other agents' networks: remove replay_service, or shared_replay of a sweep"
         )

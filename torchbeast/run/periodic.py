@@ -325,9 +325,11 @@ class Scores:
         called if it is kept.
         """
         returns, lengths = played.returns, played.lengths
+        result = f"mean return {played.mean:.2f}, from {min(returns):g} to {max(returns):g}"
+        if played.scores is not None:  # of tasks whose returns are on other scales
+            result = f"score {played.mean:.3f}"
         message = (
-            f"Step {weights[0]:,}: mean return {played.mean:.2f}, from "
-            f"{min(returns):g} to {max(returns):g}; mean length {statistics.fmean(lengths):.0f}; "
+            f"Step {weights[0]:,}: {result}; mean length {statistics.fmean(lengths):.0f}; "
             f"{played.distinct} of {len(returns)} episodes unique"
         )
         message += "".join(f"; {task} {value:.2f}" for task, value in played.task_means().items())

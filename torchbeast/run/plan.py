@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.collect.contract import CollectionPlan
@@ -88,7 +88,7 @@ class Plan:
         """
         if self.others_serve:
             check_named(self.recorded_env(), self.asked)
-        return replace(self.env, options=replace(self.env.options, task_shares=()))
+        return self.env.with_shares()
 
     def recorded_env(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""

@@ -96,7 +96,7 @@ class RunDisplay:
 
     def _diagnose(self, shares: Shares) -> Diagnosis | None:
         lag = self.training.rows.newest.get("mean_lag", math.nan)
-        if self.plan.learner.learns_from_transitions:  # which stay valid
+        if self.plan.learner.trains_on_any_age:
             lag = math.nan
         return diagnose(shares, self.plan.collection, lag)
 

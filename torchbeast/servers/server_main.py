@@ -9,7 +9,6 @@ imports torch.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import json
 import os
 import sys
@@ -196,24 +195,34 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     from torchbeast.servers.security import credentials
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
+    num_streams = arguments["num_streams"]
+    if num_streams > 1 < len(spec.task_names):  # compare the tasks of all streams
+        here = spec.dealt(0, num_envs * num_streams).options.task_shares
+        one_each = spec.with_shares([min(1, count) for count in here])
+        make_environment(one_each, sum(one_each.options.task_shares)).close()
     # Make the first one now, so that a wrong name is reported immediately.
     first = {0: make_environment(spec.dealt(0, num_envs), num_envs)}
-    # Numbers of streams, a heap: one that comes back after its old environment was closed plays the
-    # same tasks.
-    free = [*range(2 * _STREAMS_PER_STREAM * arguments["num_streams"])]
+    playing, lock = [0] * num_streams, threading.Lock()  # open environments by number of stream
 
     def make() -> Any:
-        number = heapq.heappop(free)
-        here = spec.dealt(num_envs * (number % arguments["num_streams"]), num_envs)
+        with lock:  # one that comes back plays the tasks of the one that was lost
+            number = playing.index(min(playing))
+            playing[number] += 1
+
+        def release() -> None:
+            with lock:
+                playing[number] -= 1
+
         try:
+            here = spec.dealt(num_envs * number, num_envs)
             env: Any = first.pop(number, None) or envs.make(here, num_envs)
         except BaseException:
-            heapq.heappush(free, number)
+            release()
             raise
         keywords = spec.options.info_keywords
         if keywords or arguments["counts"] or len(spec.task_names) > 1:
-            return ServedEnv(env, keywords, activity, lambda: heapq.heappush(free, number))
-        heapq.heappush(free, number)
+            return ServedEnv(env, keywords, activity, release)
+        release()
         return env
 
     description = _description(first[0], spec, arguments)

@@ -147,6 +147,11 @@ def test_max_lag_is_refused_where_steps_of_any_age_are_learnt_from() -> None:
     class OffPolicy(IMPALA):
         takes = Transitions
 
+    class Windows(IMPALA):
+        burns_in = True
+
+    with pytest.raises(UsageError, match="Windows trains on replayed steps of any age"):
+        impala(mlp(), Windows, max_lag=3)
     with pytest.raises(UsageError, match="OffPolicy trains on replayed steps of any age"):
         impala(mlp(), OffPolicy, max_lag=3)
 

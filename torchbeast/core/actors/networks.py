@@ -265,7 +265,8 @@ class TorsoActorCritic(ActorCritic):
         return ModelOutput(self.policy(features), other._value(seen), after)
 
     def _value(self, features: Tensor) -> Tensor:
-        return self.baseline(features).squeeze(-1)
+        values: Tensor = self.baseline(features)
+        return values.squeeze(-1) if self.baseline.out_features == 1 else values
 
 
 def pair_of(state: Nest[Tensor]) -> tuple[Nest[Tensor], Nest[Tensor]]:

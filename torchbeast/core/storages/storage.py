@@ -71,7 +71,7 @@ class Storage(ABC):
         if not issubclass(self.holds, taken):
             raise self._unfit(algo, f"yields {self.holds.__name__}", f"trains on {taken.__name__}")
         if algo.algo.burns_in != self.for_burn_in:
-            does = {True: "replays rollouts by priority", False: "does not"}
+            does = {True: "replays rollouts by priority", False: "does not replay by priority"}
             raise self._unfit(algo, does[self.for_burn_in], does[algo.algo.burns_in])
         return algo
 

@@ -150,7 +150,8 @@ class OptimiserStep(Generic[BatchT]):
             the last digits of results only; a batch that is not separable is learnt in one slice.
         ranks: all learners that take every optimiser step together; None: this one alone.
         """
-        if config.max_lag is not None and not issubclass(algo.takes, Rollout):
+        trains_on_any_age = algo.burns_in or not issubclass(algo.takes, Rollout)
+        if config.max_lag is not None and trains_on_any_age:
             raise UsageError(
                 f"max_lag limits the age of rollouts, but {type(algo).__name__} trains on replayed "
                 "steps of any age: remove it"
