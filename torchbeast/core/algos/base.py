@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
@@ -364,49 +363,14 @@ class Algorithm(ABC, Generic[BatchT]):
         return {}
 
 
-def check_losses(algo: Algorithm[Any], losses: Any) -> Losses:
-    """Returns the result of `losses`.
-
-    Raises ValueError for anything but Losses with terms and scalars; for a term with a value for
-    each step, which PyTorch would sum; and for a constant, which it would ignore.
-    """
-    name = f"{type(algo).__name__}.losses"
-    if not (isinstance(losses, Losses) and losses.terms):
-        raise ValueError(f"{name} must return Losses(terms, metrics) with a term, got {losses!r}")
-    groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
-    # A term may depend on a parameter alone that is frozen.
-    has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
-    for term, loss in losses.terms.items():
-        shape = list(torch.as_tensor(loss).shape)
-        if shape or not (torch.is_tensor(loss) and (loss.requires_grad or has_frozen)):
-            what = f"shape {shape}" if shape else "a constant"
+def check_scalars(algo: Algorithm[Any], losses: Losses) -> None:
+    """Raises ValueError for a term or metric with a value for each step, which would be summed."""
+    for name, value in {**losses.terms, **losses.metrics}.items():
+        if not isinstance(value, Mean) and value.dim():
             raise ValueError(
-                f"{name}: the term {term} must be a scalar that depends on a "
-                f"parameter, got {what}: take the sum or the mean over the steps, without "
-                "detach() and no_grad()"
+                f"{type(algo).__name__}.losses: {name} must be a scalar, got shape "
+                f"{list(value.shape)}: take the sum, or losses.mean(values, mask) of a metric"
             )
-    for metric, value in losses.metrics.items():
-        if not isinstance(value, Mean) and not (torch.is_tensor(value) and not value.dim()):
-            raise ValueError(
-                f"{name}: the metric {metric} must be a scalar tensor: take losses.mean(values, "
-                "mask)"
-            )
-    return losses
-
-
-@contextmanager
-def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
-    """Raises ValueError in place of a KeyError of the body for an extra that is not in `needs`."""
-    try:
-        yield
-    except KeyError as error:
-        missing = error.args[0] if error.args else None
-        if missing not in algo.actor.extra_specs or missing in algo.needs:
-            raise
-        raise ValueError(
-            f"{type(algo).__name__} needs extras[{missing!r}], which workers do not keep: add "
-            f"{missing!r} to its `needs`"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,14 +21,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.algos.base import (
-    Algorithm,
-    BatchT,
-    Counters,
-    Optimizer,
-    check_losses,
-    naming_needs,
-)
+from torchbeast.core.algos.base import Algorithm, BatchT, Counters, Optimizer, check_scalars
 from torchbeast.core.algos.config import StepConfig, settings_of, with_values
 from torchbeast.core.algos.schedules import Schedule, schedules_of
 from torchbeast.core.losses import Mean
@@ -191,7 +184,7 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.restored_on_error(), naming_needs(self.algo):
+        with self.restored_on_error():
             if self._ranks is None:
                 self.algo.observe(batch)
                 minibatches, of_batch = self._begin(batch)
@@ -344,7 +337,9 @@ class OptimiserStep(Generic[BatchT]):
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
-            terms, metrics, feedback = check_losses(self.algo, self.algo.losses(columns))
+            losses = self.algo.losses(columns)
+            check_scalars(self.algo, losses)
+            terms, metrics, feedback = losses
             share = columns.num_steps / num_steps
             if not minibatch.num_steps:
                 metrics = {}
