@@ -32,13 +32,13 @@ from torchbeast.core.actors.distributions import Categorical, SquashedGaussian
 from torchbeast.core.actors.off_policy import StochasticActorCritic
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import SACConfig
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
+from torchbeast.core.algos.off_policy import ActorAndCritics, mean_loss, priorities
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
 
 
-class SAC(OffPolicy):
+class SAC(ActorAndCritics):
     """Soft actor-critic (Haarnoja et al. 2018) with twin critics and an automatic temperature.
 
     It trains on single steps from a replay, in Box action spaces, or in Discrete ones
@@ -66,32 +66,14 @@ class SAC(OffPolicy):
     config: SACConfig
 
     def __init__(self, actor: Actor, config: SACConfig) -> None:
-        super().__init__(actor, config)
-        device = self.actor.epsilon.device
-        self.critics = self.actor.make_critics().to(device)
-        self.target = Target(self.critics, config.target_rate, config.target_period)
-        self.temperature = Temperature(config.temperature).to(device)
-        self.models |= {
-            "critics": self.critics,
-            "target": self.target,
-            "temperature": self.temperature,
-        }
+        super().__init__(actor, config, config.target_period)
+        self.temperature = Temperature(config.temperature).to(self.actor.epsilon.device)
+        self.models["temperature"] = self.temperature
         self.optimisers = {
             name: config.optimiser.make(self.models[name].parameters())
             for name in ("actor", "critics", "temperature")
         }
         self._policies = _policies_over(self.actor)
-
-    def observe(self, batch: Transitions) -> None:
-        """Adds the batch to the running statistics of the actor and the critics."""
-        super().observe(batch)
-        self.critics.observe(batch.new_observations())
-
-    def schedule(self) -> dict[str, float]:
-        """Ends acting at random after the first update."""
-        if self.counters.version:
-            self.actor.epsilon.zero_()
-        return {}
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns the three losses, and the means of values, entropy and temperature."""
