@@ -370,15 +370,6 @@ class QNet(BuiltIn, QNetwork):
     over = (Categorical,)
 
 
-class NormedQNet(QNet):
-    """A Q-network with LayerNorm in its hidden layers."""
-
-    def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
-    ) -> None:
-        super().__init__(observation_space, action_space, body._replace(is_normed=True))
-
-
 class TwinCritics(Critics):
     """Two networks: of observation and action in a Box, or with a head of all actions."""
 
@@ -425,7 +416,7 @@ class TD3Net(BuiltIn, DeterministicActorCritic):
 
 FAMILIES: dict[str, type[BuiltIn]] = {
     "q": QNet,
-    "pqn": NormedQNet,
+    "pqn": QNet,
     "sac": SACNet,
     "td3": TD3Net,
 }
@@ -463,7 +454,7 @@ def _made(
             "off-policy algorithms train on single steps, which have no recurrent state: remove "
             "use_lstm, or use r2d2, impala or ppo"
         )
-    shape = BODIES[body]
+    shape = BODIES[body]._replace(is_normed=family == "pqn")
     shape = shape if hidden is None else shape._replace(hidden=hidden)
     return FAMILIES[family](observation_space, action_space, shape)
 
