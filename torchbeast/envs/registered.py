@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from importlib.util import find_spec
@@ -97,10 +96,6 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        if factory := _factory_in(env_id):
-            raise EnvError(
-                f"unknown environment {env_id}. For a function of a module, use {factory}"
-            ) from error
         versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == name]
         if versions:
             latest = max(versions, key=lambda known: int(known.rpartition("-v")[2]))
@@ -108,20 +103,11 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
         if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
-        where = f". For an environment of another package, use package:{env_id}"
+        where = f". For another package's, use package:{env_id}; for a function, my_module:make_env"
         where = "" if hint or module_name else where
         if re.search(r"_v\d+$", env_id):
             where = ". For an environment of PettingZoo, use pettingzoo:FAMILY/NAME"
         raise EnvError(f"unknown environment {env_id}{hint}{where}") from error
-
-
-def _factory_in(env_id: str) -> str:
-    """Returns "my_module:make_env" for "my_module.make_env" if there is such a module, else ""."""
-    module, _, function = env_id.rpartition(".")
-    with contextlib.suppress(ImportError, ValueError):
-        if module and find_spec(module) is not None:
-            return f"{module}:{function}"
-    return ""
 
 
 _OURS = ("num_envs", "batch_size", "seed", "env_seed", "env_type", "gym_reset_return_info")
