@@ -223,18 +223,13 @@ class Scheme:
             Scheme.preset("impala", envs, learning_rate=5e-4, col_remote_workers=4)
             ```
         """
-        from torchbeast.schemes.presets import SIZES, preset_of
+        from torchbeast.schemes.presets import preset_of
 
         preset = preset_of(name)
         _check_factory("train_envs_factory", train_envs_factory)
         axes = [axis.name for axis in dataclasses.fields(cls)]
         if "algo_factory" in others and (more := [name for name in others if name not in axes]):
             raise TypeError(f"with an algo_factory, give {', '.join(more)} to its create_factory")
-        for size in others.keys() & SIZES:
-            raise TypeError(
-                f"{size} is the size of the storage: pass storage_factory, for example "
-                "OnPolicyGAEBuffer.create_factory(size=128)"
-            )
         hyperparameters = inspect.signature(preset.algo.create_factory).parameters
         refuse_unknown("Scheme.preset", others, [*axes, *hyperparameters])
         changed = {key: value for key, value in others.items() if key not in axes}
