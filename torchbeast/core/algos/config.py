@@ -416,8 +416,7 @@ class DQNConfig(OffPolicyConfig, ExplorationConfig):
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
         ExplorationConfig.__post_init__(self)
-        if self.huber_delta is not None:
-            above(0, huber_delta=self.huber_delta)
+        above(0, huber_delta=self.huber_delta)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -306,7 +306,7 @@ class _Turns:
     """A game of turns with the parallel interface: a step is the turn of one agent."""
 
     def __init__(self, env: Any, env_id: str) -> None:
-        self.env, self._env_id = env, env_id
+        self.env = env
         self.possible_agents = list(env.possible_agents)
         for name in self.possible_agents:
             action = from_gymnasium(env.action_space(name))

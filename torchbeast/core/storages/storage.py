@@ -96,8 +96,7 @@ def suitable_storage(algo: AlgoFactory) -> str:
         return "RolloutReplayBuffer"
     if algo.algo.corrects_lag:
         return "OnPolicyVTraceBuffer"
-    fields = {field.name for field in dataclasses.fields(algo.config)}
-    return "OnPolicyGAEBuffer" if "gae_lambda" in fields else "OnPolicyBuffer"
+    return "OnPolicyGAEBuffer" if hasattr(algo.config, "gae_lambda") else "OnPolicyBuffer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +134,7 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
-        if "gae_lambda" not in {field.name for field in dataclasses.fields(algo.config)}:
+        if not hasattr(algo.config, "gae_lambda"):
             ours = "is for algorithms that compute advantages by GAE"
             raise self._unfit(algo, ours, "has no gae_lambda")
         if "gae_lambda" in algo.given and algo.config.gae_lambda != self.gae_lambda:
