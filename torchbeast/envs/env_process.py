@@ -199,7 +199,7 @@ class _NoInfo(Mapping[str, Any]):
         )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(())
+        return self["entries"]
 
     def __len__(self) -> int:
         return 0
