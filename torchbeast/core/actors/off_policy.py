@@ -94,10 +94,9 @@ class Exploring(Actor):
         """
         actions = discrete(self)
         action = actions.mode(values)
-        is_exploring = mode in ("explore", "ladder")
-        return (
-            self.randomly(action, uniform_among(actions, values), mode) if is_exploring else action
-        )
+        if mode not in ("explore", "ladder"):
+            return action
+        return self.randomly(action, uniform_among(actions, values), mode)
 
     def randomly(self, action: Tensor, others: Tensor, mode: Mode = "explore") -> Tensor:
         """Replaces each action by another with probability epsilon.
@@ -154,8 +153,6 @@ class OffPolicyActor(Exploring):
         Raises:
             RunError: If a mask rules out all actions.
         """
-        if self.action_mask is not None:
-            self.action_mask.check(inputs.observation)
         observation: Nest[Tensor] = map_leaves(lambda leaf: leaf.squeeze(0), inputs.observation)
         action, extras = self.choose_each(self(observation), mode)
         rows = {name: extra.unsqueeze(0) for name, extra in extras.items()}
