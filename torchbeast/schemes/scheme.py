@@ -42,7 +42,6 @@ from torchbeast.core.base.checks import (
     one_of,
     refuse_unknown,
     require,
-    suggesting,
 )
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
@@ -123,7 +122,6 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
 """Combinations that do not work, each with its error message."""
 
 
-@suggesting
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """The components of an agent, and how the work of training it is divided among workers.
