@@ -22,7 +22,7 @@ and the temperature's likewise (equation 11).
 from __future__ import annotations
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -80,21 +80,21 @@ class SAC(ActorAndCritics):
         alpha = self.temperature.log_alpha.detach().exp()
         policies, seen = self._policies, minibatch.observation
         with torch.no_grad():
-            after = policies.evaluate(self.target.network, minibatch.next_observation)
-            targets = self.targets(minibatch, after.values - alpha * after.log_probs)
+            after, log_probs = policies.evaluate(self.target.network, minibatch.next_observation)
+            targets = self.targets(minibatch, after - alpha * log_probs)
         values = policies.values_of(self.critics, seen, minibatch.action)
         errors = values - targets
-        now = policies.evaluate(self.critics, seen)
+        now, log_probs = policies.evaluate(self.critics, seen)
         terms = {
             "critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch),
-            "actor_loss": (alpha * now.log_probs - now.values).mean(),
+            "actor_loss": (alpha * log_probs - now).mean(),
         }
         if self.config.learn_temperature:
-            surplus = -now.log_probs.detach().mean() - self._target_entropy(seen)
+            surplus = -log_probs.detach().mean() - self._target_entropy(seen)
             terms["temperature_loss"] = self.temperature.log_alpha * surplus
         metrics = {
             "mean_value": values.detach().mean(),
-            "entropy": -now.log_probs.detach().mean(),
+            "entropy": -log_probs.detach().mean(),
             "temperature": alpha,
         }
         return Losses(terms, metrics, priorities(minibatch, errors))
@@ -116,13 +116,6 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
 
 
-class Evaluated(NamedTuple):
-    """Means over the policy's actions, [B]; gradients flow to the policy."""
-
-    values: Tensor  # of the smaller of both critics
-    log_probs: Tensor  # minus the entropy
-
-
 class _OverBox:
     """Policies of continuous actions, which are sampled."""
 
@@ -132,10 +125,13 @@ class _OverBox:
     def usual_entropy(self, observation: Nest[Tensor]) -> float:
         return -float(self._distribution.num_features)
 
-    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
+    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns means over the policy's actions [B], with gradients to the policy: the smaller
+        value of both critics, and the log-probability (minus the entropy).
+        """
         action, log_probs = self._distribution.rsample(self._actor(observation).float())
         values: Tensor = critics(observation, self._distribution.features(action))
-        return Evaluated(values.min(0).values, log_probs + self._distribution.log_half_widths)
+        return values.min(0).values, log_probs + self._distribution.log_half_widths
 
     def values_of(
         self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
@@ -155,13 +151,13 @@ class _OverChoices:
             return 0.98 * math.log(self._distribution.num_params)
         return 0.98 * self._actor.action_mask.num_allowed(observation).log().mean()
 
-    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
+    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> tuple[Tensor, Tensor]:
         log_probs = self._actor(observation).float().log_softmax(-1)
         probs = log_probs.exp()
         log_probs = log_probs.masked_fill(log_probs.isneginf(), 0.0)  # 0 log 0 = 0
         with torch.no_grad():
             values = critics(observation).min(0).values
-        return Evaluated((probs * values).sum(-1), (probs * log_probs).sum(-1))
+        return (probs * values).sum(-1), (probs * log_probs).sum(-1)
 
     def values_of(
         self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
