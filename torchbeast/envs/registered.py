@@ -103,7 +103,7 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
         if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
-        where = f". For another package's, use package:{env_id}; for a function, my_module:make_env"
+        where = f". For another package use package:{env_id}, for a function my_module:make_env"
         where = "" if hint or module_name else where
         if re.search(r"_v\d+$", env_id):
             where = ". For an environment of PettingZoo, use pettingzoo:FAMILY/NAME"

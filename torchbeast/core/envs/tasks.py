@@ -148,6 +148,8 @@ class TasksEnv:
         return _joined([self._numbered(n, part.reset(own)) for (n, part), own in parts])
 
     def step(self, action: ArrayNest) -> VecStep:
+        if (count := len(flatten(action)[0])) != self.num_envs:
+            raise ValueError(f"expected actions of {self.num_envs} environments, got {count}")
         steps = [
             self._step(number, part, map_leaves(itemgetter(here), action))
             for number, part, here in self._places()
