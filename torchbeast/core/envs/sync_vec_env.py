@@ -103,20 +103,20 @@ class SyncVecEnv:
             observation_keys: Entries of dict observations to keep; (): all.
 
         Raises:
-            UsageError: If what was made is not an environment, or an environment has no usable
-                spaces, or another action space than the first.
+            UsageError: If the first one is not an environment, or has no usable spaces.
         """
         self.env_id = env_id
         self.num_envs = len(env_fns)
         self.observation_keys = tuple(observation_keys)
         self._options: Mapping[str, Any] = {}
         self._envs = [make_env() for make_env in env_fns]
-        self.action_space = self._common_action_space()
-        space = getattr(self._envs[0], "observation_space", None)
+        env = self._envs[0]
+        check_environment(env, self._name(0))
+        with refusing(f"{self._name(0)}: action space"):
+            self.action_space = from_gymnasium(env.action_space)
         with refusing(self._name(0)):
-            self._declared = declared(space)
-        first = reset_one(self._envs[0], None, {})
-        self.observation_space: ObservationSpace = self._space_of(first)
+            self._declared = declared(getattr(env, "observation_space", None))
+        self.observation_space: ObservationSpace = self._space_of(reset_one(env, None, {}))
         self._specs: list[ArraySpec] = flatten(self.observation_space)
         self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
         if isinstance(space := self.observation_space, ArraySpec):
@@ -192,20 +192,6 @@ class SyncVecEnv:
 
     def _at_step(self, index: int) -> str:
         return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"
-
-    def _common_action_space(self) -> ActionSpace:
-        spaces = []
-        for index, env in enumerate(self._envs):
-            check_environment(env, self._name(index))
-            space = env.action_space
-            with refusing(f"{self._name(index)}: action space"):
-                spaces.append(from_gymnasium(space))
-            if spaces[index] != spaces[0]:
-                raise UsageError(
-                    f"{self._name(index)}: expected the action space {spaces[0]} of environment 0, "
-                    f"got {spaces[index]}"
-                )
-        return spaces[0]
 
     def _space_of(self, first: Any) -> ObservationSpace:
         keys, path = self.observation_keys, f"{self._name(0)}: observation"

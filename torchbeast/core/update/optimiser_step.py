@@ -383,7 +383,7 @@ class OptimiserStep(Generic[BatchT]):
                 break
         for minimiser in self._minimisers:
             if not math.isfinite(metrics[minimiser.norm_name]):
-                name = first_non_finite_gradient(_named_parameters(self.algo))
+                name = first_non_finite_gradient(nn.ModuleDict(self.algo.models).named_parameters())
                 raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
 
     def _failure(self, what: str) -> str:
@@ -450,9 +450,3 @@ def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
         )
         for name, optimiser in algo.optimisers.items()
     ]
-
-
-def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields all parameters with their names, prefixed in other models than the actor."""
-    for model_name, model in algo.models.items():
-        yield from model.named_parameters("" if model is algo.actor else model_name)
