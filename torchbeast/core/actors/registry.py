@@ -256,15 +256,11 @@ def make_agent(
     seen = stacked_space(observation_space, frame_stack)
     if not spec.reads_values:
         seen = without_values(seen)
-    is_built_in = ":" not in spec.name
-    is_open = is_built_in and spec.name.endswith("auto")  # "q-auto" too
-    usual = spec.name.removesuffix("auto") + default_model(seen, for_images)
-    name = usual if is_open else spec.name
-    resolved = dataclasses.replace(
-        spec,
-        name=name,
-        reads_values=seen != without_values(seen),
-    )
+    name = spec.name
+    if ":" not in name and name.endswith("auto"):  # "q-auto" too
+        name = name.removesuffix("auto") + default_model(seen, for_images)
+    reads_values = seen != without_values(seen)
+    resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
     try:
         model = make_model(resolved, seen, action_space)
     except UsageError:

@@ -37,7 +37,14 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
-from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of, usual_of
+from torchbeast.core.algos.config import (
+    OTHER_NAMES,
+    StepConfig,
+    recorded,
+    settings_of,
+    usual_of,
+    with_values,
+)
 from torchbeast.core.base.checks import one_of, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.tasks import without_task
@@ -267,7 +274,8 @@ class Algorithm(ABC, Generic[BatchT]):
         """
         config, step = cls.Config(), _step_of(cls.Config)
         named = _by_flag(cls.__name__, hyperparameters, recorded(config) | recorded(step))
-        config, step = _replaced(config, named), _replaced(step, named)
+        config = with_values(config, named, check=True)
+        step = with_values(step, named, check=True)
         return AlgoFactory(algo=cls, config=config, step=step, given=frozenset(named))
 
     @classmethod
@@ -400,7 +408,7 @@ class AlgoFactory:
 
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
         """Returns this factory with other values of hyperparameters of the algorithm's Config."""
-        config = _replaced(self.config, hyperparameters)
+        config = with_values(self.config, hyperparameters, check=True)
         return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
 
 
@@ -414,8 +422,7 @@ def _hyperparameters(algo: type[Algorithm[Any]]) -> dict[str, tuple[Any, Any]]:
 
 def _step_of(config: type) -> StepConfig:
     """Returns the limits of an optimiser step that are usual for the algorithm of this Config."""
-    step: StepConfig = _replaced(StepConfig(), usual_of(config))
-    return step
+    return with_values(StepConfig(), usual_of(config), check=True)
 
 
 def _by_flag(
@@ -430,15 +437,3 @@ def _by_flag(
             raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same: use one")
         named[flag] = value
     return named
-
-
-def _replaced(config: Any, values: Mapping[str, Any]) -> Any:
-    """Returns the Config with other values of its settings of these names; its checks run."""
-    changed = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            changed[field.name] = _replaced(value, values)
-        elif field.name in values:
-            changed[field.name] = values[field.name]
-    return dataclasses.replace(config, **changed)

@@ -102,6 +102,15 @@ def between(low: float, high: float, **values: float | None) -> None:
     _require_each(values, lambda value: low <= value <= high, f"between {low} and {high}")
 
 
+def below_one(**values: float | None) -> None:
+    """Raises ValueError unless every value is in [0, 1).
+
+    Args:
+        **values: The values by the names of the settings; None passes.
+    """
+    _require_each(values, lambda value: 0 <= value < 1, "at least 0 and below 1")
+
+
 def _require_each(
     values: Mapping[str, float | None], holds: Callable[[float], bool], words: str
 ) -> None:
