@@ -139,7 +139,7 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
         _check(name, "baseline", output.baseline, torch.empty(2, 3))
         _check_state(name, state, output.core_state)
     _check(name, "action", acted.action, actions.zero_action((1, 3)))
-    _check(name, "its extras", acted.extras, zeros_of(model.extra_specs, 1, 3))
+    _check(name, "an extra", acted.extras, zeros_of(model.extra_specs, 1, 3))
     _check_state(name, state, acted.state)
 
 
