@@ -249,20 +249,6 @@ def test_the_observation_decides_only_where_its_space_declares_nothing_usable() 
 
 
 @pytest.mark.parametrize(
-    ("space", "name"),
-    [
-        (gym_spaces.Sequence(gym_spaces.Discrete(3)), "Sequence"),
-        (gym_spaces.Graph(gym_spaces.Box(0, 1, (2,)), None), "Graph"),
-        (gym_spaces.OneOf([gym_spaces.Discrete(3), gym_spaces.Discrete(2)]), "OneOf"),
-    ],
-)
-def test_a_space_without_a_fixed_shape_is_refused_by_its_type(space: Any, name: str) -> None:
-    for nested, path in ((space, "seen"), (gym_spaces.Dict(a=space), r"seen\['a'\]")):
-        with pytest.raises(ValueError, match=rf"^{path} has a space of type {name}, .*; pad it"):
-            observation_space_of(nested.sample(), nested, "seen")
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {"type": "Sphere"},

@@ -296,7 +296,6 @@ def _space_from_json(data: dict[str, Any]) -> Any:
 
 
 _KNOWN_KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")
-_UNFIXED = ("Sequence", "Graph", "OneOf")  # spaces whose values have no fixed shape
 
 
 def _kind(space: Any) -> str:
@@ -397,7 +396,7 @@ def observation_space_of(observation: Any, space: Any, path: str) -> Observation
     space: its Gymnasium space, or a nest of these. A leaf that is None, or a space of an unknown
     class, declares nothing usable: there the observation decides.
     path: name of the observation in error messages. Raises ValueError when the observation has
-    another structure, when a space has no fixed shape, or when a leaf cannot be sent.
+    another structure, or when a leaf cannot be sent.
     """
     spaces = declared(space)
     leaves = [_leaf_space(*place) for place in places(spaces, observation, path)]
@@ -405,11 +404,6 @@ def observation_space_of(observation: Any, space: Any, path: str) -> Observation
 
 
 def _leaf_space(space: Any, leaf: Any, path: str) -> ObservationSpace:
-    if unfixed := [name for name in _class_names(space) if name in _UNFIXED]:
-        raise ValueError(
-            f"{path} has a space of type {unfixed[0]}, whose size can change between steps; pad it "
-            "to an array of fixed shape"
-        )
     try:
         return _leaf_spec(space)
     except (ValueError, TypeError, AttributeError):  # nothing usable
