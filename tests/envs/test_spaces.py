@@ -162,13 +162,6 @@ def test_json_that_is_no_space_is_a_value_error(data: Any) -> None:
         space_from_json(data)
 
 
-def test_an_object_that_is_no_space_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"neither an action space nor an observation space: \[1\]"
-    ):
-        space_to_json([1])
-
-
 def test_an_observation_space_is_read_leaf_by_leaf() -> None:
     space = gym_spaces.Dict(
         image=gym_spaces.Box(0, 255, (3, 8, 8), np.uint8),

@@ -179,10 +179,6 @@ class TrainedAgent:
         """Returns the next action, see `act`, and the memory after it."""
         stacker, acted = copy.copy(memory[0]), memory[1]
         rows, num_envs, is_batch = self._rows(observation)
-        require(
-            np.shape(done) in ((), (num_envs,)),
-            f"expected done for {num_envs} environments, got shape {np.shape(done)}",
-        )
         begins = np.full(num_envs, acted is None) | np.asarray(done, bool)
         rewards = np.full(num_envs, 0.0 if reward is None else reward, np.float32)
         if acted is None:

@@ -189,10 +189,6 @@ class Learner(RunningLearner):
         supervisor, folder = self._run.session
         newest = folder.checkpoint
         resumed = newest if path is None else expanded(path)
-        if resumed != newest and not resumed.exists():  # of `newest`, an earlier one may be kept
-            raise UsageError(
-                f"there is no checkpoint at {resumed}: use the path of a file such as {newest}"
-            )
         load = checkpoints.load_newest if resumed == newest else checkpoints.load
         load(resumed)  # before this run ends
         self._end(is_saved=False)

@@ -335,13 +335,6 @@ def test_environments_that_come_and_go_leave_nothing_but_their_rows(
 # --- what is refused
 
 
-def test_observations_that_cannot_be_stacks_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"frame_stack is 3, but an observation of shape \[4, 2, 3"
-    ):
-        RolloutReplay(fields(4, 1, 4), 100, 3)
-
-
 def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
     replay = RolloutReplay(fields(4, 1, 1), 100)
     for sample in (replay.draw, lambda: replay.walk(0, 0)):

@@ -88,8 +88,6 @@ def make_model(
     when it or its outputs break the contract of an Actor. Exceptions of the model's own code are
     passed on as they are.
     """
-    if not flatten(observation_space):
-        raise SpecError("a model needs an observation with at least one array, got none")
     factory = _factory(spec)
     check_takes(factory, spec.kwargs, f"model {spec.name}", positional=3)
     with own_settings():  # after the import, which may set others
