@@ -31,13 +31,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner.plan import plan_of
 from torchbeast.reporting.log_files import Logger, read_logs
 from torchbeast.reporting.loggers import FILES
-from torchbeast.reporting.run_folder import (
-    RunConfig,
-    RunFolder,
-    Session,
-    is_in_use,
-    raise_failure,
-)
+from torchbeast.reporting.run_folder import RunConfig, RunFolder, Session, is_in_use, raise_failure
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks, RunningLearner
 from torchbeast.run.episodes import parallel_envs

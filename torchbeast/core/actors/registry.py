@@ -27,12 +27,7 @@ from torchbeast.core.actors.contract import (
     zeros_of,
 )
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
-from torchbeast.core.actors.encoders import (
-    Kind,
-    is_large_image,
-    kind_of,
-    readings,
-)
+from torchbeast.core.actors.encoders import Kind, is_large_image, kind_of, readings
 from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.base.checks import did_you_mean, in_any_case
 from torchbeast.core.base.computing import own_settings
@@ -40,12 +35,7 @@ from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.contract import MASK
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.spaces import (
-    ActionSpace,
-    ArraySpec,
-    ObservationSpace,
-    without_values,
-)
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
 from torchbeast.core.envs.tasks import num_tasks, without_task
 from torchbeast.errors import RunError, UsageError, expanded, what_it_raised
 

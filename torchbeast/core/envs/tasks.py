@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import (
-    VecStep,
-    env_repr,
-    final_info_of,
-    give_options,
-    picture_of,
-)
+from torchbeast.core.envs.contract import VecStep, env_repr, final_info_of, give_options, picture_of
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec
 from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.core.envs.vec_env import VecEnv
