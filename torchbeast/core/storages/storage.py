@@ -36,7 +36,7 @@ class Storage(ABC):
     holds: ClassVar[type]
     for_burn_in: ClassVar[bool] = False
 
-    @signed(lambda storage: _settings(storage))
+    @signed(lambda storage: {f.name: (f.type, f.default) for f in dataclasses.fields(storage)})
     @classmethod
     def create_factory(cls, **settings: Any) -> Self:
         """Returns the `storage_factory` of a Scheme.
@@ -81,11 +81,6 @@ class Storage(ABC):
             f"{type(self).__name__} {ours}, but {algo.algo.__name__} {theirs}: use "
             f"{suitable_storage(algo)}"
         )
-
-
-def _settings(storage: type[Storage]) -> dict[str, tuple[Any, Any]]:
-    """Returns the annotation and the default of every field."""
-    return {field.name: (field.type, field.default) for field in dataclasses.fields(storage)}
 
 
 def suitable_storage(algo: AlgoFactory) -> str:

@@ -137,10 +137,6 @@ class TransitionReplay(RolloutStore):
 
     # --- drawing
 
-    @property
-    def _alpha(self) -> float:
-        return self._how.priority_exponent
-
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns transitions, and the rows before them [count]."""
         whole: list[tuple[np.ndarray, np.ndarray]] = []
@@ -162,7 +158,7 @@ class TransitionReplay(RolloutStore):
     def _draw_rows(self, count: int) -> np.ndarray:
         """Returns rows [count] of any stored chunks."""
         stored = self._ring.rows
-        if not self._alpha:
+        if self._exponent is None:
             return self._generator.integers(stored.start, stored.stop, count)
         places = np.arange(count) + self._generator.random(count)  # stratified
         ring_rows = self._tree.find(places / count * self._tree.total)
@@ -175,7 +171,7 @@ class TransitionReplay(RolloutStore):
         return known & ~is_reset(*(self._rows_of(name, names) for name in ("done", "episode_step")))
 
     def _probabilities(self, names: np.ndarray) -> np.ndarray:
-        if not self._alpha:
+        if self._exponent is None:
             return np.ones(len(names))
         return self._tree.priorities(self._ring_rows(names))
 
@@ -335,9 +331,9 @@ class TransitionReplay(RolloutStore):
 
     def _restore_sampling(self, state: dict[str, Any], has_priorities: bool) -> None:
         """Takes over the priorities; where none were saved, every transition has the same."""
-        if self._alpha and has_priorities:
+        if self._exponent is not None and has_priorities:
             self._highest = float(state["highest"])
-        elif self._alpha:
+        elif self._exponent is not None:
             names = np.array(self._ring.rows, np.int64)
             priorities = np.where(self._ring.begin_trajectories(names), 0.0, self._highest)
             self._tree.set(self._ring_rows(names), priorities)
