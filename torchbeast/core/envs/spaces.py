@@ -149,8 +149,10 @@ class Box:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
-        object.__setattr__(self, "low", _flat_bound("low", self.low, self.shape))
-        object.__setattr__(self, "high", _flat_bound("high", self.high, self.shape))
+        for name in ("low", "high"):
+            bound = np.asarray(getattr(self, name), np.float64).ravel()
+            flat = np.broadcast_to(bound, math.prod(self.shape))
+            object.__setattr__(self, name, tuple(flat.tolist()))
         object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
         if self.is_integer:
             self._check_choices()
@@ -207,16 +209,6 @@ def _bound(name: str, bound: Any) -> float | None:
     if math.isnan(value):
         raise ValueError(f"{name} must be a number, got NaN")
     return value
-
-
-def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, ...]:
-    values = np.asarray(bound, dtype=np.float64).ravel()
-    size = math.prod(shape)
-    if values.size not in (1, size):
-        raise ValueError(
-            f"Box {name} of shape {shape} needs 1 or {size} numbers, got {values.size}"
-        )
-    return tuple(np.broadcast_to(values, size).tolist())
 
 
 def num_bytes(specs: Any) -> int:

@@ -168,9 +168,8 @@ class RolloutStore(ABC):
             rows += [newest(stack[:, column], self.frame_stack) for stack in stacks]
             own = slice(ends[column], ends[column + 1])
             frames = [newest(leaf[own], self.frame_stack).copy() for leaf in finals]
-            env_index, rollout = (
-                int(arrays[name][0, column]) for name in ("env_index", "rollout_index")
-            )
+            env_index = int(arrays["env_index"][0, column])
+            rollout = int(arrays["rollout_index"][0, column])
             trajectory = self._open.get((agent, env_index))
             if trajectory is None or rollout != trajectory.rollout + 1:
                 new = Trajectory(agent, env_index, rollout, self.unroll_length)
