@@ -35,7 +35,6 @@ class SumTree:
     """Priorities of `size` entries, all 0 at first. All methods take arrays of any length."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
         self._leaves = 1 << max(0, size - 1).bit_length()
         self._sums = np.zeros(2 * self._leaves)
 
