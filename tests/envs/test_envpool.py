@@ -215,6 +215,7 @@ def test_an_episode_ends_with_the_game_and_not_with_a_life(fake: None) -> None:
     [
         ("envpool:Live-v0", {}, "EnvPool has no task Live-v0; did you mean Lives-v0"),
         ("envpool:Lives", {}, "EnvPool has no task Lives; did you mean Lives-v0"),
+        ("envpool:Lives-v0", {"max_num_players": 2}, "one agent, got one of up to 2 players"),
         ("envpool:Lives-v0", {"lives": "x"}, 'lives="x": TypeError: lives must be int.$'),
         (f"{__name__}:make_larger_pool", {}, "num_envs=3, .* got .*Pool with num_envs=4"),
         (f"{__name__}:make_pool", {"batch_size": 2}, "got batch_size=2 with num_envs=3: remove"),

@@ -60,6 +60,11 @@ class EnvPoolEnv(GymVectorEnv):
                 f"{self.env_id}: expected a pool whose batch_size is its num_envs, got batch_size="
                 f"{config['batch_size']} with num_envs={self.num_envs}: remove batch_size"
             )
+        if config["max_num_players"] > 1:
+            raise UsageError(
+                f"{self.env_id}: expected an environment of one agent, got one of up to "
+                f"{config['max_num_players']} players"
+            )
         is_bare = self._env is self._pool
         return DISABLED if is_bare else super()._checked_mode()  # `_restart` hides the late step
 
