@@ -202,8 +202,8 @@ class OptimiserStep(Generic[BatchT]):
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
         """Restores all buffers of the models, such as running statistics, if the body fails."""
-        every = nn.ModuleDict(self.algo.models).buffers()
-        buffers = [buffer for buffer in every if not buffer.is_inference()]  # which nobody changes
+        every = (buffer for model in self.algo.models.values() for buffer in model.buffers())
+        buffers = [buffer for buffer in every if not buffer.is_inference()]  # nobody writes to it
         before = [buffer.clone() for buffer in buffers]
         try:
             yield
