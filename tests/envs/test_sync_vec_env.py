@@ -455,12 +455,6 @@ def test_an_unknown_action_space_is_refused_by_name() -> None:
         SyncVecEnv([kind], "Example-v0")
 
 
-def test_environments_of_different_action_spaces_are_refused() -> None:
-    kind = type("Other", (Counting,), {"action_space": spaces.Discrete(9)})
-    with pytest.raises(ValueError, match=r"environment 1 .* expected .*n=2.* got .*n=9"):
-        SyncVecEnv([Counting, kind], "Example-v0")
-
-
 def test_close_closes_every_environment_even_when_one_fails_to() -> None:
     def fail(self: Any) -> None:
         raise RuntimeError("stuck")
