@@ -664,4 +664,4 @@ def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
     again = RolloutReplay(specs(False), 2000)
     file.seek(0)
     again.load(file)
-    assert again.size == size and again.episodes > 0
+    assert again.size == size and again.stats().episodes > 0

@@ -21,7 +21,7 @@ from torchbeast.core.actors.off_policy import (
 )
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.envs.spaces import Box
-from torchbeast.core.envs.sync_vec_env import action_rows
+from torchbeast.core.envs.sync_vec_env import in_bounds
 
 INF, MOST, MOST64 = math.inf, float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
 BOXES = {
@@ -70,7 +70,7 @@ def executed(box: Box, action: Any) -> np.ndarray:
     """Returns the actions [N, size] that an environment gets, in float64."""
     assert action.isfinite().all()
     assert action.dtype == getattr(torch, box.dtype) and action.shape[1:] == box.shape
-    return action_rows(box, action.numpy(), len(action)).reshape(len(action), -1).astype(np.float64)
+    return in_bounds(box, action.numpy(), len(action)).reshape(len(action), -1).astype(np.float64)
 
 
 def check_learnable(name: str, box: Box, action: Any) -> None:

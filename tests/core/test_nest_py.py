@@ -74,8 +74,3 @@ def test_packing_needs_as_many_leaves_as_the_nest_has(leaves: list[int]) -> None
 def test_packing_from_a_generator_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         nests.pack_as((0,), (x for x in [1]))
-
-
-def test_a_key_that_is_no_string_is_named() -> None:
-    with pytest.raises(TypeError, match="got 3 of type int"):
-        nests.flatten({3: 1})

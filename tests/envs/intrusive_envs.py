@@ -114,7 +114,7 @@ gymnasium.register("Painted-v0", Painted)
 def paints_differently(num_envs: int) -> Any:
     """Returns a VecEnv that has a method `render` of its own."""
     env: Any = envs.make("Catch", num_envs)
-    env.render = lambda mode: "a window"
+    env.render = lambda: "a window"
     return env
 
 

@@ -41,12 +41,6 @@ class Config(NamedTuple):
     lives: int = 2
 
 
-class OldConfig(NamedTuple):
-    """As in EnvPool 0.8."""
-
-    num_envs: int = 1
-
-
 class Spec:
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -105,10 +99,6 @@ class Pool(EnvPoolMixin):
 
 def make_pool(num_envs: int, **config: Any) -> Pool:
     return Pool(Spec(Config(num_envs, **config)))
-
-
-def make_old_pool(num_envs: int) -> Pool:
-    return Pool(Spec(OldConfig(num_envs)))
 
 
 def make_dm_pool(num_envs: int) -> DMPool:
@@ -225,13 +215,10 @@ def test_an_episode_ends_with_the_game_and_not_with_a_life(fake: None) -> None:
     [
         ("envpool:Live-v0", {}, "EnvPool has no task Live-v0; did you mean Lives-v0"),
         ("envpool:Lives", {}, "EnvPool has no task Lives; did you mean Lives-v0"),
-        ("envpool:Lives-v0", {"live": 3}, "has no option live; did you mean lives"),
-        ("envpool:Lives-v0", {"batch_size": 2}, "TorchBeast sets batch_size"),
         ("envpool:Lives-v0", {"max_num_players": 2}, "one agent, got one of up to 2 players"),
         ("envpool:Lives-v0", {"lives": "x"}, 'lives="x": TypeError: lives must be int.$'),
         (f"{__name__}:make_larger_pool", {}, "num_envs=3, .* got .*Pool with num_envs=4"),
         (f"{__name__}:make_pool", {"batch_size": 2}, "got batch_size=2 with num_envs=3: remove"),
-        (f"{__name__}:make_old_pool", {}, "TorchBeast needs EnvPool 1.2 or newer"),
         (f"{__name__}:make_dm_pool", {}, 'DMPool: make it with env_type="gymnasium"'),
         (f"{__name__}:make_wrapped_dm_pool", {}, 'DMPool: make it with env_type="gymnasium"'),
         (f"{__name__}:make_wrapped_pool", {"batch_size": 2}, "got batch_size=2 with num_envs=3"),

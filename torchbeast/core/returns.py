@@ -177,16 +177,14 @@ def check_shapes(values: Tensor, bootstrap_value: Tensor, **others: Tensor) -> N
         raise ValueError(f"values needs at least one step, got shape {list(values.shape)}")
     if bootstrap_value.shape != values.shape[1:]:
         raise ValueError(
-            f"bootstrap_value has shape {list(bootstrap_value.shape)} "
-            f"but values has shape {list(values.shape)}: "
-            f"expected {list(values.shape[1:])}"
+            f"bootstrap_value has shape {list(bootstrap_value.shape)} but values has shape "
+            f"{list(values.shape)}: expected {list(values.shape[1:])}"
         )
     for name, tensor in others.items():
         if tensor.dim() != values.dim() or not _matches(tensor.shape, values.shape):
             raise ValueError(
-                f"{name} has shape {list(tensor.shape)} "
-                f"but values has shape {list(values.shape)}: time and batch "
-                "must be equal, further dimensions equal or 1"
+                f"{name} has shape {list(tensor.shape)} but values has shape {list(values.shape)}: "
+                "time and batch must be equal, further dimensions equal or 1"
             )
 
 

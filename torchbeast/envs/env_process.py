@@ -23,7 +23,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -190,20 +190,17 @@ class _NoInfo(Mapping[str, Any]):
         self._name = name
 
     def __getitem__(self, key: object) -> Any:
-        self._refuse(f"the info's {key!r}")
+        raise EnvError(
+            f"{self._name}: compute_reward or compute_terminated reads the info's {key!r}, but "
+            "replays do not store infos: compute rewards from the goals alone, for example with "
+            "more entries in achieved_goal, or remove hindsight_share"
+        )
 
     def __iter__(self) -> Iterator[str]:
-        self._refuse("the info's entries")
+        return self["entries"]
 
     def __len__(self) -> int:
         return 0
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise EnvError(
-            f"{self._name}: compute_reward or compute_terminated reads {what}, but replays do not "
-            "store infos: compute rewards from the goals alone, for example with more entries in "
-            "achieved_goal, or remove hindsight_share"
-        )
 
 
 def outcome_in(env: VecEnv, name: str) -> Outcome:

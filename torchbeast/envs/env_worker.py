@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.envs.agents import AgentsEnv
-from torchbeast.core.envs.contract import VecStep
-from torchbeast.core.envs.sync_vec_env import SyncVecEnv
-from torchbeast.core.envs.tasks import TasksEnv
+from torchbeast.core.envs.contract import VecStep, picture_of
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
@@ -52,8 +49,7 @@ class EnvWorker(FleetWorker):
         return VecStep(*_arrays(self._env.step(action)))
 
     def render(self) -> np.ndarray | None:
-        draws = isinstance(self._env, SyncVecEnv | AgentsEnv | TasksEnv)
-        return self._env.render() if draws else None  # type: ignore[attr-defined]
+        return picture_of(self._env)
 
     def check_goals(self) -> None:
         self.outcome: Outcome = outcome_in(self._env, self._env_name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,8 @@ class MinAtarEnv:
         *,
         minimal_actions: bool,
         env_id: str,
-        kwargs: Mapping[str, Any],
         channels: int = 0,
+        **kwargs: Any,
     ) -> None:
         """Makes the games.
 
@@ -109,15 +108,9 @@ def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
     if name not in by_name:
         raise EnvError(f"{env_id}: MinAtar has no game called {name}{did_you_mean(name, by_name)}")
     need("minatar", env_id, "'torchbeast[minatar]'")
-    kwargs = dict(spec.kwargs)
-    return MinAtarEnv(
-        by_name[name],
-        num_envs,
-        minimal_actions=version == "1",
-        env_id=env_id,
-        channels=kwargs.pop("channels", 0),
-        kwargs=kwargs,
-    )
+    minimal = version == "1"
+    game = by_name[name]
+    return MinAtarEnv(game, num_envs, minimal_actions=minimal, env_id=env_id, **spec.kwargs)
 
 
 def _environment_class() -> Any:

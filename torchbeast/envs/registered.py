@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from importlib.util import find_spec
@@ -97,10 +96,6 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        if factory := _factory_in(env_id):
-            raise EnvError(
-                f"unknown environment {env_id}. For a function of a module, use {factory}"
-            ) from error
         versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == name]
         if versions:
             latest = max(versions, key=lambda known: int(known.rpartition("-v")[2]))
@@ -108,30 +103,18 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
         if not isinstance(error, gymnasium.error.UnregisteredEnv):  # malformed, deprecated
             raise EnvError(f"{env_id}: {error}") from error
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
-        where = f". For an environment of another package, use package:{env_id}"
+        where = f". For another package use package:{env_id}, for a function my_module:make_env"
         where = "" if hint or module_name else where
         if re.search(r"_v\d+$", env_id):
             where = ". For an environment of PettingZoo, use pettingzoo:FAMILY/NAME"
         raise EnvError(f"unknown environment {env_id}{hint}{where}") from error
 
 
-def _factory_in(env_id: str) -> str:
-    """Returns "my_module:make_env" for "my_module.make_env" if there is such a module, else ""."""
-    module, _, function = env_id.rpartition(".")
-    with contextlib.suppress(ImportError, ValueError):
-        if module and find_spec(module) is not None:
-            return f"{module}:{function}"
-    return ""
-
-
-_OURS = ("num_envs", "batch_size", "seed", "env_seed", "env_type", "gym_reset_return_info")
-
-
 def make_of_env_pool(spec: EnvSpec, num_envs: int, num_threads: int) -> EnvPoolEnv:
     """Makes num_envs environments of an id like envpool:Pong-v5.
 
     spec: its kwargs are options of the task, num_threads included. Raises EnvError if EnvPool does
-    not have the task, or does not take an option.
+    not have the task, or cannot make it with these options.
     """
     env_id, task = spec.name, spec.name.removeprefix(ENV_POOL)
     if of_atari := spec.options.of_atari():
@@ -150,7 +133,6 @@ def make_of_env_pool(spec: EnvSpec, num_envs: int, num_threads: int) -> EnvPoolE
     try:
         from_pixels = bool(spec.kwargs.get("from_pixels"))  # which has other options
         config = envpool.make_spec(task, from_pixels=from_pixels).config._asdict()
-        _check_options(spec, config)
         kwargs = {"num_threads": num_threads, **spec.kwargs}
         # Frames are sent one by one, and the learner's process stacks them.
         frame_stack = kwargs.get("stack_num", config.get("stack_num", 1))
@@ -159,22 +141,12 @@ def make_of_env_pool(spec: EnvSpec, num_envs: int, num_threads: int) -> EnvPoolE
         return EnvPoolEnv(pool, env_id, frame_stack)
     except UsageError:
         raise
-    except Exception as error:  # wrong types of options, and missing libraries
+    except Exception as error:  # unknown or wrong options, and missing libraries
         reason = str(error).partition("\n")[0]
         raise EnvError(
             f"{env_id}: EnvPool cannot make it with the options {values_in(spec.kwargs)}: "
             f"{type(error).__name__}: {reason}"
         ) from error
-
-
-def _check_options(spec: EnvSpec, config: dict[str, Any]) -> None:
-    known = [name for name in (*config, "from_pixels") if name not in _OURS]
-    for key in spec.kwargs:
-        if key in _OURS:
-            raise EnvError(f"{spec.name}: TorchBeast sets {key}: remove it from env_kwargs")
-        if key not in known:
-            hint = did_you_mean(key, known) or "."
-            raise EnvError(f"{spec.name} has no option {key}{hint} It takes {', '.join(known)}")
 
 
 _MOVED = {"mpe": "mpe2"}  # families that have left PettingZoo

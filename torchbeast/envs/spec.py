@@ -15,7 +15,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from torchbeast.core.base.checks import at_least, names_with, require, setting, short_repr
+from torchbeast.core.base.checks import (
+    at_least,
+    below_one,
+    names_with,
+    require,
+    setting,
+    short_repr,
+)
 from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
 from torchbeast.core.envs.tasks import dealt
@@ -75,9 +82,8 @@ class EnvOptions:
         if self.selfplay:
             object.__setattr__(self, "selfplay", str(expanded(self.selfplay).absolute()))
             keywords = (*keywords, *(() if "elo" in keywords else ("elo",)))
-        object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
-        object.__setattr__(self, "task_shares", tuple(self.task_shares))
-        object.__setattr__(self, "task_returns", tuple(self.task_returns))
+        for name in ("observation_keys", "task_shares", "task_returns"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         pairs = zip(self.task_returns[::2], self.task_returns[1::2], strict=False)
         require(
             len(self.task_returns) % 2 == 0 and all(-inf < low < high < inf for low, high in pairs),
@@ -90,10 +96,7 @@ class EnvOptions:
         )
         object.__setattr__(self, "info_keywords", keywords)
         at_least(1, frame_skip=self.frame_skip)
-        require(
-            self.sticky_actions is None or 0 <= self.sticky_actions < 1,
-            f"sticky_actions must be at least 0 and below 1, got {self.sticky_actions}",
-        )
+        below_one(sticky_actions=self.sticky_actions)
         keys = self.observation_keys
         require(
             not self.mask_actions or not keys or "action_mask" in keys,

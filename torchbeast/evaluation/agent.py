@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Agent, Mode
 from torchbeast.core.actors.env_loop import initial_acted, inputs_of
@@ -23,12 +22,12 @@ from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import is_actor_class
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.computing import one_thread, own_settings
-from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.selection import leaf_keys, select
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, matching_leaves, places
-from torchbeast.core.envs.sync_vec_env import action_rows
+from torchbeast.core.envs.sync_vec_env import in_bounds
 from torchbeast.envs.env_process import EnvProcess, Spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
@@ -180,10 +179,6 @@ class TrainedAgent:
         """Returns the next action, see `act`, and the memory after it."""
         stacker, acted = copy.copy(memory[0]), memory[1]
         rows, num_envs, is_batch = self._rows(observation)
-        require(
-            np.shape(done) in ((), (num_envs,)),
-            f"expected done for {num_envs} environments, got shape {np.shape(done)}",
-        )
         begins = np.full(num_envs, acted is None) | np.asarray(done, bool)
         rewards = np.full(num_envs, 0.0 if reward is None else reward, np.float32)
         if acted is None:
@@ -197,7 +192,8 @@ class TrainedAgent:
         mode: Mode = "sample" if sampled else "greedy"
         with one_thread():  # batches are small, so more threads would mostly wait
             acted = self.agent.model.act(inputs, acted.state, mode)
-        action = self._in_bounds(acted.action)
+        arrays = map_leaves(lambda leaf: leaf[0].numpy().copy(), acted.action)
+        action = in_bounds(self.agent.action_space, arrays, num_envs)
         action = action if is_batch else map_leaves(lambda leaf: leaf[0], action)
         return action, (stacker, acted)
 
@@ -261,11 +257,3 @@ class TrainedAgent:
             "the network reads the reward of the last step, got none: call act(observation, "
             "reward), or reset() at the start of an episode",
         )
-
-    def _in_bounds(self, action: Any) -> Any:
-        """Returns actions [1, E, ...] as the environment takes them, [E, ...]."""
-
-        def clipped(space: Any, leaf: Tensor) -> np.ndarray:
-            return action_rows(space, leaf[0].numpy().copy(), leaf.shape[1])
-
-        return map_leaves2(clipped, self.agent.action_space, action)

@@ -29,7 +29,7 @@ from torch.export import Dim, ExportedProgram
 
 from torchbeast.core.actors.contract import Agent, ModelInputs, zeros_of
 from torchbeast.core.base.computing import own_settings
-from torchbeast.core.base.nest import map_leaves, map_leaves2, pack_as, sorted_keys
+from torchbeast.core.base.nest import map_leaves, map_leaves2, pack_as
 from torchbeast.core.base.specs import Precision
 from torchbeast.core.envs.spaces import Box
 from torchbeast.core.envs.vec_env import VecEnv
@@ -203,7 +203,7 @@ def named(name: str, nest: Any) -> dict[str, Any]:
     elif not isinstance(nest, dict):
         return {name: nest}
     start = f"{name}." if name else ""
-    parts = [named(f"{start}{key}", nest[key]) for key in sorted_keys(nest)]
+    parts = [named(f"{start}{key}", nest[key]) for key in sorted(nest)]
     return {place: leaf for part in parts for place, leaf in part.items()}
 
 

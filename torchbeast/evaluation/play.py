@@ -29,13 +29,7 @@ from torchbeast.reporting.loggers import upload_video
 from torchbeast.reporting.run_folder import CHECKPOINT, run_path
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.config import UNKNOWN, EvaluationConfig, check_named
-from torchbeast.run.episodes import (
-    Episodes,
-    Watcher,
-    of_whole_games,
-    play,
-    usual_random_start,
-)
+from torchbeast.run.episodes import Episodes, Watcher, of_whole_games, play, usual_random_start
 
 
 def report(episodes: Episodes) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.base.checks import at_least, counted, require, suggesting
+from torchbeast.core.base.checks import at_least, counted, require
 from torchbeast.core.base.computing import OwnProcess, own_settings
 from torchbeast.core.envs.tasks import num_tasks
 from torchbeast.core.envs.vec_env import VecEnv
@@ -33,13 +33,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner.plan import plan_of
 from torchbeast.reporting.log_files import Logger, read_logs
 from torchbeast.reporting.loggers import FILES
-from torchbeast.reporting.run_folder import (
-    RunConfig,
-    RunFolder,
-    Session,
-    is_in_use,
-    raise_failure,
-)
+from torchbeast.reporting.run_folder import RunConfig, RunFolder, Session, is_in_use, raise_failure
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks, RunningLearner
 from torchbeast.run.episodes import parallel_envs
@@ -52,7 +46,6 @@ _CLOSED, _OTHER_LEARNER = "the user", "another Learner"
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
 
-@suggesting
 class Learner(RunningLearner):
     """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 
@@ -192,10 +185,6 @@ class Learner(RunningLearner):
         supervisor, folder = self._run.session
         newest = folder.checkpoint
         resumed = newest if path is None else expanded(path)
-        if resumed != newest and not resumed.exists():  # of `newest`, an earlier one may be kept
-            raise UsageError(
-                f"there is no checkpoint at {resumed}: use the path of a file such as {newest}"
-            )
         load = checkpoints.load_newest if resumed == newest else checkpoints.load
         load(resumed)  # before this run ends
         self._end(is_saved=False)

@@ -155,13 +155,13 @@ def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
 def _gradients(scheme: Scheme, env: EnvSpec) -> MakeGradientWorkers | None:
     if scheme.gradients is None:
         return None
-    fleet = functools.partial(_gradient_fleet, scheme, scheme.gradients, env)
-    return functools.partial(_gradient_workers, scheme.gradients, fleet)
+    return functools.partial(_gradient_workers, scheme, scheme.gradients, env)
 
 
 def _gradient_workers(
+    scheme: Scheme,
     config: GradientConfig,
-    make_fleet: Callable[[], AbstractContextManager[Fleet]],
+    env: EnvSpec,
     plan: Plan,
     made: Assembled,
     seed: int,
@@ -180,7 +180,7 @@ def _gradient_workers(
     learner = dataclasses.replace(plan.learner, actor=made.agent.spec, hardware=hardware)
     sent = dataclasses.replace(plan, learner=learner, gradients=None, loggers=(), callbacks=())
     make = functools.partial(_make_worker, sent, seed)
-    fleet = ending.enter_context(make_fleet())
+    fleet = ending.enter_context(_gradient_fleet(scheme, config, env))
     workers = gradient_workers(make, config, made.optimiser_step, fleet)
     return ending.enter_context(closing(workers))
 

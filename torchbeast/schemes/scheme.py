@@ -34,16 +34,7 @@ from torchbeast.collect.config import (
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.actors.registry import ActorFactory
 from torchbeast.core.algos.base import AlgoFactory
-from torchbeast.core.base.checks import (
-    above,
-    at_least,
-    check_device,
-    counted,
-    one_of,
-    refuse_unknown,
-    require,
-    suggesting,
-)
+from torchbeast.core.base import checks
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
@@ -123,7 +114,6 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
 """Combinations that do not work, each with its error message."""
 
 
-@suggesting
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """The components of an agent, and how the work of training it is divided among workers.
@@ -223,20 +213,15 @@ class Scheme:
             Scheme.preset("impala", envs, learning_rate=5e-4, col_remote_workers=4)
             ```
         """
-        from torchbeast.schemes.presets import SIZES, preset_of
+        from torchbeast.schemes.presets import preset_of
 
         preset = preset_of(name)
         _check_factory("train_envs_factory", train_envs_factory)
         axes = [axis.name for axis in dataclasses.fields(cls)]
         if "algo_factory" in others and (more := [name for name in others if name not in axes]):
             raise TypeError(f"with an algo_factory, give {', '.join(more)} to its create_factory")
-        for size in others.keys() & SIZES:
-            raise TypeError(
-                f"{size} is the size of the storage: pass storage_factory, for example "
-                "OnPolicyGAEBuffer.create_factory(size=128)"
-            )
         hyperparameters = inspect.signature(preset.algo.create_factory).parameters
-        refuse_unknown("Scheme.preset", others, [*axes, *hyperparameters])
+        checks.refuse_unknown("Scheme.preset", others, [*axes, *hyperparameters])
         changed = {key: value for key, value in others.items() if key not in axes}
         chosen = {key: value for key, value in others.items() if key in axes}
         return cls(**{**preset.settings(train_envs_factory, changed), **chosen})
@@ -361,13 +346,13 @@ class Scheme:
             if (name, getattr(self, name)) != ("test_envs_factory", None):
                 _check_factory(name, getattr(self, name))
         for name, (choices, number) in _AXES.items():
-            one_of(get_args(choices), **{name: getattr(self, name)})
-            at_least(0, **{number: getattr(self, number)})
-        check_device(local_device=self.local_device or "auto")
+            checks.one_of(get_args(choices), **{name: getattr(self, name)})
+            checks.at_least(0, **{number: getattr(self, number)})
+        checks.check_device(local_device=self.local_device or "auto")
         for name, known in _MAPPINGS.items():
-            refuse_unknown(name, getattr(self, name), known)
-        above(0, **self.col_worker_resources)
-        above(0, **self.grad_worker_resources)
+            checks.refuse_unknown(name, getattr(self, name), known)
+        checks.above(0, **self.col_worker_resources)
+        checks.above(0, **self.grad_worker_resources)
 
     def _check_axes(self) -> None:
         """Raises IncompatibleParts where the ways to spread the work do not go together."""
@@ -396,7 +381,7 @@ class Scheme:
         if self.col_remote_workers and self.is_synchronous:
             size = self.train_envs_factory.vec_env_size
             batch_size = self.synchronous_rollouts or self.rollouts.batch_size
-            require(
+            checks.require(
                 batch_size % size == 0,
                 f"batch_size {batch_size} must be a multiple of vec_env_size {size}, because "
                 'col_communication="synchronous" takes whole rollouts of each worker',
@@ -426,7 +411,7 @@ class Scheme:
         actor, envs = self.actor_factory, self.train_envs_factory
         for name in ("observation_space", "action_space"):
             space, space_of_envs = getattr(actor, name), getattr(envs, name)
-            require(
+            checks.require(
                 space == space_of_envs,
                 f"actor_factory was made for the {name} {space}, but train_envs_factory has "
                 f"{space_of_envs}: pass the spaces from VecEnv.create_factory to create_factory",
@@ -477,7 +462,7 @@ def _ways(scheme: Scheme) -> tuple[str, str]:
 
 def _collection(scheme: Scheme) -> list[str]:
     size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
-    envs = counted(size, "environment")
+    envs = checks.counted(size, "environment")
     if not workers:
         stops, gradients = "", scheme.gradients
         if gradients is not None and gradients.has_stragglers:  # when the others stop
@@ -529,6 +514,6 @@ def _gradients(scheme: Scheme) -> str:
 
 
 def _workers(count: int, backend: str) -> str:
-    return (
-        counted(count, "Ray actor") if backend == "ray" else f"{count} process{'es' * (count > 1)}"
-    )
+    if backend == "ray":
+        return checks.counted(count, "Ray actor")
+    return f"{count} process{'es' * (count > 1)}"

@@ -141,5 +141,5 @@ def test_a_space_whose_actions_cannot_be_listed_is_refused() -> None:
 def test_an_actor_whose_values_have_another_shape_is_refused() -> None:
     wrong = Fixed([0.0, 1.0, 2.0])
     wrong.distribution = distribution_for(Discrete(2))
-    with pytest.raises(ValueError, match=r"q_values does not fit: .* \[1, 3, 3\].* \[1, 3, 2\]"):
+    with pytest.raises(ValueError, match=r"an extra does not fit: .* \[1, 3, 3\].* \[1, 3, 2\]"):
         check_model(wrong, ArraySpec((5,), "float32"), "Fixed")

@@ -237,11 +237,6 @@ def test_an_unknown_name_is_named_with_what_there_is(name: str, message: str) ->
         make_model(ActorSpec(name), OBSERVATION, ACTIONS)
 
 
-def test_an_observation_without_arrays_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one array"):
-        make_model(ActorSpec("mlp"), {}, ACTIONS)
-
-
 def test_an_error_of_a_network_in_an_installed_package_is_told_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -311,7 +311,7 @@ def test_a_gradient_that_is_not_finite_is_named_before_any_weight_is_touched(
     handle = algorithm.algo.actor.baseline.weight.register_hook(
         lambda gradient: gradient * math.inf
     )
-    with pytest.raises(NonFiniteError, match=r"gradient of baseline\.weight is not finite"):
+    with pytest.raises(NonFiniteError, match=r"gradient of actor\.baseline\.weight is not finite"):
         algorithm.update(rollout)
     torch.testing.assert_close(weights(algorithm), before, rtol=0, atol=0)
     handle.remove()

@@ -178,12 +178,6 @@ def test_taken_rows_are_copies(make_rollout: Make) -> None:
     assert torch.equal(rollout.reward, before)
 
 
-def test_steps_of_a_recurrent_network_cannot_be_taken_one_by_one(make_rollout: Make) -> None:
-    rollout = make_rollout(T, B, state=(torch.zeros(1, B, 2),))
-    with pytest.raises(ValueError, match="single steps of a recurrent network have no state"):
-        rollout.take_steps(torch.arange(2))
-
-
 def test_what_is_not_wider_than_a_part_is_not_split(make_rollout: Make) -> None:
     rollout = make_rollout(T, B)
     assert rollout.split(B) == [rollout]

@@ -172,7 +172,7 @@ def test_windows_are_true_rows_and_episodes_those_of_the_definition(
         listed.insert(rollouts)
         assert replay.size == listed.transitions() <= capacity
         episodes = listed.episodes()
-        assert replay.episodes == len(episodes)
+        assert replay.stats().episodes == len(episodes)
         for slot in range(4 if episodes else 0):
             window = replay.draw() if slot % 2 else replay.walk(0, slot)
             life, row = check_window(replay, window, envs)
@@ -213,7 +213,7 @@ def test_the_oldest_episodes_go_first_and_only_when_their_first_row_is_overwritt
     for rollout in rollouts:
         insert(replay, envs, [rollout])
         listed.insert([rollout])
-        windows = [replay.draw() for _ in range(80 if replay.episodes else 0)]
+        windows = [replay.draw() for _ in range(80 if replay.stats().episodes else 0)]
         starts.append({row_of(window) - (window.position - window.episode) for window in windows})
         assert starts[-1] == {first for _, first, _ in listed.episodes()}
     for before, after in pairwise(starts):
@@ -235,11 +235,11 @@ def test_episodes_are_drawn_uniformly_and_then_their_rows() -> None:
     envs, rollouts = one_life(T, [*lengths, 8])
     replay = RolloutReplay(fields(T, 1, 1), 1000, seed=1)
     insert_all(replay, envs, rollouts)
-    assert replay.episodes == len(lengths) + 1
+    assert replay.stats().episodes == len(lengths) + 1
     draws = 20_000
     windows = [replay.draw() for _ in range(draws)]
     episodes = Counter(row_of(w) - (w.position - w.episode) for w in windows)
-    share = draws / replay.episodes
+    share = draws / replay.stats().episodes
     starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     assert chi_square(episodes, dict.fromkeys(starts, share)) < far_off(len(starts) - 1)
     for start, length in zip(starts, lengths, strict=False):
@@ -335,13 +335,6 @@ def test_environments_that_come_and_go_leave_nothing_but_their_rows(
 # --- what is refused
 
 
-def test_observations_that_cannot_be_stacks_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"frame_stack is 3, but an observation of shape \[4, 2, 3"
-    ):
-        RolloutReplay(fields(4, 1, 4), 100, 3)
-
-
 def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
     replay = RolloutReplay(fields(4, 1, 1), 100)
     for sample in (replay.draw, lambda: replay.walk(0, 0)):
@@ -400,7 +393,7 @@ def test_a_loaded_replay_continues_as_the_saved_one(
     replay = RolloutReplay(fields(T, 1, k), capacity, k)
     for _ in range(15):
         insert(replay, envs, play_some(envs))
-        if replay.episodes:
+        if replay.stats().episodes:
             read(replay, replay.draw(), k)
     copy = loaded(saved(replay), T, k, capacity)
     assert saved(copy) == saved(replay)
@@ -410,8 +403,8 @@ def test_a_loaded_replay_continues_as_the_saved_one(
             state = envs.rng.bit_generator.state
             insert(each, envs, rollouts)
             envs.rng.bit_generator.state = state
-        assert (copy.size, copy.episodes) == (replay.size, replay.episodes)
-        for _ in range(4 if replay.episodes else 0):
+        assert (copy.size, copy.stats().episodes) == (replay.size, replay.stats().episodes)
+        for _ in range(4 if replay.stats().episodes else 0):
             mine, other = (each.draw() for each in (replay, copy))
             assert mine[1:] == other[1:]
             assert check_window(replay, mine, envs) == check_window(copy, other, envs)
@@ -460,7 +453,7 @@ def test_a_replay_of_another_capacity_loads_the_newest_that_fits(capacity: int) 
     listed.chunks = listed.chunks[-40:]
     copy = loaded(saved(replay), T, k, capacity)
     assert copy.size == listed.transitions()
-    assert copy.episodes == len(listed.episodes()) > 0
+    assert copy.stats().episodes == len(listed.episodes()) > 0
     for _ in range(20):
         check_window(copy, copy.draw(), envs)
 
@@ -486,7 +479,7 @@ def test_every_damaged_byte_and_every_missing_end_is_a_sentence_and_leaves_an_em
         damaged[place] ^= 1 << int(rng.integers(8))
         with pytest.raises(ValueError, match="the saved replay (is damaged|cannot be used): "):
             replay.load(io.BytesIO(bytes(damaged)))
-        assert replay.size == replay.episodes == 0
+        assert replay.size == replay.stats().episodes == 0
     for end in rng.integers(len(data), size=50):
         with pytest.raises(ValueError, match="the file ends too early"):
             replay.load(io.BytesIO(data[:end]))
@@ -528,9 +521,9 @@ def use(replay: RolloutReplay, data: bytes) -> bool:
     try:
         replay.load(io.BytesIO(data))
     except ValueError:
-        assert replay.size == replay.episodes == 0
+        assert replay.size == replay.stats().episodes == 0
         return False
-    for slot in range(6 if replay.episodes else 0):
+    for slot in range(6 if replay.stats().episodes else 0):
         read(replay, replay.draw(), 2)
         read(replay, replay.walk(0, slot % 4), 2)
     envs = Envs(2, 3, 2, 0.3)

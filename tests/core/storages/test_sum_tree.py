@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchbeast.core.storages.replay.transition_replay import SumTree
+from torchbeast.core.storages.replay.store import SumTree
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 100])

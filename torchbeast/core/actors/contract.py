@@ -54,12 +54,7 @@ class ActionMask:
         return self._effective(observation).sum(-1)
 
     def check(self, observation: Nest[Tensor]) -> None:
-        """Raises RunError where a mask leaves no choice; waits for the device.
-
-        An exported network cannot raise it: there, such a mask allows everything.
-        """
-        if torch.compiler.is_compiling():
-            return
+        """Raises RunError where a mask leaves no choice; waits for the device."""
         choices = torch.split(self._allowed(observation), list(self.counts), -1)
         if not bool(torch.stack([choice.any(-1).all() for choice in choices]).all()):
             raise RunError(
@@ -220,6 +215,8 @@ class Actor(nn.Module, ABC):
             ```
         """
         with own_torch_settings(), torch.inference_mode():
+            if (mask := getattr(self, "action_mask", None)) is not None:
+                mask.check(inputs.observation)
             return self.choose(inputs, state, mode)
 
     @abstractmethod
@@ -345,8 +342,6 @@ class ActorCritic(Actor):
         Raises:
             RunError: If a mask rules out all actions.
         """
-        if self.action_mask is not None:
-            self.action_mask.check(inputs.observation)
         logits, baseline, state = self(inputs, state)
         actions = self.distribution
         action = actions.mode(logits) if mode == "greedy" else actions.sample(logits)

@@ -82,7 +82,9 @@ class EnvLoop:
 
     def step(self) -> int:
         """Executes the chosen action; returns the number of environments that took a step."""
-        step = self._env.step(map_leaves(_copy_to_numpy, self.acted.action))
+        # Copies [1, E, ...] to [E, ...], since environments may write to their actions.
+        action = map_leaves(lambda leaf: leaf[0].numpy().copy(), self.acted.action)
+        step = self._env.step(action)
         if self._stacker is not None:
             step = self._stacker.stacked(step)
         taken = self._count(step)
@@ -123,11 +125,6 @@ def initial_acted(actor: Actor, num_envs: int) -> Acted:
     extras = zeros_of(actor.extra_specs, 1, num_envs)
     action = actor.distribution.zero_action((1, num_envs))
     return Acted(action, extras, actor.initial_state(num_envs))
-
-
-def _copy_to_numpy(leaf: Tensor) -> np.ndarray:
-    """Copies [1, E, ...] to [E, ...], since environments may write to their actions."""
-    return leaf[0].numpy().copy()
 
 
 def _one_step(array: np.ndarray) -> Any:

@@ -59,10 +59,7 @@ def make_core(
 
     usual: leave PyTorch's initialisation as it is. A GRU always has it.
     """
-    if kind not in ("lstm", "gru"):
-        raise SpecError(
-            f"the model's keyword argument core must be lstm or gru, got {json.dumps(kind)}"
-        )
+    check_kwarg(kind in ("lstm", "gru"), "core", "lstm or gru", kind)
     core = (nn.GRU if kind == "gru" else nn.LSTM)(input_size, hidden_size, num_layers)
     for name, parameter in core.named_parameters():
         if kind == "lstm" and not usual and name.startswith("bias_ih"):
@@ -322,7 +319,9 @@ class BuiltInNet(TorsoActorCritic):
         policy depends on the observation. activation: relu or tanh, of the joint layer and of the
         torsos of numbers; None: the network's own.
         """
-        function = activation_of(self.usual_activation if activation is None else activation)
+        name = self.usual_activation if activation is None else activation
+        check_kwarg(name in _ACTIVATIONS, "activation", "relu or tanh", name)
+        function = _ACTIVATIONS[name]
         over_numbers = partial(VectorTorso, size=VECTOR_SIZE, activation=function)
         leaves = flatten(observation_space)
         torsos = [torso_for(leaf, self.over_images, over_numbers) for leaf in leaves]
@@ -432,19 +431,15 @@ BUILT_IN: dict[str, type[BuiltInNet]] = {
 _ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "tanh": torch.tanh}
 
 
-def activation_of(name: str) -> Activation:
-    """Returns the activation "relu" or "tanh"; raises SpecError for another name."""
-    if name not in _ACTIVATIONS:
-        raise SpecError(
-            f"the model's keyword argument activation must be relu or tanh, got {json.dumps(name)}"
-        )
-    return _ACTIVATIONS[name]
-
-
 def check_hidden(size: object) -> None:
     """Raises SpecError unless a layer can have this size."""
-    if type(size) is not int or size < 1:  # True is an int too
+    is_size = type(size) is int and size >= 1  # True is an int too
+    check_kwarg(is_size, "hidden", "a whole number, at least 1", size)
+
+
+def check_kwarg(holds: bool, name: str, expected: str, value: object) -> None:
+    """Raises SpecError unless a keyword argument of a model is as expected."""
+    if not holds:
         raise SpecError(
-            "the model's keyword argument hidden must be a whole number, at least 1, got "
-            f"{json.dumps(size)}"
+            f"the model's keyword argument {name} must be {expected}, got {json.dumps(value)}"
         )

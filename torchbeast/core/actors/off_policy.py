@@ -94,10 +94,9 @@ class Exploring(Actor):
         """
         actions = discrete(self)
         action = actions.mode(values)
-        is_exploring = mode in ("explore", "ladder")
-        return (
-            self.randomly(action, uniform_among(actions, values), mode) if is_exploring else action
-        )
+        if mode not in ("explore", "ladder"):
+            return action
+        return self.randomly(action, uniform_among(actions, values), mode)
 
     def randomly(self, action: Tensor, others: Tensor, mode: Mode = "explore") -> Tensor:
         """Replaces each action by another with probability epsilon.
@@ -154,8 +153,6 @@ class OffPolicyActor(Exploring):
         Raises:
             RunError: If a mask rules out all actions.
         """
-        if self.action_mask is not None:
-            self.action_mask.check(inputs.observation)
         observation: Nest[Tensor] = map_leaves(lambda leaf: leaf.squeeze(0), inputs.observation)
         action, extras = self.choose_each(self(observation), mode)
         rows = {name: extra.unsqueeze(0) for name, extra in extras.items()}
@@ -370,15 +367,6 @@ class QNet(BuiltIn, QNetwork):
     over = (Categorical,)
 
 
-class NormedQNet(QNet):
-    """A Q-network with LayerNorm in its hidden layers."""
-
-    def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, body: Body
-    ) -> None:
-        super().__init__(observation_space, action_space, body._replace(is_normed=True))
-
-
 class TwinCritics(Critics):
     """Two networks: of observation and action in a Box, or with a head of all actions."""
 
@@ -425,7 +413,7 @@ class TD3Net(BuiltIn, DeterministicActorCritic):
 
 FAMILIES: dict[str, type[BuiltIn]] = {
     "q": QNet,
-    "pqn": NormedQNet,
+    "pqn": QNet,
     "sac": SACNet,
     "td3": TD3Net,
 }
@@ -463,7 +451,7 @@ def _made(
             "off-policy algorithms train on single steps, which have no recurrent state: remove "
             "use_lstm, or use r2d2, impala or ppo"
         )
-    shape = BODIES[body]
+    shape = BODIES[body]._replace(is_normed=family == "pqn")
     shape = shape if hidden is None else shape._replace(hidden=hidden)
     return FAMILIES[family](observation_space, action_space, shape)
 

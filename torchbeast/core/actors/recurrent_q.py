@@ -35,8 +35,6 @@ class RecurrentQNetwork(Exploring, ActorCritic):
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
         """Chooses the best action; exploring, with probability epsilon a random legal one."""
-        if self.action_mask is not None:
-            self.action_mask.check(inputs.observation)
         values, _, state = self(inputs, state)
         action = self.best(values[0], mode).unsqueeze(0)
         return Acted(action, {CORE_STATE: joined_state(state).unsqueeze(0)}, state)

@@ -177,14 +177,12 @@ class SelfPlay:
             kept = np.isin(np.flatnonzero(step.truncated), seats)
             final = map_leaves(lambda leaf: leaf[kept], final) if kept.any() else None
         resets = None if step.resets is None else step.resets[seats]
+        names = ("reward", "terminated", "truncated", "episode_end")
         return VecStep(
             self._of_seats(step.observation),
-            step.reward[seats],
-            step.terminated[seats],
-            step.truncated[seats],
-            step.episode_end[seats],
-            final,
-            resets if resets is not None and resets.any() else None,
+            **{name: getattr(step, name)[seats] for name in names},
+            final_observation=final,
+            resets=resets if resets is not None and resets.any() else None,
         )
 
     def render(self) -> np.ndarray | None:

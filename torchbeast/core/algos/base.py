@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
@@ -38,7 +37,14 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
-from torchbeast.core.algos.config import OTHER_NAMES, StepConfig, recorded, settings_of, usual_of
+from torchbeast.core.algos.config import (
+    OTHER_NAMES,
+    StepConfig,
+    recorded,
+    settings_of,
+    usual_of,
+    with_values,
+)
 from torchbeast.core.base.checks import one_of, signed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.tasks import without_task
@@ -268,7 +274,8 @@ class Algorithm(ABC, Generic[BatchT]):
         """
         config, step = cls.Config(), _step_of(cls.Config)
         named = _by_flag(cls.__name__, hyperparameters, recorded(config) | recorded(step))
-        config, step = _replaced(config, named), _replaced(step, named)
+        config = with_values(config, named, check=True)
+        step = with_values(step, named, check=True)
         return AlgoFactory(algo=cls, config=config, step=step, given=frozenset(named))
 
     @classmethod
@@ -364,49 +371,14 @@ class Algorithm(ABC, Generic[BatchT]):
         return {}
 
 
-def check_losses(algo: Algorithm[Any], losses: Any) -> Losses:
-    """Returns the result of `losses`.
-
-    Raises ValueError for anything but Losses with terms and scalars; for a term with a value for
-    each step, which PyTorch would sum; and for a constant, which it would ignore.
-    """
-    name = f"{type(algo).__name__}.losses"
-    if not (isinstance(losses, Losses) and losses.terms):
-        raise ValueError(f"{name} must return Losses(terms, metrics) with a term, got {losses!r}")
-    groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
-    # A term may depend on a parameter alone that is frozen.
-    has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
-    for term, loss in losses.terms.items():
-        shape = list(torch.as_tensor(loss).shape)
-        if shape or not (torch.is_tensor(loss) and (loss.requires_grad or has_frozen)):
-            what = f"shape {shape}" if shape else "a constant"
+def check_scalars(algo: Algorithm[Any], losses: Losses) -> None:
+    """Raises ValueError for a term or metric with a value for each step, which would be summed."""
+    for name, value in {**losses.terms, **losses.metrics}.items():
+        if not isinstance(value, Mean) and value.dim():
             raise ValueError(
-                f"{name}: the term {term} must be a scalar that depends on a "
-                f"parameter, got {what}: take the sum or the mean over the steps, without "
-                "detach() and no_grad()"
+                f"{type(algo).__name__}.losses: {name} must be a scalar, got shape "
+                f"{list(value.shape)}: take the sum, or losses.mean(values, mask) of a metric"
             )
-    for metric, value in losses.metrics.items():
-        if not isinstance(value, Mean) and not (torch.is_tensor(value) and not value.dim()):
-            raise ValueError(
-                f"{name}: the metric {metric} must be a scalar tensor: take losses.mean(values, "
-                "mask)"
-            )
-    return losses
-
-
-@contextmanager
-def naming_needs(algo: Algorithm[Any]) -> Iterator[None]:
-    """Raises ValueError in place of a KeyError of the body for an extra that is not in `needs`."""
-    try:
-        yield
-    except KeyError as error:
-        missing = error.args[0] if error.args else None
-        if missing not in algo.actor.extra_specs or missing in algo.needs:
-            raise
-        raise ValueError(
-            f"{type(algo).__name__} needs extras[{missing!r}], which workers do not keep: add "
-            f"{missing!r} to its `needs`"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,7 +408,7 @@ class AlgoFactory:
 
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
         """Returns this factory with other values of hyperparameters of the algorithm's Config."""
-        config = _replaced(self.config, hyperparameters)
+        config = with_values(self.config, hyperparameters, check=True)
         return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
 
 
@@ -450,8 +422,7 @@ def _hyperparameters(algo: type[Algorithm[Any]]) -> dict[str, tuple[Any, Any]]:
 
 def _step_of(config: type) -> StepConfig:
     """Returns the limits of an optimiser step that are usual for the algorithm of this Config."""
-    step: StepConfig = _replaced(StepConfig(), usual_of(config))
-    return step
+    return with_values(StepConfig(), usual_of(config), check=True)
 
 
 def _by_flag(
@@ -466,15 +437,3 @@ def _by_flag(
             raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same: use one")
         named[flag] = value
     return named
-
-
-def _replaced(config: Any, values: Mapping[str, Any]) -> Any:
-    """Returns the Config with other values of its settings of these names; its checks run."""
-    changed = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            changed[field.name] = _replaced(value, values)
-        elif field.name in values:
-            changed[field.name] = values[field.name]
-    return dataclasses.replace(config, **changed)

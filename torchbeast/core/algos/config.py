@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from torchbeast.core.algos.schedules import Shape, check_schedules, name_of
-from torchbeast.core.base.checks import above, at_least, between, one_of, require
+from torchbeast.core.base.checks import above, at_least, below_one, between, one_of, require
 from torchbeast.core.base.specs import RewardClipping
 
 if TYPE_CHECKING:
@@ -78,20 +78,28 @@ def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
 ConfigT = TypeVar("ConfigT")
 
 
-def with_values(config: ConfigT, values: Mapping[str, Any]) -> ConfigT:
+def with_values(config: ConfigT, values: Mapping[str, Any], *, check: bool = False) -> ConfigT:
     """Returns a copy with these values by the names of settings, of Configs within too.
 
-    The copy is not checked: flags on the command line may still change conflicting values, and a
-    setting may reach values at the end of its schedule that it cannot start with.
+    Args:
+        config: A Config.
+        values: The values; other names are ignored.
+        check: Whether to run the Config's checks. Flags on the command line may still change
+            conflicting values, and a setting may reach values at the end of its schedule that it
+            cannot start with.
     """
-    replaced = copy.copy(config)
+    changed = {}
     for entry in fields(config):  # type: ignore[arg-type]
         value = getattr(config, entry.name)
         if is_dataclass(value):
-            object.__setattr__(replaced, entry.name, with_values(value, values))
+            changed[entry.name] = with_values(value, values, check=check)
         elif entry.name in values:
-            object.__setattr__(replaced, entry.name, values[entry.name])
-    return replaced
+            changed[entry.name] = values[entry.name]
+    if check:
+        return replace(config, **changed)  # type: ignore[type-var]
+    copied = copy.copy(config)
+    vars(copied).update(changed)
+    return copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +158,7 @@ class OptimiserConfig:
         above(0, learning_rate=self.learning_rate, epsilon=self.epsilon)
         at_least(0, alpha=self.alpha, momentum=self.momentum, weight_decay=self.weight_decay)
         check_schedules(self)
-        for name, beta in {"beta1": self.beta1, "beta2": self.beta2}.items():
-            require(0 <= beta < 1, f"{name} must be at least 0 and below 1, got {beta}")
+        below_one(beta1=self.beta1, beta2=self.beta2)
         self._check_is_used("momentum", self.momentum, "rmsprop")
         self._check_is_used("weight_decay", self.weight_decay, "adamw")
 
@@ -234,10 +241,7 @@ class IMPALAConfig(RewardConfig):
             not (self.normalise_returns and self.popart),
             "popart and normalise_returns both normalise by the scale of returns: remove one",
         )
-        require(
-            0 <= self.popart_rate < 1,
-            f"popart_rate must be at least 0 and below 1, got {self.popart_rate}",
-        )
+        below_one(popart_rate=self.popart_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,8 +420,7 @@ class DQNConfig(OffPolicyConfig, ExplorationConfig):
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
         ExplorationConfig.__post_init__(self)
-        if self.huber_delta is not None:
-            above(0, huber_delta=self.huber_delta)
+        above(0, huber_delta=self.huber_delta)
 
 
 @dataclass(frozen=True, kw_only=True)

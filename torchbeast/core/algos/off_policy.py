@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.contract import Mode
-from torchbeast.core.actors.off_policy import Exploring, OffPolicyActor
+from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.off_policy import ActorWithCritics, Exploring, OffPolicyActor
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import ExplorationConfig, OffPolicyConfig
 from torchbeast.core.losses import clip_rewards
@@ -124,3 +124,32 @@ def priorities(batch: Transitions, errors: Tensor) -> Feedback:
     if batch.weights is None:
         return NO_FEEDBACK
     return Feedback(priorities=errors.abs().reshape(-1, errors.shape[-1]).mean(0))
+
+
+class ActorAndCritics(OffPolicy):
+    """Base class of SAC and TD3: a policy with critics, and random actions until the first update.
+
+    Args:
+        actor: An ActorWithCritics.
+        config: The hyperparameters.
+        target_period: Optimiser steps between two moves of the target critics.
+    """
+
+    actor: ActorWithCritics
+
+    def __init__(self, actor: Actor, config: OffPolicyConfig, target_period: int) -> None:
+        super().__init__(actor, config)
+        self.critics = self.actor.make_critics().to(self.actor.epsilon.device)
+        self.target = Target(self.critics, config.target_rate, target_period)
+        self.models |= {"critics": self.critics, "target": self.target}
+
+    def observe(self, batch: Transitions) -> None:
+        """Adds the batch to the running statistics of the actor and the critics."""
+        super().observe(batch)
+        self.critics.observe(batch.new_observations())
+
+    def schedule(self) -> dict[str, float]:
+        """Ends acting at random after the first update."""
+        if self.counters.version:
+            self.actor.epsilon.zero_()
+        return {}

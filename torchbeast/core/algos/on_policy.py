@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +19,6 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 
 _MOST_ENVIRONMENTS = 100_000  # whose returns go on; others have left the run
-
-
-class _RolloutEnd(NamedTuple):
-    """The end of an environment's newest rollout."""
-
-    rollout_index: int
-    value: float  # G of its last row
 
 
 class ReturnNorm(RunningNorm):
@@ -45,7 +37,7 @@ class ReturnNorm(RunningNorm):
         super().__init__(())
         self._discounting = discounting
         # By environment. Not saved: another part of the run begins new episodes.
-        self._last: dict[int, _RolloutEnd] = {}
+        self._last: dict[int, tuple[int, float]] = {}  # index of the newest rollout, and its G
 
     def forward(self, rewards: Tensor) -> Tensor:
         """Returns rewards of any shape in units of the deviation, float32."""
@@ -90,12 +82,11 @@ class ReturnNorm(RunningNorm):
         for rollout_index, env, column in sorted((n, e, c) for c, (e, n) in enumerate(numbers)):
             if rollout.replayed is not None and bool(rollout.replayed[0, column]):
                 continue
-            last = self._last.get(env)
-            if last is not None and last.rollout_index + 1 == rollout_index:
-                before[column] = last.value
+            last, value = self._last.pop(env, (rollout_index, 0.0))
+            if last + 1 == rollout_index:
+                before[column] = value
             after = values[column] + kept[column] * before[column]
-            self._last.pop(env, None)
-            self._last[env] = _RolloutEnd(rollout_index, after)  # at the end: the newest
+            self._last[env] = rollout_index, after  # at the end: the newest
         while len(self._last) > _MOST_ENVIRONMENTS:
             del self._last[next(iter(self._last))]
         return torch.tensor(before, dtype=from_zero.dtype, device=from_zero.device)

@@ -22,7 +22,7 @@ and the temperature's likewise (equation 11).
 from __future__ import annotations
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,12 @@ from torchbeast.core.actors.distributions import Categorical, SquashedGaussian
 from torchbeast.core.actors.off_policy import StochasticActorCritic
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import SACConfig
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
+from torchbeast.core.algos.off_policy import ActorAndCritics, mean_loss, priorities
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.errors import UsageError
 
 
-class SAC(OffPolicy):
+class SAC(ActorAndCritics):
     """Soft actor-critic (Haarnoja et al. 2018) with twin critics and an automatic temperature.
 
     It trains on single steps from a replay, in Box action spaces, or in Discrete ones
@@ -66,53 +65,37 @@ class SAC(OffPolicy):
     config: SACConfig
 
     def __init__(self, actor: Actor, config: SACConfig) -> None:
-        super().__init__(actor, config)
-        device = self.actor.epsilon.device
-        self.critics = self.actor.make_critics().to(device)
-        self.target = Target(self.critics, config.target_rate, config.target_period)
-        self.temperature = Temperature(config.temperature).to(device)
-        self.models |= {
-            "critics": self.critics,
-            "target": self.target,
-            "temperature": self.temperature,
-        }
+        super().__init__(actor, config, config.target_period)
+        self.temperature = Temperature(config.temperature).to(self.actor.epsilon.device)
+        self.models["temperature"] = self.temperature
         self.optimisers = {
             name: config.optimiser.make(self.models[name].parameters())
             for name in ("actor", "critics", "temperature")
         }
-        self._policies = _policies_over(self.actor)
-
-    def observe(self, batch: Transitions) -> None:
-        """Adds the batch to the running statistics of the actor and the critics."""
-        super().observe(batch)
-        self.critics.observe(batch.new_observations())
-
-    def schedule(self) -> dict[str, float]:
-        """Ends acting at random after the first update."""
-        if self.counters.version:
-            self.actor.epsilon.zero_()
-        return {}
+        distribution: Any = self.actor.distribution
+        kind = _OverBox if isinstance(distribution, SquashedGaussian) else _OverChoices
+        self._policies: _OverBox | _OverChoices = kind(self.actor, distribution)
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns the three losses, and the means of values, entropy and temperature."""
         alpha = self.temperature.log_alpha.detach().exp()
         policies, seen = self._policies, minibatch.observation
         with torch.no_grad():
-            after = policies.evaluate(self.target.network, minibatch.next_observation)
-            targets = self.targets(minibatch, after.values - alpha * after.log_probs)
+            after, log_probs = policies.evaluate(self.target.network, minibatch.next_observation)
+            targets = self.targets(minibatch, after - alpha * log_probs)
         values = policies.values_of(self.critics, seen, minibatch.action)
         errors = values - targets
-        now = policies.evaluate(self.critics, seen)
+        now, log_probs = policies.evaluate(self.critics, seen)
         terms = {
             "critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch),
-            "actor_loss": (alpha * now.log_probs - now.values).mean(),
+            "actor_loss": (alpha * log_probs - now).mean(),
         }
         if self.config.learn_temperature:
-            surplus = -now.log_probs.detach().mean() - self._target_entropy(seen)
+            surplus = -log_probs.detach().mean() - self._target_entropy(seen)
             terms["temperature_loss"] = self.temperature.log_alpha * surplus
         metrics = {
             "mean_value": values.detach().mean(),
-            "entropy": -now.log_probs.detach().mean(),
+            "entropy": -log_probs.detach().mean(),
             "temperature": alpha,
         }
         return Losses(terms, metrics, priorities(minibatch, errors))
@@ -134,13 +117,6 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
 
 
-class Evaluated(NamedTuple):
-    """Means over the policy's actions, [B]; gradients flow to the policy."""
-
-    values: Tensor  # of the smaller of both critics
-    log_probs: Tensor  # minus the entropy
-
-
 class _OverBox:
     """Policies of continuous actions, which are sampled."""
 
@@ -150,10 +126,13 @@ class _OverBox:
     def usual_entropy(self, observation: Nest[Tensor]) -> float:
         return -float(self._distribution.num_features)
 
-    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
+    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns means over the policy's actions [B], with gradients to the policy: the smaller
+        value of both critics, and the log-probability (minus the entropy).
+        """
         action, log_probs = self._distribution.rsample(self._actor(observation).float())
         values: Tensor = critics(observation, self._distribution.features(action))
-        return Evaluated(values.min(0).values, log_probs + self._distribution.log_half_widths)
+        return values.min(0).values, log_probs + self._distribution.log_half_widths
 
     def values_of(
         self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
@@ -173,31 +152,16 @@ class _OverChoices:
             return 0.98 * math.log(self._distribution.num_params)
         return 0.98 * self._actor.action_mask.num_allowed(observation).log().mean()
 
-    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
+    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> tuple[Tensor, Tensor]:
         log_probs = self._actor(observation).float().log_softmax(-1)
         probs = log_probs.exp()
         log_probs = log_probs.masked_fill(log_probs.isneginf(), 0.0)  # 0 log 0 = 0
         with torch.no_grad():
             values = critics(observation).min(0).values
-        return Evaluated((probs * values).sum(-1), (probs * log_probs).sum(-1))
+        return (probs * values).sum(-1), (probs * log_probs).sum(-1)
 
     def values_of(
         self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
     ) -> Tensor:
         chosen = self._distribution.features(action)  # one-hot
         return (critics(observation) * chosen).sum(-1)
-
-
-def _policies_over(actor: Actor) -> _OverBox | _OverChoices:
-    """Returns how expectations over the actor's actions are computed."""
-    assert isinstance(actor, StochasticActorCritic)
-    match actor.distribution:
-        case SquashedGaussian() as distribution:
-            return _OverBox(actor, distribution)
-        case Categorical() as distribution:
-            return _OverChoices(actor, distribution)
-    kind = type(actor.distribution).__name__
-    raise UsageError(
-        f"SAC needs a network with a SquashedGaussian over a Box or a Categorical over a Discrete, "
-        f"got {type(actor).__name__} with {kind}: use another model"
-    )

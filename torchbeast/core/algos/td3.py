@@ -21,11 +21,11 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.off_policy import DeterministicActorCritic
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import TD3Config
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
+from torchbeast.core.algos.off_policy import ActorAndCritics, Target, mean_loss, priorities
 from torchbeast.core.storages.transition import Transitions
 
 
-class TD3(OffPolicy):
+class TD3(ActorAndCritics):
     """Twin delayed DDPG (Fujimoto et al. 2018): a deterministic policy and two critics.
 
     It trains on single steps from a replay, in Box action spaces.
@@ -48,32 +48,15 @@ class TD3(OffPolicy):
     config: TD3Config
 
     def __init__(self, actor: Actor, config: TD3Config) -> None:
-        super().__init__(actor, config)
-        self.actor.noise.fill_(config.exploration_noise)
-        self.critics = self.actor.make_critics().to(self.actor.epsilon.device)
         period = config.target_period * config.policy_period
-        self.target = Target(self.critics, config.target_rate, period)
+        super().__init__(actor, config, period)
+        self.actor.noise.fill_(config.exploration_noise)
         self.target_actor = Target(self.actor, config.target_rate, period)
-        self.models |= {
-            "critics": self.critics,
-            "target": self.target,
-            "target_actor": self.target_actor,
-        }
+        self.models["target_actor"] = self.target_actor
         self.optimisers = {
             name: config.optimiser.make(self.models[name].parameters())
             for name in ("actor", "critics")
         }
-
-    def observe(self, batch: Transitions) -> None:
-        """Adds the batch to the running statistics of the actor and the critics."""
-        super().observe(batch)
-        self.critics.observe(batch.new_observations())
-
-    def schedule(self) -> dict[str, float]:
-        """Ends acting at random after the first update."""
-        if self.counters.version:
-            self.actor.epsilon.zero_()
-        return {}
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns critic_loss, in every policy_period-th step actor_loss, and the mean value."""

@@ -102,6 +102,15 @@ def between(low: float, high: float, **values: float | None) -> None:
     _require_each(values, lambda value: low <= value <= high, f"between {low} and {high}")
 
 
+def below_one(**values: float | None) -> None:
+    """Raises ValueError unless every value is in [0, 1).
+
+    Args:
+        **values: The values by the names of the settings; None passes.
+    """
+    _require_each(values, lambda value: 0 <= value < 1, "at least 0 and below 1")
+
+
 def _require_each(
     values: Mapping[str, float | None], holds: Callable[[float], bool], words: str
 ) -> None:
@@ -135,7 +144,6 @@ def check_device(**values: str) -> None:
 
 
 F = TypeVar("F")
-C = TypeVar("C", bound=type)
 
 
 _LISTED = 8  # names in a message, at most
@@ -177,19 +185,6 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) 
             is_short = len(accepted) <= _LISTED
             known = f"It takes {', '.join(accepted)}" if is_short else f"See help({owner})"
             raise TypeError(f"{owner} takes no {name!r}{hint} {known}")
-
-
-def suggesting(cls: C) -> C:
-    """Lets the constructor of a class suggest the closest name for an unknown argument."""
-    construct, parameters = cls.__init__, inspect.signature(cls).parameters  # type: ignore[misc]
-
-    @functools.wraps(construct)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        refuse_unknown(cls.__name__, kwargs, parameters)
-        construct(self, *args, **kwargs)
-
-    setattr(cls, "__init__", checked)  # noqa: B010
-    return cls
 
 
 def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable[[F], F]:

@@ -8,7 +8,7 @@ is depth first, keys sorted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -23,9 +23,6 @@ def map_leaves(f: Callable[[Any], Any], nest: Any) -> Any:
         f: Called with each leaf.
         nest: Tuples, lists and dicts of leaves.
 
-    Raises:
-        TypeError: If a dict has a key that is not a string.
-
     Example:
         ```python
         actions = map_leaves(lambda leaf: leaf[1:], rollout.action)
@@ -34,22 +31,30 @@ def map_leaves(f: Callable[[Any], Any], nest: Any) -> Any:
     if isinstance(nest, (tuple, list)):
         return tuple(map_leaves(f, entry) for entry in nest)
     if isinstance(nest, dict):
-        return {key: map_leaves(f, nest[key]) for key in sorted_keys(nest)}
+        return {key: map_leaves(f, nest[key]) for key in sorted(nest)}
     return f(nest)
 
 
-def map_leaves2(f: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def map_leaves2(f: Callable[[Any, Any], Any], a: Any, b: Any, path: str = "") -> Any:
     """Returns a nest like a and b with f(leaf of a, leaf of b) in place of every pair of leaves.
 
     Args:
         f: Called with each pair.
         a: A nest.
         b: A nest of the same structure.
+        path: The place of both in larger nests, for the error.
 
     Raises:
         ValueError: If the structures differ; it names the place.
     """
-    return _map2(f, a, b, "")
+    if (kind := _kind(a)) != _kind(b):
+        raise ValueError(f"nests don't match{path and f' at {path}'}: {kind} vs {_kind(b)}")
+    if isinstance(a, dict):
+        return {key: map_leaves2(f, a[key], b[key], f"{path}[{key!r}]") for key in sorted(a)}
+    if isinstance(a, (tuple, list)):
+        pairs = enumerate(zip(a, b, strict=True))
+        return tuple(map_leaves2(f, *pair, f"{path}[{i}]") for i, pair in pairs)
+    return f(a, b)
 
 
 def flatten(nest: Any) -> list[Any]:
@@ -73,41 +78,18 @@ def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
     return map_leaves(lambda _: next(remaining), nest)
 
 
-def sorted_keys(nest: Mapping[str, Any]) -> list[str]:
-    """Returns the keys of a map in traversal order.
-
-    Raises TypeError when a key is not a string.
-    """
-    for key in nest:
-        if not isinstance(key, str):
-            kind = type(key).__name__
-            raise TypeError(f"keys of a nest must be strings, got {key!r} of type {kind}")
-    return sorted(nest)
-
-
 def _leaves(nest: Any) -> Iterator[Any]:
     if isinstance(nest, (tuple, list)):
         for entry in nest:
             yield from _leaves(entry)
     elif isinstance(nest, dict):
-        for key in sorted_keys(nest):
+        for key in sorted(nest):
             yield from _leaves(nest[key])
     else:
         yield nest
 
 
-def _map2(f: Callable[[Any, Any], Any], a: Any, b: Any, path: str) -> Any:
-    if (kind := _kind(a)) != _kind(b):
-        raise ValueError(f"nests don't match{path and f' at {path}'}: {kind} vs {_kind(b)}")
-    if isinstance(a, dict):
-        return {key: _map2(f, a[key], b[key], f"{path}[{key!r}]") for key in sorted_keys(a)}
-    if isinstance(a, (tuple, list)):
-        pairs = enumerate(zip(a, b, strict=True))
-        return tuple(_map2(f, *pair, f"{path}[{i}]") for i, pair in pairs)
-    return f(a, b)
-
-
 def _kind(nest: Any) -> str:
     if isinstance(nest, (tuple, list)):
         return f"a vector of length {len(nest)}"
-    return f"a map with the keys {sorted_keys(nest)}" if isinstance(nest, dict) else "a leaf"
+    return f"a map with the keys {sorted(nest)}" if isinstance(nest, dict) else "a leaf"

@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from torchbeast.core.base.nest import flatten, pack_as
+from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
     MASK,
     FinalInfo,
@@ -45,11 +46,11 @@ from torchbeast.core.envs.spaces import (
     observation_spec,
 )
 from torchbeast.core.envs.sync_vec_env import (
-    action_rows,
     check_step,
     check_takes_options,
     close_all,
     environment_seeds,
+    in_bounds,
     read_step,
     reset_one,
 )
@@ -185,8 +186,7 @@ class AgentsEnv:
 
     def _begin(self, number: int, seed: int | None, rows: list[np.ndarray]) -> None:
         """Starts a game, and writes the first observations of its agents."""
-        result = reset_one(self._games[number], seed, self._options)
-        seen = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        seen = reset_one(self._games[number], seed, self._options)
         self._steps[number], self.began[number] = 0, True
         agents = self._agents(number)
         for name, column in self._columns(number).items():
@@ -259,11 +259,8 @@ class AgentsEnv:
 
     def _split(self, action: ArrayNest) -> Callable[[int], Any]:
         """Returns a function that gives the action of a column."""
-        leaves = [
-            action_rows(space, leaf, self.num_envs)
-            for space, leaf in zip(flatten(self.action_space), flatten(action), strict=True)
-        ]
-        return lambda column: pack_as(self.action_space, [leaf[column] for leaf in leaves])
+        rows = in_bounds(self.action_space, action, self.num_envs)
+        return lambda column: map_leaves(itemgetter(column), rows)
 
 
 def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) -> tuple[Any, ...]:
@@ -309,7 +306,7 @@ class _Turns:
     """A game of turns with the parallel interface: a step is the turn of one agent."""
 
     def __init__(self, env: Any, env_id: str) -> None:
-        self.env, self._env_id = env, env_id
+        self.env = env
         self.possible_agents = list(env.possible_agents)
         for name in self.possible_agents:
             action = from_gymnasium(env.action_space(name))

@@ -22,15 +22,7 @@ from torchbeast.errors import UsageError
 MASK = "action_mask"
 """The entry of a dict observation that masks actions; see ActionMask in core/actors/contract.py."""
 
-_OF_VEC_ENV = (
-    "env_id",
-    "observation_space",
-    "action_space",
-    "frame_stack",
-    "reset",
-    "step",
-    "close",
-)
+_OF_ONE = ("reset", "step", "action_space")  # attributes of one environment
 
 
 class VecStep(NamedTuple):
@@ -78,8 +70,11 @@ def check_environment(env: Any, whose: str) -> None:
         raise UsageError(
             f"{whose} {kind}: add a parameter num_envs to its factory, like gymnasium.make_vec"
         )
-    needed = ("reset", "step", "action_space")
-    _check_has(env, needed, whose, "an environment with Gymnasium's interface")
+    if missing := [name for name in _OF_ONE if getattr(env, name, None) is None]:
+        raise UsageError(
+            f"{whose}: expected an environment with Gymnasium's interface, got {_named(env)} "
+            f"without {', '.join(missing)}"
+        )
 
 
 def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
@@ -95,7 +90,6 @@ def check_vec_env(env: Any, num_envs: int, whose: str) -> None:
         )
     if is_vector(env):
         return
-    _check_has(env, _OF_VEC_ENV, whose, "a VecEnv")
     for space in flatten((env.observation_space, env.action_space)):
         if not isinstance(space, ArraySpec | ActionLeaf):
             raise UsageError(
@@ -176,13 +170,6 @@ def refusing(what: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise UsageError(f"{what}: {error}") from error
-
-
-def _check_has(env: Any, names: tuple[str, ...], whose: str, expected: str) -> None:
-    if missing := [name for name in names if getattr(env, name, None) is None]:
-        raise UsageError(
-            f"{whose}: expected {expected}, got {_named(env)} without {', '.join(missing)}"
-        )
 
 
 def _named(env: Any) -> str:

@@ -55,11 +55,6 @@ class EnvPoolEnv(GymVectorEnv):
 
     def _checked_mode(self) -> str:
         config = self._pool.config
-        if "env_seed" not in config:
-            raise UsageError(
-                f"{self.env_id}: this EnvPool takes no seed for each environment; TorchBeast needs "
-                "EnvPool 1.2 or newer: pip install --upgrade 'torchbeast[envpool]'"
-            )
         if config["batch_size"] not in (0, self.num_envs):
             raise UsageError(
                 f"{self.env_id}: expected a pool whose batch_size is its num_envs, got batch_size="

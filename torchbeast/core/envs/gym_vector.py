@@ -43,7 +43,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_spec,
 )
-from torchbeast.core.envs.sync_vec_env import action_rows, environment_seeds
+from torchbeast.core.envs.sync_vec_env import environment_seeds, in_bounds
 from torchbeast.errors import UsageError
 
 _log = logging.getLogger("torchbeast.gym_vector")
@@ -218,9 +218,7 @@ class GymVectorEnv:
             )
 
     def _actions(self, action: ArrayNest) -> Any:
-        spaces = flatten(self.action_space)
-        pairs = zip(spaces, flatten(action), strict=True)
-        return pack_as(self.action_space, [action_rows(*pair, self.num_envs) for pair in pairs])
+        return in_bounds(self.action_space, action, self.num_envs)
 
 
 def _is_own(env: Any) -> bool:

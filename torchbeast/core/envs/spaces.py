@@ -149,8 +149,10 @@ class Box:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
-        object.__setattr__(self, "low", _flat_bound("low", self.low, self.shape))
-        object.__setattr__(self, "high", _flat_bound("high", self.high, self.shape))
+        for name in ("low", "high"):
+            bound = np.asarray(getattr(self, name), np.float64).ravel()
+            flat = np.broadcast_to(bound, math.prod(self.shape))
+            object.__setattr__(self, name, tuple(flat.tolist()))
         object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
         if self.is_integer:
             self._check_choices()
@@ -209,16 +211,6 @@ def _bound(name: str, bound: Any) -> float | None:
     return value
 
 
-def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, ...]:
-    values = np.asarray(bound, dtype=np.float64).ravel()
-    size = math.prod(shape)
-    if values.size not in (1, size):
-        raise ValueError(
-            f"Box {name} of shape {shape} needs 1 or {size} numbers, got {values.size}"
-        )
-    return tuple(np.broadcast_to(values, size).tolist())
-
-
 def num_bytes(specs: Any) -> int:
     """Returns the bytes of one array for each ArraySpec of a nest."""
     return sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in flatten(specs))
@@ -237,8 +229,6 @@ def space_to_json(space: ActionSpace | ObservationSpace) -> dict[str, Any]:
     if isinstance(space, dict):
         parts = {key: space_to_json(space[key]) for key in sorted(space)}
         return {"type": "Dict", "spaces": parts}
-    if not isinstance(space, ActionLeaf | ArraySpec):
-        raise ValueError(f"neither an action space nor an observation space: {space!r}")
     return {"type": type(space).__name__, **_values_to_json(dataclasses.asdict(space))}
 
 
@@ -296,7 +286,6 @@ def _space_from_json(data: dict[str, Any]) -> Any:
 
 
 _KNOWN_KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")
-_UNFIXED = ("Sequence", "Graph", "OneOf")  # spaces whose values have no fixed shape
 
 
 def _kind(space: Any) -> str:
@@ -397,7 +386,7 @@ def observation_space_of(observation: Any, space: Any, path: str) -> Observation
     space: its Gymnasium space, or a nest of these. A leaf that is None, or a space of an unknown
     class, declares nothing usable: there the observation decides.
     path: name of the observation in error messages. Raises ValueError when the observation has
-    another structure, when a space has no fixed shape, or when a leaf cannot be sent.
+    another structure, or when a leaf cannot be sent.
     """
     spaces = declared(space)
     leaves = [_leaf_space(*place) for place in places(spaces, observation, path)]
@@ -405,11 +394,6 @@ def observation_space_of(observation: Any, space: Any, path: str) -> Observation
 
 
 def _leaf_space(space: Any, leaf: Any, path: str) -> ObservationSpace:
-    if unfixed := [name for name in _class_names(space) if name in _UNFIXED]:
-        raise ValueError(
-            f"{path} has a space of type {unfixed[0]}, whose size can change between steps; pad it "
-            "to an array of fixed shape"
-        )
     try:
         return _leaf_spec(space)
     except (ValueError, TypeError, AttributeError):  # nothing usable

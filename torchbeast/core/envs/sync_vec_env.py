@@ -7,11 +7,12 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from torchbeast.core.base.nest import flatten, pack_as
+from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
@@ -102,20 +103,20 @@ class SyncVecEnv:
             observation_keys: Entries of dict observations to keep; (): all.
 
         Raises:
-            UsageError: If what was made is not an environment, or an environment has no usable
-                spaces, or another action space than the first.
+            UsageError: If the first one is not an environment, or has no usable spaces.
         """
         self.env_id = env_id
         self.num_envs = len(env_fns)
         self.observation_keys = tuple(observation_keys)
         self._options: Mapping[str, Any] = {}
         self._envs = [make_env() for make_env in env_fns]
-        self.action_space = self._common_action_space()
-        self._action_leaves = flatten(self.action_space)
-        space = getattr(self._envs[0], "observation_space", None)
+        env = self._envs[0]
+        check_environment(env, self._name(0))
+        with refusing(f"{self._name(0)}: action space"):
+            self.action_space = from_gymnasium(env.action_space)
         with refusing(self._name(0)):
-            self._declared = declared(space)
-        self.observation_space: ObservationSpace = self._space_of(self._first(0, None))
+            self._declared = declared(getattr(env, "observation_space", None))
+        self.observation_space: ObservationSpace = self._space_of(reset_one(env, None, {}))
         self._specs: list[ArraySpec] = flatten(self.observation_space)
         self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
         if isinstance(space := self.observation_space, ArraySpec):
@@ -192,49 +193,14 @@ class SyncVecEnv:
     def _at_step(self, index: int) -> str:
         return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"
 
-    def _common_action_space(self) -> ActionSpace:
-        spaces = []
-        for index, env in enumerate(self._envs):
-            check_environment(env, self._name(index))
-            space = env.action_space
-            with refusing(f"{self._name(index)}: action space"):
-                spaces.append(from_gymnasium(space))
-            if spaces[index] != spaces[0]:
-                raise UsageError(
-                    f"{self._name(index)}: expected the action space {spaces[0]} of environment 0, "
-                    f"got {spaces[index]}"
-                )
-        return spaces[0]
-
     def _space_of(self, first: Any) -> ObservationSpace:
-        check_keys(first, self.observation_keys, self._name(0))
+        keys, path = self.observation_keys, f"{self._name(0)}: observation"
+        check_keys(first, keys, self._name(0))
+        seen = select(first, keys)
         with as_usage_error():
-            return self._space_of_keys(first, self.observation_keys)
-
-    def _space_of_keys(self, first: Any, keys: Sequence[str]) -> ObservationSpace:
-        seen, path = select(first, keys), f"{self._name(0)}: observation"
-        space = observation_space_of(seen, select(self._declared, keys), path)
-        for _ in matching_leaves(space, seen, path):
-            pass  # raises where they differ
+            space = observation_space_of(seen, select(self._declared, keys), path)
+            list(matching_leaves(space, seen, path))  # raises where they differ
         return space
-
-    def _first(self, index: int, seed: int | None) -> Any:
-        """Resets an environment; returns its observation."""
-        result = reset_one(self._envs[index], seed, self._options)
-        is_pair = isinstance(result, tuple) and len(result) == 2
-        return result[0] if is_pair and not self._is_observation(result) else result
-
-    def _is_observation(self, pair: tuple[Any, Any]) -> bool:
-        """Returns whether a pair is an observation of legacy Gym, not one with its info."""
-        if isinstance(pair[1], dict) and not isinstance(self._declared, tuple):
-            return False
-        if self._declared is None:
-            return True
-        try:
-            self._space_of_keys(pair, ())
-        except ValueError:
-            return False
-        return True
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 
@@ -252,7 +218,7 @@ class SyncVecEnv:
             row[index] = leaf
 
     def _write_first(self, rows: list[np.ndarray], index: int, seed: int | None) -> None:
-        first = self._first(index, seed)
+        first = reset_one(self._envs[index], seed, self._options)
         self._began[index] = self._steps
         self._write(rows, index, first)
 
@@ -268,14 +234,10 @@ class SyncVecEnv:
         """Splits leaves [E, ...] into one action per environment, each a nest like the action
         space.
         """
-        pairs = zip(self._action_leaves, flatten(action), strict=True)
-        leaves = [action_rows(*pair, self.num_envs) for pair in pairs]
+        rows = in_bounds(self.action_space, action, self.num_envs)
         if not isinstance(self.action_space, (tuple, dict)):
-            return list(leaves[0])
-        return [
-            pack_as(self.action_space, [leaf[index] for leaf in leaves])
-            for index in range(self.num_envs)
-        ]
+            return list(rows)
+        return [map_leaves(itemgetter(index), rows) for index in range(self.num_envs)]
 
 
 def read_step(
@@ -287,15 +249,14 @@ def read_step(
     where: names environment `index` and its step for the message of a ValueError.
     """
     check_step(result, where, index)
-    if len(result) == 5:
-        observation, reward, ended, truncated, info = result
-        reward, ended = _finite(reward, where, index), _flag(ended, where, index)
-        truncated = _flag(truncated, where, index) and not ended
-        return observation, reward, ended, truncated, _info(info)
-    observation, reward, ended, info = result
-    reward, ended, info = _finite(reward, where, index), _flag(ended, where, index), _info(info)
-    truncated = ended and bool(info.get("TimeLimit.truncated", False))
-    return observation, reward, ended and not truncated, truncated, info
+    observation, reward, ended, *truncated, info = result
+    # Asking for the type itself first saves a slow search among the subclasses of Mapping.
+    info = info if type(info) is dict or isinstance(info, Mapping) else {}
+    reward, ended = _finite(reward, where, index), _flag(ended, where, index)
+    if truncated:
+        return observation, reward, ended, _flag(truncated[0], where, index) and not ended, info
+    is_cut = ended and bool(info.get("TimeLimit.truncated", False))
+    return observation, reward, ended and not is_cut, is_cut, info
 
 
 def check_step(result: Any, where: Callable[[int], str], index: int) -> None:
@@ -311,9 +272,7 @@ def check_step(result: Any, where: Callable[[int], str], index: int) -> None:
 
 def _flag(value: Any, where: Callable[[int], str], index: int) -> bool:
     """Returns whether an episode is over, from a value that step returned."""
-    if value is True or value is False:  # the usual case
-        return value
-    if isinstance(value, np.bool_):
+    if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if math.isnan(number := number_in(value)):
         raise ValueError(
@@ -333,8 +292,12 @@ def _finite(reward: Any, where: Callable[[int], str], index: int) -> float:
     return value
 
 
-def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
-    """Returns a leaf of actions [E, ...], clipped to its bounds if it is a Box's."""
+def in_bounds(space: ActionSpace, action: ArrayNest, num_envs: int) -> Any:
+    """Returns actions, leaves [E, ...], of which a Box's are clipped to its bounds."""
+    return map_leaves2(lambda leaf, rows: _in_bounds(leaf, rows, num_envs), space, action)
+
+
+def _in_bounds(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
     rows = np.asarray(leaf)
     if rows.shape[:1] != (num_envs,):
         raise ValueError(f"expected actions for {num_envs} environments, got {rows.shape}")
@@ -345,11 +308,6 @@ def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
 
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
-
-
-def _info(value: Any) -> Mapping[str, Any]:
-    # Asking for the type itself first saves a slow search among the subclasses of Mapping.
-    return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
 def check_takes_options(env: Any, whose: str) -> None:
@@ -370,17 +328,20 @@ def close_all(envs: Sequence[Any]) -> None:
 
 
 def reset_one(env: Any, seed: int | None, options: Mapping[str, Any]) -> Any:
-    """Resets the environment, seeded if a seed is given and the environment accepts one."""
-    more = {"options": dict(options)} if options else {}
-    if seed is None:
-        return env.reset(**more)
-    if accepts(env.reset, "seed"):
-        return env.reset(seed=seed, **more)
-    if callable(getattr(env, "seed", None)):
-        env.seed(seed)
-        return env.reset(**more)
-    # reset(**kwargs) forwards its arguments: a wrapper of an environment that accepts seeds.
-    return env.reset(seed=seed, **more) if accepts_any(env.reset) else env.reset(**more)
+    """Resets the environment, seeded if a seed is given and the environment accepts one; returns
+    its observation.
+    """
+    arguments: dict[str, Any] = {"options": dict(options)} if options else {}
+    if seed is not None:
+        has_parameter = accepts(env.reset, "seed")
+        if not has_parameter and callable(getattr(env, "seed", None)):  # legacy Gym
+            env.seed(seed)
+        elif has_parameter or accepts_any(env.reset):  # of a wrapper, which forwards it
+            arguments["seed"] = seed
+    result = env.reset(**arguments)
+    # Legacy Gym returns the observation without an info.
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
+    return result[0] if is_pair else result
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:

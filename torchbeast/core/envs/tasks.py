@@ -11,13 +11,14 @@ which head gives the value, and the statistics of PopArt, depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import VecStep, env_repr, final_info_of, give_options
+from torchbeast.core.envs.contract import VecStep, env_repr, final_info_of, give_options, picture_of
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec
 from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.core.envs.vec_env import VecEnv
@@ -143,18 +144,13 @@ class TasksEnv:
     def step(self, action: ArrayNest) -> VecStep:
         if (count := len(flatten(action)[0])) != self.num_envs:
             raise ValueError(f"expected actions of {self.num_envs} environments, got {count}")
-        places = self._places()
-        steps = [self._step(number, part, _part(action, here)) for number, part, here in places]
+        steps = [
+            self._step(number, part, map_leaves(itemgetter(here), action))
+            for number, part, here in self._places()
+        ]
         finals = [s.final_observation for s in steps if s.final_observation is not None]
-        return VecStep(
-            _joined([step.observation for step in steps]),
-            _joined([step.reward for step in steps]),
-            _joined([step.terminated for step in steps]),
-            _joined([step.truncated for step in steps]),
-            _joined([step.episode_end for step in steps]),
-            _joined(finals) if finals else None,
-            _joined([step.resets for step in steps]),
-        )
+        joined = VecStep(*_joined([step._replace(final_observation=()) for step in steps]))
+        return joined._replace(final_observation=_joined(finals) if finals else None)
 
     def _step(self, number: int, part: VecEnv, action: ArrayNest) -> VecStep:
         step = part.step(action)
@@ -181,9 +177,7 @@ class TasksEnv:
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of the first environment, if it renders one."""
-        draw: Callable[[], Any] = getattr(next(iter(self._parts.values())), "render", lambda: None)
-        picture: np.ndarray | None = draw()
-        return picture
+        return picture_of(next(iter(self._parts.values())))
 
     def close(self) -> None:
         for part in self._parts.values():
@@ -199,10 +193,6 @@ class TasksEnv:
     def _numbered(self, number: int, observation: ArrayNest) -> ArrayNest:
         count = len(flatten(observation)[0])
         return with_task(observation, np.full((count, 1), number, np.int32), self._is_seen)
-
-
-def _part(nest: Any, here: slice) -> Any:
-    return map_leaves(lambda leaf: leaf[here], nest)
 
 
 def _joined(nests: Sequence[Any]) -> Any:

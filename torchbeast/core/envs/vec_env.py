@@ -23,20 +23,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchbeast.core.base.checks import at_least
-from torchbeast.core.envs.contract import (
-    VecStep,
-    check_keywords,
-    check_vec_env,
-    is_vector,
-    pool_in,
-)
+from torchbeast.core.envs.contract import VecStep, check_keywords, check_vec_env, is_vector, pool_in
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import check_keys, select
-from torchbeast.core.envs.spaces import (
-    ActionSpace,
-    ArrayNest,
-    ObservationSpace,
-)
+from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts
 from torchbeast.errors import UsageError, expanded
 

@@ -275,8 +275,6 @@ class Rollout:
         Raises:
             ValueError: If the rollout has a recurrent state.
         """
-        if flatten(self.initial_agent_state):
-            raise ValueError("single steps of a recurrent network have no state: take columns")
         rows, columns = which.div(self.batch_size, rounding_mode="floor"), which % self.batch_size
         return self._gathered(torch.stack([rows, rows + 1]), torch.stack([columns, columns]))
 

@@ -36,7 +36,7 @@ class Storage(ABC):
     holds: ClassVar[type]
     for_burn_in: ClassVar[bool] = False
 
-    @signed(lambda storage: _settings(storage))
+    @signed(lambda storage: {f.name: (f.type, f.default) for f in dataclasses.fields(storage)})
     @classmethod
     def create_factory(cls, **settings: Any) -> Self:
         """Returns the `storage_factory` of a Scheme.
@@ -83,11 +83,6 @@ class Storage(ABC):
         )
 
 
-def _settings(storage: type[Storage]) -> dict[str, tuple[Any, Any]]:
-    """Returns the annotation and the default of every field."""
-    return {field.name: (field.type, field.default) for field in dataclasses.fields(storage)}
-
-
 def suitable_storage(algo: AlgoFactory) -> str:
     """Returns the name of the storage that suits an algorithm."""
     if issubclass(algo.algo.takes, Transitions):
@@ -96,8 +91,7 @@ def suitable_storage(algo: AlgoFactory) -> str:
         return "RolloutReplayBuffer"
     if algo.algo.corrects_lag:
         return "OnPolicyVTraceBuffer"
-    fields = {field.name for field in dataclasses.fields(algo.config)}
-    return "OnPolicyGAEBuffer" if "gae_lambda" in fields else "OnPolicyBuffer"
+    return "OnPolicyGAEBuffer" if hasattr(algo.config, "gae_lambda") else "OnPolicyBuffer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +129,7 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
         algo = super().prepared(algo)
-        if "gae_lambda" not in {field.name for field in dataclasses.fields(algo.config)}:
+        if not hasattr(algo.config, "gae_lambda"):
             ours = "is for algorithms that compute advantages by GAE"
             raise self._unfit(algo, ours, "has no gae_lambda")
         if "gae_lambda" in algo.given and algo.config.gae_lambda != self.gae_lambda:

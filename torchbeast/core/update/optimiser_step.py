@@ -21,14 +21,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.algos.base import (
-    Algorithm,
-    BatchT,
-    Counters,
-    Optimizer,
-    check_losses,
-    naming_needs,
-)
+from torchbeast.core.algos.base import Algorithm, BatchT, Counters, Optimizer, check_scalars
 from torchbeast.core.algos.config import StepConfig, settings_of, with_values
 from torchbeast.core.algos.schedules import Schedule, schedules_of
 from torchbeast.core.losses import Mean
@@ -192,7 +185,7 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self.restored_on_error(), naming_needs(self.algo):
+        with self.restored_on_error():
             if self._ranks is None:
                 self.algo.observe(batch)
                 minibatches, of_batch = self._begin(batch)
@@ -211,9 +204,7 @@ class OptimiserStep(Generic[BatchT]):
     def restored_on_error(self) -> Iterator[None]:
         """Restores all buffers of the models, such as running statistics, if the body fails."""
         every = (buffer for model in self.algo.models.values() for buffer in model.buffers())
-        buffers = [
-            buffer for buffer in every if not buffer.is_inference()
-        ]  # nobody writes to those
+        buffers = [buffer for buffer in every if not buffer.is_inference()]  # nobody writes to it
         before = [buffer.clone() for buffer in buffers]
         try:
             yield
@@ -345,7 +336,9 @@ class OptimiserStep(Generic[BatchT]):
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
-            terms, metrics, feedback = check_losses(self.algo, self.algo.losses(columns))
+            losses = self.algo.losses(columns)
+            check_scalars(self.algo, losses)
+            terms, metrics, feedback = losses
             share = columns.num_steps / num_steps
             if not minibatch.num_steps:
                 metrics = {}
@@ -391,7 +384,7 @@ class OptimiserStep(Generic[BatchT]):
                 break
         for minimiser in self._minimisers:
             if not math.isfinite(metrics[minimiser.norm_name]):
-                name = first_non_finite_gradient(_named_parameters(self.algo))
+                name = first_non_finite_gradient(nn.ModuleDict(self.algo.models).named_parameters())
                 raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
 
     def _failure(self, what: str) -> str:
@@ -458,9 +451,3 @@ def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
         )
         for name, optimiser in algo.optimisers.items()
     ]
-
-
-def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields all parameters with their names, prefixed in other models than the actor."""
-    for model_name, model in algo.models.items():
-        yield from model.named_parameters("" if model is algo.actor else model_name)

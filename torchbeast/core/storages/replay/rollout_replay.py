@@ -27,7 +27,7 @@ Thread safety: none; one thread makes all calls. A window is valid until the nex
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
 from torchbeast.core.storages.replay.store import Arrays, RolloutStore
 from torchbeast.core.storages.replay.trajectories import Trajectory
-from torchbeast.core.storages.replay.transition_replay import SumTree, raised_priorities
 
 
 class Window(NamedTuple):
@@ -86,7 +85,7 @@ class RolloutReplay(RolloutStore):
     """Rollouts joined to episodes, at most `capacity` transitions.
 
         replay.insert(arrays, slice(0, 8), agent=0)
-        if replay.episodes:
+        if replay.stats().episodes:
             window = replay.draw()                   or replay.walk(0, 0), for recurrent networks
             finals = replay.read(window, batch, column=8)
 
@@ -104,7 +103,8 @@ class RolloutReplay(RolloutStore):
     ) -> None:
         """Reserves memory; see RolloutStore. by_priority: how to draw; None: uniformly."""
         self._by_priority = by_priority
-        super().__init__(fields, capacity, frame_stack, seed)
+        exponent = None if by_priority is None else by_priority.exponent
+        super().__init__(fields, capacity, frame_stack, seed, exponent)
 
     def insert(
         self, arrays: Arrays, columns: slice, agent: int, priorities: Priorities | None = None
@@ -117,8 +117,7 @@ class RolloutReplay(RolloutStore):
         for column, priority in enumerate(priorities.inserted, start=first):
             super().insert(arrays, slice(column, column + 1), agent)
             self._open_windows(self._open[agent, int(arrays["env_index"][0, column])], priority)
-        is_stored = priorities.windows >= self._ring.rows.start
-        self._set(priorities.windows[is_stored], priorities.read[is_stored])
+        self._set_priorities(priorities.windows, priorities.read)
 
     def _open_windows(self, trajectory: Trajectory, priority: float) -> None:
         """Gives the windows that end in a trajectory's newest chunk their first priority."""
@@ -127,26 +126,12 @@ class RolloutReplay(RolloutStore):
         first = max(self._oldest(trajectory), trajectory.end - 2 * self.unroll_length)
         positions = range(last, first - 1, -self._by_priority.stride)
         names = np.array([trajectory.row(position) for position in positions], np.int64)
-        self._set(names, np.full(len(names), priority))
-
-    def _set(self, names: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets the priorities [N] of windows."""
-        assert self._by_priority is not None
-        raised = raised_priorities(priorities, self._by_priority.exponent)
-        self._tree.set(names % self._ring.num_rows, raised)
+        self._set_priorities(names, np.full(len(names), priority))
 
     def _clear_sampling(self) -> None:
-        self._tree = SumTree(self._ring.num_rows if self._by_priority else 1)  # of first rows
         # The next window of each walk, by agent and number: the first row of its episode, and the
         # steps that lie before the window.
         self._walks: dict[tuple[int, int], tuple[int, int]] = {}
-
-    # --- statistics
-
-    @property
-    def episodes(self) -> int:
-        """The number of episodes that can be sampled."""
-        return len(self._ring.episodes)
 
     # --- sampling
 
@@ -282,19 +267,3 @@ class RolloutReplay(RolloutStore):
             whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
             finals.append((row, [leaf[0] for leaf in whole]))
         return finals
-
-    # --- what a RolloutStore asks for
-
-    def _note_rows(self, trajectory: Trajectory) -> None:
-        if self._by_priority is not None:
-            rows = self._ring.ring_rows(trajectory.chunks[-1])
-            self._tree.set(np.arange(rows.start, rows.stop), 0.0)
-
-    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
-        rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
-        return {}, None if self._by_priority is None else self._tree.priorities(rows)
-
-    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
-        rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
-        if self._by_priority is not None and numbers is not None and len(rows):
-            self._tree.set(rows, numbers[len(numbers) - len(rows) :])

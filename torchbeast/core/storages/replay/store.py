@@ -28,6 +28,52 @@ Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
 _MANY_ENVIRONMENTS = 10_000  # more may have left the run
 _PRIORITIES = "has_priorities"  # in the header of a file
+_SMALLEST = 1e-6  # priority, so that everything is sampled now and then
+
+
+class SumTree:
+    """Priorities of `size` entries, all 0 at first. All methods take arrays of any length."""
+
+    def __init__(self, size: int) -> None:
+        self._leaves = 1 << max(0, size - 1).bit_length()
+        self._sums = np.zeros(2 * self._leaves)
+
+    @property
+    def total(self) -> float:
+        """The sum of all priorities."""
+        return float(self._sums[1])
+
+    def priorities(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the priorities of entries; float64 of their shape."""
+        return self._sums[self._leaves + entries]
+
+    def set(self, entries: np.ndarray, priorities: np.ndarray | float) -> None:
+        """Sets the priorities of entries; the last one counts of an entry that is given twice.
+
+        Raises ValueError unless they are finite and at least 0.
+        """
+        require(
+            bool(np.isfinite(priorities).all() and (np.asarray(priorities) >= 0).all()),
+            f"priorities must be finite and at least 0, got {priorities}",
+        )
+        nodes = self._leaves + entries
+        self._sums[nodes] = priorities
+        while len(nodes) and nodes[0] > 1:  # all are on one level
+            nodes = np.unique(nodes // 2)
+            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+
+    def find(self, targets: np.ndarray) -> np.ndarray:
+        """Returns for each target in [0, total) the entry i for which sum(p[:i]) <= target and
+        target < sum(p[:i+1]); int64 of its shape.
+        """
+        nodes = np.ones(targets.shape, np.int64)
+        for _ in range(self._leaves.bit_length() - 1):
+            left = self._sums[2 * nodes]
+            # A sum that is rounded may send a target beyond the last entry that has a priority.
+            goes_right = (targets >= left) & (self._sums[2 * nodes + 1] > 0)
+            targets = np.where(goes_right, targets - left, targets)
+            nodes = 2 * nodes + goes_right
+        return nodes - self._leaves
 
 
 class ReplayStats(NamedTuple):
@@ -51,11 +97,20 @@ class RolloutStore(ABC):
     `stats`, if several threads make calls.
     """
 
-    def __init__(self, fields: Arrays, capacity: int, frame_stack: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        fields: Arrays,
+        capacity: int,
+        frame_stack: int = 1,
+        seed: int = 0,
+        exponent: float | None = None,
+    ) -> None:
         """Reserves memory, which is committed page by page as it is written.
 
         fields, frame_stack: see `row_specs`. capacity: in transitions, at least two rollouts.
+        exponent: alpha of the priorities of rows; None: rows have none.
         """
+        self._exponent = exponent
         self.unroll_length = fields["reward"].shape[0] - 1
         self.capacity = capacity
         self.frame_stack = frame_stack
@@ -70,6 +125,7 @@ class RolloutStore(ABC):
     def _clear(self, first_chunk: int) -> None:
         """Forgets everything stored and counted; chunks are numbered from first_chunk on."""
         self._ring.clear(first_chunk)
+        self._tree = SumTree(1 if self._exponent is None else self._ring.num_rows)  # of ring rows
         self._clear_sampling()
         # By agent and environment: may be continued.
         self._open: dict[tuple[int, int], Trajectory] = {}
@@ -111,9 +167,8 @@ class RolloutStore(ABC):
             rows += [newest(stack[:, column], self.frame_stack) for stack in stacks]
             own = slice(ends[column], ends[column + 1])
             frames = [newest(leaf[own], self.frame_stack).copy() for leaf in finals]
-            env_index, rollout = (
-                int(arrays[name][0, column]) for name in ("env_index", "rollout_index")
-            )
+            env_index = int(arrays["env_index"][0, column])
+            rollout = int(arrays["rollout_index"][0, column])
             trajectory = self._open.get((agent, env_index))
             if trajectory is None or rollout != trajectory.rollout + 1:
                 new = Trajectory(agent, env_index, rollout, self.unroll_length)
@@ -150,15 +205,29 @@ class RolloutStore(ABC):
         ring_rows = self._ring.extend(trajectory)
         for to, leaf in zip(self._ring.leaves, rows, strict=True):
             to[ring_rows] = leaf[1:]
+        if self._exponent is not None:
+            rows_of_chunk = np.arange(ring_rows.start, ring_rows.stop)
+            self._tree.set(rows_of_chunk, self._first_priority(trajectory))
         self._note_rows(trajectory)
         self._ring.finish(trajectory, finals)
+
+    def _set_priorities(self, names: np.ndarray, errors: np.ndarray) -> float:
+        """Sets the priorities [N] of rows by the sizes of their errors; returns the largest.
+        Whatever has overwritten a row keeps its own.
+        """
+        is_stored = names >= self._ring.rows.start
+        sizes = np.abs(errors[is_stored]).astype(np.float64) + _SMALLEST
+        priorities = sizes**self._exponent
+        self._tree.set(names[is_stored] % self._ring.num_rows, priorities)
+        return float(priorities.max(initial=0.0))
 
     # --- files
 
     def save(self, file: BinaryIO) -> None:
         """Writes the contents and the state of sampling, chunk by chunk."""
         trajectories = self._ring.trajectories(self._open.values())
-        state, numbers = self._sampling_state()
+        rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
+        has_priorities = self._exponent is not None
         header = {
             **self._description(),
             "first_chunk": self._ring.chunks.start,
@@ -167,15 +236,15 @@ class RolloutStore(ABC):
             "episodes": len(self._ring.episodes),
             "inserted": self.inserted,
             "sampled": self.sampled,
-            **state,
-            _PRIORITIES: numbers is not None,
+            **self._sampling_state(),
+            _PRIORITIES: has_priorities,
             "generator": self._generator.bit_generator.state,
         }
         writer = ReplayWriter(file, header)
         self._ring.write(writer, trajectories)
         writer.array(np.array(self._ring.episodes.rows, np.int64))
-        if numbers is not None:
-            writer.array(numbers)
+        if has_priorities:
+            writer.array(self._tree.priorities(rows))
         writer.end()
 
     def load(self, file: BinaryIO) -> None:
@@ -205,13 +274,16 @@ class RolloutStore(ABC):
         self._ring.read(reader, trajectories, chunks)
         require(count <= chunks * self.unroll_length, f"it cannot have {count} episodes")
         order = reader.array((count,), "int64").tolist()
-        rows = chunks * self.unroll_length
-        numbers = reader.array((rows,), "float64") if header.get(_PRIORITIES) else None
+        has_priorities = bool(header[_PRIORITIES])
+        saved = reader.array((chunks * self.unroll_length * has_priorities,), "float64")
         reader.end()
         self._ring.episodes.reorder([row for row in order if row in self._ring.episodes])
         self.inserted, self.sampled = integer(header["inserted"]), integer(header["sampled"])
         self._generator.bit_generator.state = header["generator"]
-        self._restore_sampling(header, numbers)
+        if has_priorities and self._exponent is not None:
+            rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
+            self._tree.set(rows, saved[len(saved) - len(rows) :])
+        self._restore_sampling(header, has_priorities)
 
     def _saved(self, trajectory: Trajectory) -> list[int]:
         """Returns a trajectory without its chunks, as JSON values."""
@@ -240,19 +312,19 @@ class RolloutStore(ABC):
     def _clear_sampling(self) -> None:
         """Begins with nothing that refers to stored rows."""
 
+    def _first_priority(self, trajectory: Trajectory) -> float:
+        """Returns the priority of the rows of a trajectory's newest chunk."""
+        return 0.0
+
     def _note_rows(self, trajectory: Trajectory) -> None:  # noqa: B027
         """Notes a trajectory's newest chunk, which is written; its ends are not noted yet."""
 
-    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
-        """Returns what `_restore_sampling` needs: JSON values, and a float64 for each stored row,
-        oldest first, or None.
-        """
-        return {}, None
+    def _sampling_state(self) -> dict[str, Any]:
+        """Returns what `_restore_sampling` needs in addition to priorities, as JSON values."""
+        return {}
 
-    def _restore_sampling(  # noqa: B027
-        self, state: dict[str, Any], numbers: np.ndarray | None
-    ) -> None:
-        """Takes over a state, after the rows; numbers: of all rows of the file."""
+    def _restore_sampling(self, state: dict[str, Any], has_priorities: bool) -> None:  # noqa: B027
+        """Takes over a state, after the rows and the priorities, if the file has some."""
 
 
 _NOT_STORED = ("initial_agent_state", "final_observation", "env_index", "rollout_index", "info")

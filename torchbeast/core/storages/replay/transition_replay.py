@@ -36,55 +36,8 @@ from torchbeast.core.storages.replay.trajectories import Trajectory
 _log = logging.getLogger("torchbeast.replay")
 
 
-class SumTree:
-    """Priorities of `size` entries, all 0 at first. All methods take arrays of any length."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._leaves = 1 << max(0, size - 1).bit_length()
-        self._sums = np.zeros(2 * self._leaves)
-
-    @property
-    def total(self) -> float:
-        """The sum of all priorities."""
-        return float(self._sums[1])
-
-    def priorities(self, entries: np.ndarray) -> np.ndarray:
-        """Returns the priorities of entries; float64 of their shape."""
-        return self._sums[self._leaves + entries]
-
-    def set(self, entries: np.ndarray, priorities: np.ndarray | float) -> None:
-        """Sets the priorities of entries; the last one counts of an entry that is given twice.
-
-        Raises ValueError unless they are finite and at least 0.
-        """
-        require(
-            bool(np.isfinite(priorities).all() and (np.asarray(priorities) >= 0).all()),
-            f"priorities must be finite and at least 0, got {priorities}",
-        )
-        nodes = self._leaves + entries
-        self._sums[nodes] = priorities
-        while len(nodes) and nodes[0] > 1:  # all are on one level
-            nodes = np.unique(nodes // 2)
-            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
-
-    def find(self, targets: np.ndarray) -> np.ndarray:
-        """Returns for each target in [0, total) the entry i for which sum(p[:i]) <= target and
-        target < sum(p[:i+1]); int64 of its shape.
-        """
-        nodes = np.ones(targets.shape, np.int64)
-        for _ in range(self._leaves.bit_length() - 1):
-            left = self._sums[2 * nodes]
-            # A sum that is rounded may send a target beyond the last entry that has a priority.
-            goes_right = (targets >= left) & (self._sums[2 * nodes + 1] > 0)
-            targets = np.where(goes_right, targets - left, targets)
-            nodes = 2 * nodes + goes_right
-        return nodes - self._leaves
-
-
 GOAL, ACHIEVED = "desired_goal", "achieved_goal"  # leaves of a goal environment's observation
 _RUNNING = -1  # steps left in an episode whose end is not stored
-_SMALLEST = 1e-6  # priority, so that everything is sampled now and then
 _MOST_ROUNDS = 1000  # of drawing until enough transitions are whole
 
 HindsightOutcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -137,7 +90,6 @@ class TransitionReplay(RolloutStore):
     sample = replay.sample(256)
     """
 
-    _tree: SumTree  # of ring rows
     _highest: float  # priority of what was not sampled yet
     _left: np.ndarray  # int32 [ring rows] steps to the end of the row's episode
 
@@ -151,7 +103,7 @@ class TransitionReplay(RolloutStore):
     ) -> None:
         """Reserves memory; see RolloutStore. hindsight needs what `check_goals` asks for."""
         self._how = sampling
-        super().__init__(fields, capacity, frame_stack, seed)
+        super().__init__(fields, capacity, frame_stack, seed, sampling.priority_exponent or None)
 
     def sample(self, count: int) -> Sample:
         """Returns transitions drawn with replacement.
@@ -181,16 +133,9 @@ class TransitionReplay(RolloutStore):
         """Sets the priorities [N] of sampled transitions by the sizes of their errors. Whatever has
         overwritten one keeps its own.
         """
-        is_stored = names >= self._ring.rows.start
-        powers = raised_priorities(priorities[is_stored], self._alpha)
-        self._tree.set(self._ring_rows(names[is_stored]), powers)
-        self._highest = max(self._highest, powers.max(initial=0.0))
+        self._highest = max(self._highest, self._set_priorities(names, priorities))
 
     # --- drawing
-
-    @property
-    def _alpha(self) -> float:
-        return self._how.priority_exponent
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns transitions, and the rows before them [count]."""
@@ -213,7 +158,7 @@ class TransitionReplay(RolloutStore):
     def _draw_rows(self, count: int) -> np.ndarray:
         """Returns rows [count] of any stored chunks."""
         stored = self._ring.rows
-        if not self._alpha:
+        if self._exponent is None:
             return self._generator.integers(stored.start, stored.stop, count)
         places = np.arange(count) + self._generator.random(count)  # stratified
         ring_rows = self._tree.find(places / count * self._tree.total)
@@ -226,7 +171,7 @@ class TransitionReplay(RolloutStore):
         return known & ~is_reset(*(self._rows_of(name, names) for name in ("done", "episode_step")))
 
     def _probabilities(self, names: np.ndarray) -> np.ndarray:
-        if not self._alpha:
+        if self._exponent is None:
             return np.ones(len(names))
         return self._tree.priorities(self._ring_rows(names))
 
@@ -352,17 +297,15 @@ class TransitionReplay(RolloutStore):
     # --- what a RolloutStore asks for
 
     def _clear_sampling(self) -> None:
-        rows = self._ring.num_rows
-        self._tree = SumTree(rows if self._alpha else 1)
-        self._left = np.zeros(rows if self._how.hindsight is not None else 0, np.int32)
+        rows = self._ring.num_rows if self._how.hindsight is not None else 0
+        self._left = np.zeros(rows, np.int32)
         self._highest = 1.0
 
+    def _first_priority(self, trajectory: Trajectory) -> float:
+        is_first = trajectory.overwritten + len(trajectory.chunks) == 1
+        return 0.0 if is_first else self._highest
+
     def _note_rows(self, trajectory: Trajectory) -> None:
-        if self._alpha:
-            is_first = trajectory.overwritten + len(trajectory.chunks) == 1
-            rows = self._ring.ring_rows(trajectory.chunks[-1])
-            priority = 0.0 if is_first else self._highest
-            self._tree.set(np.arange(rows.start, rows.stop), priority)
         if self._how.hindsight is not None:
             self._note_steps_left(
                 trajectory, trajectory.end - self.unroll_length, trajectory.episode
@@ -383,29 +326,20 @@ class TransitionReplay(RolloutStore):
                 self._left[self._ring.ring_rows_at(trajectory, positions)] = end - positions
             start = max(start, end)
 
-    def _sampling_state(self) -> tuple[dict[str, Any], np.ndarray | None]:
-        names = np.array(self._ring.rows, np.int64)
-        priorities = self._tree.priorities(self._ring_rows(names)) if self._alpha else None
-        return {"highest": self._highest}, priorities
+    def _sampling_state(self) -> dict[str, Any]:
+        return {"highest": self._highest}
 
-    def _restore_sampling(self, state: dict[str, Any], numbers: np.ndarray | None) -> None:
+    def _restore_sampling(self, state: dict[str, Any], has_priorities: bool) -> None:
         """Takes over the priorities; where none were saved, every transition has the same."""
-        names = np.array(self._ring.rows, np.int64)
-        rows = self._ring_rows(names)
-        if self._alpha and len(rows):
-            self._tree.set(rows, np.where(self._ring.begin_trajectories(names), 0.0, self._highest))
-            if numbers is not None:
-                self._tree.set(rows, numbers[len(numbers) - len(rows) :])
-                self._highest = float(state["highest"])
+        if self._exponent is not None and has_priorities:
+            self._highest = float(state["highest"])
+        elif self._exponent is not None:
+            names = np.array(self._ring.rows, np.int64)
+            priorities = np.where(self._ring.begin_trajectories(names), 0.0, self._highest)
+            self._tree.set(self._ring_rows(names), priorities)
         if self._how.hindsight is not None:
             for trajectory in self._ring.trajectories([]):
                 self._note_steps_left(trajectory, trajectory.start, None)
-
-
-def raised_priorities(errors: np.ndarray, exponent: float) -> np.ndarray:
-    """Returns the priorities of errors to a power, float64 and above 0."""
-    powers: np.ndarray = (np.abs(errors).astype(np.float64) + _SMALLEST) ** exponent
-    return powers
 
 
 def check_goals(observation: Any, frame_stack: int) -> None:
