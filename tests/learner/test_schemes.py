@@ -179,6 +179,13 @@ def test_a_factory_of_another_kind_is_refused_with_what_to_give() -> None:
         Scheme(**{**vars(scheme_of()), "train_envs_factory": VecEnv.create_factory(**CATCH)})
 
 
+def test_an_unknown_argument_is_refused_with_the_closest_name() -> None:
+    with pytest.raises(TypeError, match=r"^Scheme takes no 'col_worker'; did you mean col_"):
+        Scheme(**{**vars(scheme_of()), "col_worker": 2})
+    with pytest.raises(TypeError, match=r"^Learner takes no 'target_step'; did you mean target_s"):
+        Learner(scheme_of(), target_step=100)  # type: ignore[call-arg]
+
+
 def test_a_check_leaves_torchs_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     scheme_of()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.base.checks import at_least, counted, require
+from torchbeast.core.base.checks import at_least, counted, require, suggesting
 from torchbeast.core.base.computing import OwnProcess, own_settings
 from torchbeast.core.envs.tasks import num_tasks
 from torchbeast.core.envs.vec_env import VecEnv
@@ -46,6 +46,7 @@ _CLOSED, _OTHER_LEARNER = "the user", "another Learner"
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
 
+@suggesting
 class Learner(RunningLearner):
     """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 

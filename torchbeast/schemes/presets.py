@@ -74,6 +74,9 @@ _PRIORITISED = ReplayBuffer.create_factory(
 _OFF_POLICY = OffPolicyActorCritic.create_factory
 _RECURRENT = partial(OnPolicyActorCritic.create_factory, recurrent=True)
 
+SIZES = {"n_steps", "num_steps", "unroll_length"}
+"""Names that flags and other libraries give to the size of a storage."""
+
 _COLLECTING = {"col_remote_workers": 2, "col_communication": "asynchronous"}
 _LEARNING = {"grad_remote_workers": 2}
 _JOINT = {**_LEARNING, "update_execution": "decentralised"}

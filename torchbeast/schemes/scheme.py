@@ -114,6 +114,7 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
 """Combinations that do not work, each with its error message."""
 
 
+@checks.suggesting
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """The components of an agent, and how the work of training it is divided among workers.
@@ -213,13 +214,18 @@ class Scheme:
             Scheme.preset("impala", envs, learning_rate=5e-4, col_remote_workers=4)
             ```
         """
-        from torchbeast.schemes.presets import preset_of
+        from torchbeast.schemes.presets import SIZES, preset_of
 
         preset = preset_of(name)
         _check_factory("train_envs_factory", train_envs_factory)
         axes = [axis.name for axis in dataclasses.fields(cls)]
         if "algo_factory" in others and (more := [name for name in others if name not in axes]):
             raise TypeError(f"with an algo_factory, give {', '.join(more)} to its create_factory")
+        for size in others.keys() & SIZES:
+            raise TypeError(
+                f"{size} is the size of the storage: pass storage_factory, for example "
+                "OnPolicyGAEBuffer.create_factory(size=128)"
+            )
         hyperparameters = inspect.signature(preset.algo.create_factory).parameters
         checks.refuse_unknown("Scheme.preset", others, [*axes, *hyperparameters])
         changed = {key: value for key, value in others.items() if key not in axes}

@@ -52,6 +52,10 @@ MISTAKES = {
         r"Mine.losses: my_loss must be a scalar, got shape \[5, 4\]: take the sum",
     ),
     "a term with a dimension": (with_term(lambda found: weight(found)[None]), r"got shape \[1\]"),
+    "a constant": (
+        with_term(lambda found: weight(found).detach()),
+        "Mine.losses: my_loss depends on no parameter: .* without detach",
+    ),
     "a metric for each step": (with_metric(RAW), "my_metric must be a scalar, got .* of a metric"),
 }
 

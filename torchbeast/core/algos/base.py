@@ -372,12 +372,23 @@ class Algorithm(ABC, Generic[BatchT]):
 
 
 def check_scalars(algo: Algorithm[Any], losses: Losses) -> None:
-    """Raises ValueError for a term or metric with a value for each step, which would be summed."""
+    """Raises ValueError for a term or metric with a value for each step, which would be summed, and
+    for a term without a gradient, which would be ignored.
+    """
     for name, value in {**losses.terms, **losses.metrics}.items():
         if not isinstance(value, Mean) and value.dim():
             raise ValueError(
                 f"{type(algo).__name__}.losses: {name} must be a scalar, got shape "
                 f"{list(value.shape)}: take the sum, or losses.mean(values, mask) of a metric"
+            )
+    groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
+    # A term may depend on a parameter alone that is frozen.
+    has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
+    for name, term in losses.terms.items():
+        if not (term.requires_grad or has_frozen):
+            raise ValueError(
+                f"{type(algo).__name__}.losses: {name} depends on no parameter: compute it "
+                "without detach() and no_grad()"
             )
 
 

@@ -144,6 +144,7 @@ def check_device(**values: str) -> None:
 
 
 F = TypeVar("F")
+C = TypeVar("C", bound=type)
 
 
 _LISTED = 8  # names in a message, at most
@@ -185,6 +186,19 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) 
             is_short = len(accepted) <= _LISTED
             known = f"It takes {', '.join(accepted)}" if is_short else f"See help({owner})"
             raise TypeError(f"{owner} takes no {name!r}{hint} {known}")
+
+
+def suggesting(cls: C) -> C:
+    """Lets the constructor of a class suggest the closest name for an unknown argument."""
+    construct, parameters = cls.__init__, inspect.signature(cls).parameters  # type: ignore[misc]
+
+    @functools.wraps(construct)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        refuse_unknown(cls.__name__, kwargs, parameters)
+        construct(self, *args, **kwargs)
+
+    setattr(cls, "__init__", checked)  # noqa: B010
+    return cls
 
 
 def signed(settings: Callable[[Any], Mapping[str, tuple[Any, Any]]]) -> Callable[[F], F]:
