@@ -45,7 +45,7 @@ std::shared_ptr<ActorPool> make_pool(
   return closed_at_exit(
       std::make_unique<ActorPool>(std::move(options), std::move(learner_queue),
                                   std::move(inference_batcher), from_python(initial_agent_state)),
-      [](ActorPool& pool) { pool.stop(); });
+      [](const auto& pool) { pool->stop(); });
 }
 
 py::dict describe(const std::string& address, double timeout_s,

@@ -23,7 +23,6 @@ struct Registry {
   Mutex mutex;
   CondVar changed;
   int inside GUARDED_BY(mutex) = 0;
-  // A close() runs under the lock that its removal takes, so its object is still alive.
   std::map<int, std::function<void()>> closes GUARDED_BY(mutex);
 };
 
@@ -69,8 +68,12 @@ std::shared_ptr<void> register_for_exit(std::function<void()> close) {
 void close_everything() {
   Registry& registry = *current;
   const auto deadline = Clock::now() + kLongestWait;
+  const auto closes = [&] {
+    MutexLock lock(registry.mutex);
+    return registry.closes;
+  }();
+  for (const auto& [id, close] : closes) close();  // without the lock: it may start a thread inside
   MutexLock lock(registry.mutex);
-  for (const auto& [id, close] : registry.closes) close();
   while (registry.inside > 0 && Clock::now() < deadline) {
     registry.changed.wait_until(registry.mutex, deadline);
   }

@@ -38,15 +38,18 @@ std::shared_ptr<void> register_for_exit(std::function<void()> close);
 // Runs a call without the GIL, whether or not this thread holds it.
 void without_any_gil(const std::function<void()>& call);
 
-// Shares the object and calls `close(*object)` at exit if it is still alive. The object is
+// Shares the object and calls `close(shared object)` at exit if it is still alive. The object is
 // destroyed without the GIL, because it may wait for threads that need it; and not at all by the
 // child of a fork.
 template <typename T, typename Close>
 std::shared_ptr<T> closed_at_exit(std::unique_ptr<T> object, Close close) {
   T* const raw = object.get();
-  auto registration = register_for_exit([raw, close] { close(*raw); });
-  return {raw, [registration = std::move(registration),
-                owner = std::shared_ptr<T>(std::move(object)), process = ::getpid()](T*) mutable {
+  std::shared_ptr<T> owner = std::move(object);
+  auto registration = register_for_exit([weak = std::weak_ptr<T>(owner), close] {
+    if (const std::shared_ptr<T> alive = weak.lock()) close(alive);
+  });
+  return {raw, [registration = std::move(registration), owner = std::move(owner),
+                process = ::getpid()](T*) mutable {
             if (process != ::getpid()) {
               new std::shared_ptr<T>(std::move(owner));  // never destroyed
               return;

@@ -37,7 +37,7 @@ std::shared_ptr<RolloutQueue> make_queue(std::int64_t batch_dim, std::int64_t mi
                               .queue = queue_options(minimum, maximum, timeout)};
   options.queue.maximum_queue_size = maximum_queue_size;
   return closed_at_exit(std::make_unique<RolloutQueue>(options),
-                        [](RolloutQueue& queue) { queue.try_close(); });
+                        [](const auto& queue) { queue->try_close(); });
 }
 
 std::string queue_repr(const RolloutQueue& queue) {

@@ -6,6 +6,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <system_error>
+#include <thread>
+
 #include "libtorchbeast/acting/actor_pool.h"
 #include "libtorchbeast/bindings/bindings.h"
 #include "libtorchbeast/bindings/description.h"
@@ -15,6 +18,16 @@
 namespace torchbeast::bindings {
 namespace {
 
+// Closes a door at exit, because a TLS handshake while the process ends would crash it. The close
+// waits for streams, which wait for a batcher that is perhaps closed later.
+void close_in_a_thread(const std::shared_ptr<Door>& door) {
+  try {
+    std::thread([door, inside = std::make_shared<InsideCore>()] { door->close(false); }).detach();
+  } catch (const std::system_error&) {  // the limit of threads
+    door->begin_close(false);
+  }
+}
+
 std::shared_ptr<Door> make_door(const std::string& address, std::int64_t max_streams,
                                 double step_timeout_s,
                                 const std::optional<Credentials>& credentials) {
@@ -23,7 +36,7 @@ std::shared_ptr<Door> make_door(const std::string& address, std::int64_t max_str
   const DoorOptions options{.max_streams = max_streams,
                             .step_timeout = from_seconds("step_timeout_s", step_timeout_s)};
   return closed_at_exit(without_gil([&] { return std::make_unique<Door>(endpoint, options); }),
-                        [](Door& door) { door.begin_close(false); });
+                        &close_in_a_thread);
 }
 
 // Returns (id, host, description) of the next stream that waits. One whose description makes no

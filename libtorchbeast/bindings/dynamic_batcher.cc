@@ -23,7 +23,7 @@ std::shared_ptr<DynamicBatcher> make_batcher(std::int64_t batch_dim, std::int64_
                                 .check_outputs = check_outputs,
                                 .queue = queue_options(minimum, maximum, timeout_ms)};
   return closed_at_exit(std::make_unique<DynamicBatcher>(options),
-                        [](DynamicBatcher& batcher) { batcher.cancel(); });
+                        [](const auto& batcher) { batcher->cancel(); });
 }
 
 std::unique_ptr<Batch> next_batch(DynamicBatcher& batcher) {

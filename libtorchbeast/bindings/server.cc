@@ -42,7 +42,7 @@ std::shared_ptr<EnvServer> make_server(const py::object& env_class, std::string 
       std::make_unique<EnvServer>(factory_of(env_class, keywords),
                                   Endpoint(std::move(address), credentials.value_or(Credentials{})),
                                   std::move(options)),
-      [](EnvServer& server) { server.request_stop(); });
+      [](const auto& server) { server->request_stop(); });
 }
 
 std::shared_ptr<Host> make_host(const py::object& env_class, std::string learner_address,
@@ -55,7 +55,7 @@ std::shared_ptr<Host> make_host(const py::object& env_class, std::string learner
                                                Endpoint(std::move(learner_address),
                                                         credentials.value_or(Credentials{})),
                                                std::move(described), std::move(name)),
-                        [](Host& host) { host.stop(); });
+                        [](const auto& host) { host->stop(); });
 }
 
 void play(Host& host, double timeout_s, const std::optional<py::function>& on_taken) {

@@ -74,9 +74,14 @@ bool Call::is_silent(std::chrono::milliseconds time) {
 
 bool Call::is_done(const Operation& operation) {
   while (operation.is_open && !is_interrupted_) {
-    if (next(after(kPollInterval)) == Event::kEnd) return false;
+    if (next(gpr_inf_future(GPR_CLOCK_MONOTONIC)) == Event::kEnd) return false;
   }
   return !operation.is_open && operation.succeeded;
+}
+
+void Call::interrupt() {
+  if (is_interrupted_.exchange(true)) return;
+  alarm_.Set(&events_, gpr_now(GPR_CLOCK_MONOTONIC), &waking_up_);
 }
 
 void Call::begin_end(const grpc::Status& status) {

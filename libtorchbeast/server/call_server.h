@@ -4,6 +4,7 @@
 #pragma once
 
 #include <grpc/support/time.h>
+#include <grpcpp/alarm.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 
@@ -67,7 +68,8 @@ class Call {
   }
 
   // Ends the wait in read() or write(), and all later waits until resume(). The call stays open.
-  void interrupt() { is_interrupted_ = true; }
+  // May be called again, but not after resume().
+  void interrupt();
   void resume() { is_interrupted_ = false; }
 
  private:
@@ -101,7 +103,8 @@ class Call {
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
   grpc::ByteBuffer received_;
-  Operation reading_, writing_, ending_;
+  Operation reading_, writing_, ending_, waking_up_;
+  grpc::Alarm alarm_;  // wakes this call's thread
   std::atomic<bool> is_interrupted_ = false;
   gpr_timespec deadline_ = gpr_inf_future(GPR_CLOCK_MONOTONIC);  // when the call is cancelled
   const std::string* place_ = nullptr;  // the group that the call counts towards

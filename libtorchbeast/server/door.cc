@@ -339,6 +339,7 @@ void Door::begin_close(bool run_has_ended) {
 
 void Door::close(bool run_has_ended) {
   begin_close(run_has_ended);
+  MutexLock lock(stopping_);
   calls_->stop(kStopGrace);
 }
 

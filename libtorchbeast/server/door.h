@@ -134,7 +134,8 @@ class Door {
   bool is_closed_ GUARDED_BY(mutex_) = false;
   bool run_has_ended_ GUARDED_BY(mutex_) = false;
   Clock::time_point last_answer_ GUARDED_BY(mutex_) = {};  // of a host, once closed
-  std::unique_ptr<CallServer> calls_;                      // last: its threads use all others
+  Mutex stopping_;                     // held by close(), which several threads may call
+  std::unique_ptr<CallServer> calls_;  // last: its threads use all others
 };
 
 }  // namespace torchbeast

@@ -72,6 +72,16 @@ Background(server.run)
 game = serving.Game([ADDRESS] * 2)
 game.rollouts(3)
 """,
+    "a host is played": """
+door = libtorchbeast.Door(ADDRESS)
+said = {"env_id": "Vector", "num_envs": 3, "num_streams": 1, "frame_stack": 1,
+        "observation": ("int32", (1,)), "action_space": {"type": "Discrete", "n": 2}}
+host = libtorchbeast.Host(served_envs.Vector, ADDRESS, description=said, name="a")
+Background(host.play, 20)
+game = serving.Game([])
+door.take(door.next(20)[0], game.pool)
+game.rollout()
+""",
     "an environment is in a step": """
 server = libtorchbeast.Server(served_envs.Waiting, ADDRESS)
 Background(server.run)
@@ -183,6 +193,28 @@ Background(lambda: dropped.wait() and game.close())
 sys.setswitchinterval(1000)  # from here on no other thread runs unless this one lets it
 dropped.set()
 del door
+sys.exit(3)
+"""
+    ended = run(script, address)
+    assert ended.returncode == 3, ended.stderr
+
+
+def test_a_door_that_is_open_at_exit_accepts_no_connection_after_it(address: str) -> None:
+    """A TLS handshake in the middle of the end of the process would crash it."""
+    script = """
+import socket
+door = libtorchbeast.Door(ADDRESS)
+def connect():
+    with socket.socket(socket.AF_UNIX) as host:
+        host.connect(ADDRESS.removeprefix("unix:"))
+def check():
+    try:
+        connect()
+    except OSError:
+        return
+    os._exit(5)
+connect()
+at_the_end.append(check)
 sys.exit(3)
 """
     ended = run(script, address)

@@ -210,8 +210,23 @@ def test_a_host_that_comes_later_is_taken_and_told_of(
     assert fake.taken == [first, later] and not fake.refused
     hosts._look(), hosts._look()  # their number stays the same
     said = capsys.readouterr().out
-    assert said.count("the host a has joined (1 stream)") == 1
-    assert said.count("the host b has joined (1 stream)") == 1
+    assert said == "2 hosts joined: a (1 stream), b (1 stream)\n"
+
+
+def test_many_hosts_that_join_change_or_leave_together_take_a_line(
+    hosts: JoinServer,
+    capsys: pytest.CaptureFixture[str],
+    fake: FakeDoor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for streams in (1, 2, 0):
+        fake.here = {f"h{i}": streams for i in range(1, 6)} if streams else {}
+        hosts._look(), hosts._look()
+    assert capsys.readouterr().out == (
+        "5 hosts joined: h1 (1 stream), h2 (1 stream), h3 (1 stream) and 2 more\n"
+        "5 hosts changed: h1 (2 streams), h2 (2 streams), h3 (2 streams) and 2 more\n"
+    )
+    assert "5 hosts left: h1, h2, h3 and 2 more" in caplog.text
 
 
 def test_a_host_that_leaves_and_a_failed_environment_are_warnings(
@@ -222,9 +237,9 @@ def test_a_host_that_leaves_and_a_failed_environment_are_warnings(
     fake.here, fake.ends = {}, [("a", 'Traceback (most recent call last):\n  File "x"\nOops')]
     hosts._look()
     assert "an environment of a: Traceback" in caplog.text
-    assert "has left" not in caplog.text, "its streams may leave one after the other"
+    assert "host left" not in caplog.text, "its streams may leave one after the other"
     hosts._look()
-    assert "the host a has left" in caplog.text
+    assert "1 host left: a" in caplog.text
     assert "no host is left; the run ends within a minute" in caplog.text
 
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torchbeast.core.base.checks import counted
-
-_NAMED = 3  # addresses that a message names, at most
+from torchbeast.core.base.checks import counted, first_of
 
 
 class TooFewStreams(NamedTuple):
@@ -39,9 +37,10 @@ def describe_lost_streams(streams: Sequence[LostStream], live: int) -> str:
         else f"{len(streams)} of {len(streams) + live}"
     )
     ago = since(streams).removeprefix("lost")
+    where = first_of(list(dict.fromkeys(stream.where for stream in streams)))
     why = max(streams, key=lambda stream: stream.seconds).why  # of the stream that was lost first
     return (
-        f"Lost {count} streams{ago}: {_where(streams)}{f' ({why})' if why else ''}; reconnecting"
+        f"Lost {count} streams{ago}: {where}{f' ({why})' if why else ''}; reconnecting"
         f"{_end(streams)}"
     )
 
@@ -68,10 +67,3 @@ def since(streams: Sequence[LostStream]) -> str:
     """Returns "lost 12 s ago"; for several streams, the time of the first loss."""
     first = max(stream.seconds for stream in streams)
     return f"lost{', the first' * (len(streams) > 1)} {first:.0f} s ago"
-
-
-def _where(streams: Sequence[LostStream]) -> str:
-    """Returns the addresses, each once; if there are many, the first ones and a count."""
-    addresses = list(dict.fromkeys(stream.where for stream in streams))
-    more = len(addresses) - _NAMED
-    return ", ".join(addresses[:_NAMED]) + (f" and {more} more" if more > 0 else "")

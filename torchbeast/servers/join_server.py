@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import libtorchbeast
-from torchbeast.core.base.checks import counted
+from torchbeast.core.base.checks import counted, first_of
 from torchbeast.errors import RepeatedFailures, RunError, UsageError
 from torchbeast.fleets.system import (
     allow_descriptors,
@@ -246,23 +246,34 @@ class JoinServer:
             if "Traceback" in reason:
                 _log.warning("%s", self._failures.shortened(f"an environment of {host}: {reason}"))
         before, self._seen = self._seen, {host: count for host, count, _ in self._door.hosts()}
-        for host in sorted(before.keys() | self._seen.keys() | self._hosts.keys()):
-            count = self._seen.get(host, 0)
-            if count == before.get(host, 0) and count != self._hosts.get(host, 0):
-                self._tell(host, count, why.get(host, ""))
+        changes = {
+            host: count
+            for host in sorted(before.keys() | self._seen.keys() | self._hosts.keys())
+            if (count := self._seen.get(host, 0)) == before.get(host, 0)
+            and count != self._hosts.get(host, 0)
+        }
+        if changes:
+            self._tell(changes)
 
-    def _tell(self, host: str, count: int, why: str) -> None:
-        had = self._hosts.get(host, 0)
-        self._hosts[host] = count
-        streams = counted(count, "stream")
-        if not count:
-            del self._hosts[host]
+    def _tell(self, changes: dict[str, int]) -> None:
+        """Reports hosts that have joined, left, or changed their number of streams, a line each."""
+        joined = [host for host in changes if host not in self._hosts]
+        left = [host for host, count in changes.items() if not count]
+        others = [host for host in changes if host not in {*joined, *left}]
+        self._hosts = {host: count for host, count in (self._hosts | changes).items() if count}
+
+        def with_streams(hosts: list[str]) -> str:
+            return first_of([f"{host} ({counted(changes[host], 'stream')})" for host in hosts])
+
+        if joined:
+            say(f"{counted(len(joined), 'host')} joined: {with_streams(joined)}")
+        if others:
+            say(f"{counted(len(others), 'host')} changed: {with_streams(others)}")
+        if left:
             self._told.clear()
-            _log.warning("the host %s has left", host)
-            if not self._hosts:
-                _log.warning("no host is left; the run ends within a minute unless one dials in")
-        else:
-            say(f"{host}: {streams}" if had else f"the host {host} has joined ({streams})")
+            _log.warning("%s left: %s", counted(len(left), "host"), first_of(left))
+        if left and not self._hosts:
+            _log.warning("no host is left; the run ends within a minute unless one dials in")
 
     def close(self, run_has_ended: bool) -> None:
         """Ends all streams; tells hosts whether the run has ended or they may dial again."""

@@ -29,7 +29,7 @@ from torchbeast.core.actors.contract import (
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import Kind, is_large_image, kind_of, readings
 from torchbeast.core.actors.networks import BUILT_IN
-from torchbeast.core.base.checks import did_you_mean, in_any_case
+from torchbeast.core.base.checks import did_you_mean, first_of, in_any_case
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
@@ -212,8 +212,7 @@ def describe_agent(agent: Agent) -> str:
         f"{path or 'observation'} ({kind} {list(spec.shape)})"
         for path, spec, kind in readings(without_task(agent.observation_space))
     ]
-    more = f" and {len(read) - _NAMED} more" if len(read) > _NAMED else ""
-    return f"{name}; inputs: {', '.join(read[:_NAMED])}{more}"
+    return f"{name}; inputs: {first_of(read, _NAMED)}"
 
 
 def make_agent(

@@ -251,6 +251,17 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Returns the first names of a list, and how many more there are: "a, b, c and 7 more".
+
+    Args:
+        names: The names.
+        most: The maximum number of names in the result.
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def interpreter() -> str:
     """Returns the Python that runs, as a word of a command line for this terminal."""
     return _as_typed("python", os.path.abspath(sys.executable))
