@@ -525,7 +525,11 @@ def _group(info: StructTypeInfo) -> StructConstructorSpec | None:
     """Describes a dataclass to tyro: each help as one paragraph, with one default."""
     if not dataclasses.is_dataclass(info.type):
         return None
-    fields = [_field(info.type, a_field, info.default) for a_field in dataclasses.fields(info.type)]
+    kinds_of = typing.get_type_hints(info.type, include_extras=True)
+    fields = [
+        _field(info.type, a_field, kinds_of[a_field.name], info.default)
+        for a_field in dataclasses.fields(info.type)
+    ]
 
     def checked(**values: Any) -> Any:
         try:
@@ -541,11 +545,15 @@ class _CheckFailed(Exception):
     """A check of a Config failed. It is not a ValueError, which tyro would draw into its box."""
 
 
-def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFieldSpec:
+def _field(owner: type, field: dataclasses.Field[Any], kind: Any, default: Any) -> StructFieldSpec:
     """Describes a flag, or a group of flags; default: of the owner, or tyro's MISSING."""
     is_made = callable(field.default_factory)
     usual = field.default_factory() if callable(field.default_factory) else field.default
     value = getattr(default, field.name) if isinstance(default, owner) else usual
+    if dataclasses.is_dataclass(value):
+        title = TITLES.get(field.name, field.name)
+        kind = Annotated[kind, tyro.conf.arg(name=title, prefix_name=False)]
+        return StructFieldSpec(field.name, kind, value)
     helptext = partial(_help_of, owner, field.name)
 
     def hint(label: str) -> str:
@@ -553,14 +561,9 @@ def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFi
             return "" if is_made or value == usual else f"(here: {label})"
         return "" if label in ("None", "", "''") else f"(default: {label})"
 
-    kind: Any = typing.get_type_hints(owner, include_extras=True)[field.name]
-    title = TITLES.get(field.name, field.name)
-    is_group = dataclasses.is_dataclass(value)
-    how = tyro.conf.arg(name=title, prefix_name=False) if is_group else None
-    how = how or tyro.conf.arg(help_behavior_hint=hint)
     value = tyro.MISSING_NONPROP if value is dataclasses.MISSING else value
-    kind = Annotated[kind, how]
-    return StructFieldSpec(field.name, kind, value, None if is_group else helptext)
+    kind = Annotated[kind, tyro.conf.arg(help_behavior_hint=hint)]
+    return StructFieldSpec(field.name, kind, value, helptext)
 
 
 @cache
