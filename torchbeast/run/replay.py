@@ -244,7 +244,6 @@ def joined_replay(
             columns=config.rollouts.batch_size,
             spare_columns=config.spare_columns,
             seed=seed_of(seed, "replay"),
-            by_priority=by_priority(config),
         )
     size, address = settings.replay_size, str(settings.replay_service)
     with ExitStack() as joined:
