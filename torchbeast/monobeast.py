@@ -6,7 +6,6 @@ python -m torchbeast.monobeast --preset pong
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from torchbeast.cli import command_line
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.config import ProcessesConfig
 from torchbeast.collect.source import FleetCollection, local_fleet
+from torchbeast.core.algos.config import with_values
 from torchbeast.core.base.checks import counted
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import EXIT_DONE
@@ -37,14 +37,14 @@ def run(flags: MonoBeastFlags) -> int:
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         return flags.test_run(flags.environment.asked)
-    num_envs = flags.processes.environments()  # recorded, so that a resumed run keeps it
-    processes = dataclasses.replace(flags.processes, num_envs=num_envs)
-    flags = dataclasses.replace(flags, processes=processes)
+    # recorded, so that a resumed run keeps it
+    flags = with_values(flags, {"num_envs": flags.processes.environments()})
+    processes = flags.processes
     with session(flags.run.folder, command_line.flatten(flags)) as opened:
         env = flags.environment.spec
         spaces = spaces_of(env, opened.supervisor.check_goes_on)
         collection = FleetCollection(
-            num_envs=num_envs,
+            num_envs=processes.environments(),
             processes=processes.processes(),
             fixed_lag=processes.fixed_lag,
             actors=processes,
