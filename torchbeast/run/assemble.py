@@ -18,7 +18,7 @@ from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsCo
 from torchbeast.collect.contract import LearnerInfo, Publisher
 from torchbeast.core.actors.contract import Actor, Agent, specs_of_extras
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import DQNConfig, IMPALAConfig, StepConfig
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
@@ -95,17 +95,12 @@ class LearnerConfig:
 
     def after(self, recorded: Mapping[str, Any]) -> LearnerConfig:
         """Returns the settings with a decision where normalise_returns has none: that of the
-        earlier run, because its checkpoint has the statistics of returns or lacks them. DQN runs
-        without a record of huber_delta had 1.
+        earlier run, because its checkpoint has the statistics of returns or lacks them.
 
         recorded: the earlier run's settings, by the names of flags; {} without one. Raises
         UsageError if popart is on and the earlier run was without it.
         """
         algorithm = self.algorithm
-        if isinstance(algorithm, DQNConfig) and recorded and "huber_delta" not in recorded:
-            huber_delta = algorithm.huber_delta or 1.0
-            algorithm = dataclasses.replace(algorithm, huber_delta=huber_delta)
-            return dataclasses.replace(self, algorithm=algorithm)
         if recorded and getattr(algorithm, "popart", False) and not recorded.get("popart"):
             raise UsageError("popart cannot be added to a run: remove popart, or begin a new run")
         if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
