@@ -293,13 +293,6 @@ def test_the_batch_of_an_agent_that_has_left_takes_no_memory() -> None:
     assert batch() is None and kept() is not None
 
 
-@pytest.mark.parametrize("address", ["ray:", "ray://10.0.0.1:10001", "ray:a/b"])
-def test_an_address_that_names_no_replay_is_told(address: str) -> None:
-    with pytest.raises(UsageError, match="takes ray:NAME, with letters"):
-        with joined_on_ray(address, how("a")):
-            pass
-
-
 def test_an_address_without_a_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "localhost:1")
     with pytest.raises(RunError, match=r"no Ray cluster at \$RAY_ADDRESS localhost:1"):

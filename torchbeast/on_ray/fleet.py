@@ -209,7 +209,7 @@ class RayFleet:
     def reserve_for_learner(self) -> None:
         """Reserves CPUs and GPUs of this machine for the learner, and lets it see these GPUs.
 
-        Call it before anything uses a GPU. Raises UsageError if others use too many of them.
+        Call it before anything uses a GPU. Raises UsageError if too few of them are free.
         """
         if not self._config.reserves_for_learner:
             return
@@ -225,7 +225,7 @@ class RayFleet:
         if not is_ready:
             raise UsageError(
                 f"learner_cpus {self._config.learner_cpus:g} and learner_gpus "
-                f"{self._config.learner_gpus:g} are in use by others on this machine"
+                f"{self._config.learner_gpus:g} are not free on this machine"
             )
         if self._config.learner_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(group))

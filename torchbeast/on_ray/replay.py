@@ -21,7 +21,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -46,7 +45,6 @@ from torchbeast.shared_replay.service import Served, SharedReplayClient
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray
 
 _NAMESPACE = "torchbeast"  # of the names of Ray actors, shared by all programs
-_VALID = re.compile(r"[\w.,=+-][\w.,=+ -]*")
 _START_S = 60.0
 _ANSWER_S = 120.0  # longest wait for an answer, because the actor may be busy with others
 _FULL = FULL.format("a smaller --batch_size, --replay_ratio or --unroll_length")
@@ -157,7 +155,7 @@ def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClien
     Uses this process's connection to Ray, or else the cluster in $RAY_ADDRESS, or else the cluster
     to which this machine belongs.
     """
-    name = checked_name(address.removeprefix(ON_RAY))
+    name = address.removeprefix(ON_RAY)
     with _connected(f"the run with --replay_service {address}"):
         with contextlib.closing(RayReplayClient(name, joining)) as client:
             yield client
@@ -172,7 +170,6 @@ def serving_on_ray(name: str, num_cpus: float = 1.0, node: str | None = None) ->
 
     Raises UsageError if the name is in use, and RunError without a cluster or room in it.
     """
-    checked_name(name)
     with _connected(f"the program with the shared replay {ON_RAY}{name}", runtime_env(None)):
         actor, served = _started(name, num_cpus, node)
         try:
@@ -238,14 +235,3 @@ def _connected(who: str, code: dict[str, Any] | None = None) -> Iterator[None]:
     at = os.environ.get("RAY_ADDRESS") or "auto"
     with connected(at, "$RAY_ADDRESS", _WITHOUT_CLUSTER, who, runtime_env=code):
         yield
-
-
-def checked_name(name: str) -> str:
-    """Returns the name of a replay; raises UsageError for an invalid name."""
-    if not _VALID.fullmatch(name):
-        raise UsageError(
-            f"a shared replay cannot have the name {name!r}: replay_service takes {ON_RAY}NAME, "
-            "with letters, digits and any of _ . , = + - in the name; $RAY_ADDRESS is where the "
-            "cluster is"
-        )
-    return name
