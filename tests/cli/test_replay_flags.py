@@ -25,12 +25,7 @@ WRONG = [
     (["--replay_ratio", "1"], "--replay_ratio needs a replay: set --replay_size too."),
     (["--algo", "impala", "--replay_ratio=1"], "--replay_ratio needs a replay: set"),
     (["--replay_kl_threshold", "1"], "--replay_kl_threshold needs a replay: set"),
-    (["--replay_size", "50000000000"], "--replay_size must be below 2147483648, got 50000000000"),
     (["--learn_start", "9"], "--learn_start needs a replay: set --replay_size too."),
-    (
-        ["--checkpoint_replay", "--replay_size", "9000", "--replay_ratio", "0"],
-        "--checkpoint_replay and --replay_service need a replay that is used, but",
-    ),
     (["--checkpoint_replay"], "--checkpoint_replay needs a replay: set --replay_size too."),
     (["--replay_size", "-1"], "--replay_size must be at least 0, got -1."),
     (["--replay_size", "900", "--replay_ratio", "nan"], "--replay_ratio must be at least 0, got"),

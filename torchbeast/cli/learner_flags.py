@@ -104,10 +104,6 @@ class LearnerFlags:
         self._check_replay()
         mode, played = self.command.mode, self.evaluation
         require(
-            mode == "train" or not self.checkpoints.disable_checkpoint,
-            f"--mode {mode} reads a checkpoint; remove --disable_checkpoint",
-        )
-        require(
             not self.replay.checkpoint_replay or not self.checkpoints.disable_checkpoint,
             "--checkpoint_replay saves the replay with every checkpoint; remove "
             "--disable_checkpoint",
