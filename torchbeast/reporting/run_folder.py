@@ -137,10 +137,8 @@ class RunFolder:
             self._opened = opened.pop_all()
         if held is Lock.NONE:
             _log.warning(
-                "%s cannot be locked here, because %s: once this run trains, a run that still uses "
-                "the folder ends at its next checkpoint",
-                path,
-                held.value,
+                f"{path} cannot be locked here, because {held.value}: once this run trains, a run "
+                "that still uses the folder ends at its next checkpoint"
             )
 
     @property

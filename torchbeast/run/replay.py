@@ -41,7 +41,7 @@ from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import Outcome
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.fleets.system import check_memory, in_bytes
-from torchbeast.fleets.waiting import waiting_for
+from torchbeast.fleets.waiting import say, waiting_for
 from torchbeast.reporting.run_folder import Session
 from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.checkpoint_writer import REPLAY
@@ -106,11 +106,10 @@ def make_replay(
     each += 0 if sampling is None else sampling.extra_bytes(size)
     check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
-    print(
+    say(
         f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when full "
         f"(plus {of_truncation:,} bytes per truncated episode), and {in_bytes(buffers)} of other "
-        f"buffers{has}.",
-        flush=True,
+        f"buffers{has}."
     )
     made = specs, size, agent.frame_stack, seed_of(seed, "replay")
     try:
@@ -189,7 +188,7 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
     path = folder / REPLAY
     if not is_saved or not path.exists():
         why = f"there is no {path} yet" if is_saved else "checkpoint_replay would save it"
-        print(f"The replay starts empty: {why}.", flush=True)
+        say(f"The replay starts empty: {why}.")
         return
     try:
         with open(path, "rb") as file:
@@ -200,7 +199,7 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
             "which it was saved"
         ) from error
     replay.new_source(AGENT)
-    print(f"The replay continues with the {replay.size:,} steps in {path}.", flush=True)
+    say(f"The replay continues with the {replay.size:,} steps in {path}.")
 
 
 def mixed_source(
@@ -249,10 +248,9 @@ def joined_replay(
     with ExitStack() as joined:
         with waiting_for(f"the shared replay {address}"):
             replay = joined.enter_context(join(joining))
-        print(
+        say(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
             f"{in_bytes(size * each)} when full (plus {more:,} bytes per truncated episode). It "
-            f"has {replay.stats().size:,}.",
-            flush=True,
+            f"has {replay.stats().size:,}."
         )
         yield replay
