@@ -165,7 +165,6 @@ def parse(
     if unknown:
         raise UsageError(_about_unknown(unknown, [*flag_names(flags_type), *known]))
     if isinstance(parsed, LearnerFlags):
-        _check_replay(parsed, words)
         check_recorded(flatten(parsed.algorithm))
     return parsed
 
@@ -301,17 +300,14 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     complete_type = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
     config = type(complete_type().algorithm)
-    in_pool = not of_preset and _names_pool(words) and not _fixes_lag(config, words)
+    names_pool = is_pool(resuming.given(words, "--env") or "")
+    in_pool = not of_preset and names_pool and not _fixes_lag(config, words)
     usual = {} if resuming.is_test(words) else usual_of(config, in_pool)
     of_run = resuming.usable(complete_type, recorded, words)
     values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
     values = _with_followers(values, usual, words)
     resuming.check_environment(words, values, recorded)
     return complete_type, _with_usual_batch(with_values(complete_type(), values), values, words)
-
-
-def _names_pool(words: Sequence[str]) -> bool:
-    return is_pool(resuming.given(words, "--env") or "")
 
 
 def _fixes_lag(config: type, words: Sequence[str]) -> bool:
@@ -451,19 +447,6 @@ def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
     typed = [resuming.given(words, f"--{name}") for name in _OF_REPLAY]
     size = decided.get("replay_size", 0) if typed[0] is None else 0
     return bool(size) or any(text and text.strip("0.") for text in typed)
-
-
-def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
-    """Raises UsageError if a ratio or threshold is typed without a replay size.
-
-    A Config cannot check this, because it cannot tell a typed default from an untyped one.
-    """
-    if flags.replay.replay_size:
-        return
-    for name in _OF_REPLAY[1:]:
-        typed = resuming.given(words, f"--{name}")
-        if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
-            raise UsageError(f"--{name} needs a replay: set --replay_size too. See --help.")
 
 
 def _about_unknown(words: Sequence[str], known: Sequence[str]) -> str:

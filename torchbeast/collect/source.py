@@ -375,7 +375,10 @@ class FleetSource:
             "options": self._options,
             "num_slots": self.num_slots,
             "ring": address_of(self._weights, fleet.own_node, fleet.shares_memory),
-            **actor.arguments(learner.seed),
+            "num_envs": actor.num_envs,
+            "first_env": actor.first_env,
+            "slots": None if actor.slots is None else actor.slots.descriptor,
+            "seed": seed_of(learner.seed, "actor", actor.index, actor.incarnation),
         }
 
 
@@ -420,15 +423,6 @@ class _Actor:
     def full_name(self) -> str:
         """The unique name of the worker, for example in Ray's dashboard."""
         return f"{self.name}.{self.incarnation}" if self.incarnation else self.name
-
-    def arguments(self, seed: int) -> dict[str, Any]:
-        """Returns the arguments that a worker has here; seed: of the source."""
-        return {
-            "num_envs": self.num_envs,
-            "first_env": self.first_env,
-            "slots": None if self.slots is None else self.slots.descriptor,
-            "seed": seed_of(seed, "actor", self.index, self.incarnation),
-        }
 
     def start(self) -> None:
         """Requests a worker from the fleet: the first one, or a replacement."""

@@ -334,7 +334,12 @@ class RayFleet:
     def _connect(self, own_code: bool, opened: contextlib.ExitStack) -> None:
         """Joins the cluster at the address, or starts Ray here."""
         if self._address is None:
-            options, environment = self._to_start(opened), {}
+            environment: dict[str, Any] = {}
+            options: dict[str, Any] = {
+                "num_cpus": available_cores(),
+                "include_dashboard": self._config.dashboard,
+                "_temp_dir": str(opened.enter_context(_own_files())),
+            }
         else:
             folder = self._config.working_dir or (os.getcwd() if own_code else None)
             options, environment = {}, runtime_env(folder)
@@ -355,14 +360,6 @@ class RayFleet:
         opened.callback(_has_made_connection.clear)
         self._ray = opened.enter_context(joined)
         _has_made_connection.set()
-
-    def _to_start(self, opened: contextlib.ExitStack) -> dict[str, Any]:
-        """Returns Ray's options to start here."""
-        return {
-            "num_cpus": available_cores(),
-            "include_dashboard": self._config.dashboard,
-            "_temp_dir": str(opened.enter_context(_own_files())),
-        }
 
     def _gpus_of(self, group: Any) -> list[str]:
         """Returns the IDs of the GPUs in a placement group."""

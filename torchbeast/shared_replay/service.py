@@ -35,6 +35,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
@@ -200,16 +201,16 @@ def _key(address: str) -> bytes:
         return file.read()
 
 
+@dataclass
 class Served:
     """A running shared replay.
 
     address: for --replay_service. pid: of its process. failure: how it died; None if it is alive.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.pid = 0
-        self.failure: Exception | None = None
+    address: str
+    pid: int = 0
+    failure: Exception | None = None
 
 
 @contextmanager
