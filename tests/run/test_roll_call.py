@@ -35,11 +35,12 @@ class Meeting:
         self._barrier = threading.Barrier(2, timeout=SOON)
         self._messages: list[str] = ["", ""]
         self.calls = 0
+        self.adds: dict[str, Any] = {}  # to the message of rank 0
 
     def gather_as(self, rank: int) -> Any:
         def gather(message: dict[str, Any]) -> list[dict[str, Any]]:
             try:
-                self._messages[rank] = json.dumps(message)
+                self._messages[rank] = json.dumps(message | (self.adds if rank == 0 else {}))
                 self._barrier.wait()
                 found = [json.loads(text) for text in self._messages]
                 self.calls += not rank
@@ -204,6 +205,16 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
             LostStream("server 1", 5.0, short, "refused 1"),
         ]
         assert member.source.lost_streams() == [lost_streams[rank] for rank in order]
+
+
+def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(
+    members: list[Member], meeting: Meeting
+) -> None:
+    meeting.adds = {"mood": "good"}
+    waiting = [member.next() for member in members]
+    for each in waiting:
+        with pytest.raises(RunError, match=r"rank 0 .*mood.*start all learners with the same"):
+            each.result()
 
 
 def test_lags_are_weighted_by_steps() -> None:

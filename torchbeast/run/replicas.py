@@ -399,7 +399,7 @@ class RankedLearner(JointLearner):
             hanging=self._source.hanging(),
         )
         messages = self._replica.ranks.gather(report._asdict())
-        reports = [BatchReport(**message) for message in messages]
+        reports = [_read(rank, message) for rank, message in enumerate(messages)]
         self._others = [ranked for ranked in enumerate(reports) if ranked[0] != self._rank]
         return reports
 
@@ -409,6 +409,17 @@ class RankedLearner(JointLearner):
         if not self._supervisor.ended and reason != DONE:
             print(f"Stopped by {reason} in rank {rank}.", flush=True)
         self._supervisor.stop(f"{reason} in rank {rank}")
+
+
+def _read(rank: int, message: Mapping[str, Any]) -> BatchReport:
+    """Reads the report of a rank; raises RunError if it is not valid."""
+    try:
+        return BatchReport(**message)
+    except TypeError as error:
+        raise RunError(
+            f"rank {rank} sent an invalid answer to the roll call ({error}): start all learners "
+            "with the same version of TorchBeast"
+        ) from None
 
 
 def _of_rank(rank: int, fields: Sequence[Any]) -> LostStream:
