@@ -114,7 +114,6 @@ def fleet(monkeypatch: pytest.MonkeyPatch, fakes: None) -> FakeFleet:
     monkeypatch.setattr(on_ray, "RayFleet", made)
     monkeypatch.setattr(on_ray, "serving_on_ray", serving)
     monkeypatch.setattr(on_ray, "replay_name", lambda sweep: f"{sweep}-1")
-    monkeypatch.setattr(on_ray, "_is_own_code", lambda agents: False)
     return made
 
 

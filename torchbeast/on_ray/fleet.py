@@ -150,7 +150,7 @@ class Actors(NamedTuple):
     last_calls: Sequence[str] = ("end", "close")
 
 
-class RayFleet:
+class RayFleet(contextlib.AbstractContextManager["RayFleet"]):
     """The connection of a program to Ray. One per process, used as a context manager.
 
     Threads: the main thread makes and ends it; any thread may call other methods.
@@ -188,9 +188,6 @@ class RayFleet:
             self._closing = opened.pop_all()
         self._actors = actors or Actors(_ROLLOUTS, {"num_cpus": config.actor_cpus})
         self._actor_class = _actor_class(self._ray, self._actors)
-
-    def __enter__(self) -> RayFleet:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

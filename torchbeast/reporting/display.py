@@ -79,12 +79,13 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the progress as plain numbers."""
+        by_task = {name: list(returns) for name, returns in self.by_task.items()}
         return {
             "step": self.step,
             "episodes": self.episodes,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
-            **({"task_returns": kept} if (kept := _lists(self.by_task)) else {}),
+            **({"task_returns": by_task} if by_task else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -95,10 +96,6 @@ class Progress:
         self.lengths.extend(state.get("lengths", ()))
         for name, returns in state.get("task_returns", {}).items():
             self.by_task[name] = collections.deque(returns)
-
-
-def _lists(deques: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
-    return {name: list(numbers) for name, numbers in deques.items()}
 
 
 def mean(values: Iterable[float]) -> float:

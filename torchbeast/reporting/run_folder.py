@@ -116,7 +116,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
-        self.path = path
+        self.path, self.checkpoint = path, path / CHECKPOINT
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
@@ -140,11 +140,6 @@ class RunFolder:
                 f"{path} cannot be locked here, because {held.value}: once this run trains, a run "
                 "that still uses the folder ends at its next checkpoint"
             )
-
-    @property
-    def checkpoint(self) -> Path:
-        """Path of the run's checkpoint."""
-        return self.path / CHECKPOINT
 
     def begin(
         self, settings: Mapping[str, Any], step: int, changed: Mapping[str, Any] | None = None

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchbeast.collect.config import usual_batch_size
 from torchbeast.core.base.checks import at_least, check_device, require, setting
 from torchbeast.core.base.specs import Precision, RewardClipping
 from torchbeast.envs.spec import EnvSpec, plays_atari
@@ -178,19 +177,6 @@ def hint_of_settings(env_id: str, algo: str, are_defaults: bool) -> str:
     return (
         "These are the default settings, which suit Atari games. If the agent does not learn, try "
         "the settings of a similar task (--preset help lists them) or --algo ppo."
-    )
-
-
-def hint_of_lag(num_envs: int, batch_size: int) -> str:
-    """Returns a message for the start of a run whose batches are small for its environments, or
-    "".
-    """
-    better = usual_batch_size(num_envs)
-    if batch_size >= better or num_envs <= 4 * batch_size:
-        return ""
-    return (
-        f"{num_envs:,} environments and a batch_size of {batch_size} make a policy lag of about "
-        f"{num_envs // batch_size} versions: batch_size {better} keeps it below 4."
     )
 
 

@@ -40,7 +40,6 @@ from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
     changes,
     describe_clipping,
-    hint_of_lag,
     hint_of_settings,
     naming_flags,
 )
@@ -353,7 +352,7 @@ class LearnerRun:
         say(compute.summary(agent.model))
         if clipping := getattr(self.plan.learner.algorithm, "reward_clipping", None):
             say(describe_clipping(clipping))
-        for hint in filter(None, (self._hint(), self._hint_of_lag())):
+        if hint := self._hint():
             say(hint)
 
     def _hint(self) -> str:
@@ -364,14 +363,6 @@ class LearnerRun:
         usual = {"algo": DEFAULT} | recorded(IMPALAConfig()) | recorded(RolloutConfig())
         usual["batch_size"] = usual_batch_size(self.plan.collection.num_envs)
         return hint_of_settings(self.plan.env.name, chosen["algo"], usual.items() <= chosen.items())
-
-    def _hint_of_lag(self) -> str:
-        """Returns a message if a program's batches are small for its environments, else ""."""
-        collection, learner = self.plan.collection, self.plan.learner
-        is_chosen = collection.fixed_lag is not None or "preset" not in self.plan.recorded
-        if is_chosen or learner.learns_from_transitions:
-            return ""
-        return hint_of_lag(collection.num_envs, learner.rollouts.batch_size)
 
     def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.plan.program
