@@ -100,7 +100,7 @@ def test_a_single_agent_reads_what_its_own_replay_would_give(
     envs = Envs(1, T, K)
     own = OwnReplay(RolloutReplay(fields(T, 1, K), 300, K, seed=7))
     truncations = 0
-    with service_at(path), agent_of(path, how(capacity=300, seed=7)) as shared:
+    with service_at(path), agent_of(path, how(replay_size=300, seed=7)) as shared:
         for replay in (own, shared):
             assert replay.fill(empty_batch(T, B + S, K), SPARE, first_walk) is None
         for _ in range(60):
@@ -177,12 +177,12 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
     ("settings", "sentence"),
     [
         (
-            {"capacity": 3000},
-            "has replay_size 2000, this agent replay_size 3000",
+            {"replay_size": 3000},
+            "has replay_size 2000, this agent 3000",
         ),
         (
             {"frame_stack": 1},
-            "has a frame stack of 2, this agent a frame stack of 1",
+            "has frame_stack 2, this agent 1",
         ),
     ],
 )
@@ -200,9 +200,9 @@ def test_an_agent_with_another_replay_is_refused(
 def test_an_agent_with_other_rollouts_is_refused(path: Path) -> None:
     other = {**fields(T, 1, K), "extras": {}}
     with service_at(path), agent_of(path, how("a")):
-        with pytest.raises(UsageError, match="has unroll_length 4, this agent unroll_length 7"):
+        with pytest.raises(UsageError, match="has unroll_length 4, this agent 7"):
             SharedReplayClient(str(path), joining(fields(7, 1, K), B, S, frame_stack=K))
-        with pytest.raises(UsageError, match=r"has rows of extras float32 \[3\].*nothing more"):
+        with pytest.raises(UsageError, match="has row .*extras"):
             SharedReplayClient(str(path), joining(other, B, S, frame_stack=K))
 
 
@@ -219,17 +219,17 @@ def test_agents_may_have_other_batches(path: Path) -> None:
 def test_memory_that_is_not_there_is_told_with_what_would_fit(path: Path) -> None:
     with service_at(path, free=100_000):
         with pytest.raises(UsageError, match=r"replay_size 9000 needs .* at most replay_size"):
-            SharedReplayClient(str(path), how(capacity=9000))
+            SharedReplayClient(str(path), how(replay_size=9000))
         with pytest.raises(UsageError, match="the batches of one agent need .* of memory"):
             SharedReplayClient(str(path), joining(fields(T, 1, K), 9000, 1, frame_stack=K))
-        with agent_of(path, how(capacity=100)) as agent:
+        with agent_of(path, how(replay_size=100)) as agent:
             insert(agent, Envs(0, T, K), 0)
 
 
 def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) -> None:
-    with service_at(path) as service, agent_of(path, how(capacity=T * 100)) as agent:
+    with service_at(path) as service, agent_of(path, how(replay_size=T * 100)) as agent:
         replay, each = service.replay, bytes_per_transition(fields(T, 1, K), K)
-        other, size = how("b", capacity=T * 100), (B + S) * num_bytes(how("b").batch(1))
+        other, size = how("b", replay_size=T * 100), (B + S) * num_bytes(how("b").batch(1))
         replay._free_memory = lambda: size + 50 * T * each
         with pytest.raises(ValueError, match="are free, .* of them for the replay"):
             replay.join(other)

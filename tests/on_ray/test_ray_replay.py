@@ -50,7 +50,7 @@ def how(name: str, capacity: int = 2000) -> JoinRequest:
         row=row_specs(fields(T, 1, K), 1),
         unroll_length=T,
         frame_stack=K,
-        capacity=capacity,
+        replay_size=capacity,
         columns=B,
         spare_columns=S,
         seed=7,
@@ -131,7 +131,7 @@ class TestRayReplay:
             assert stats.size == 20 * B * T and stats.samples_per_insert == S / (20 * B)
             for leaf in flatten(batch):
                 assert (np.ascontiguousarray(leaf[:, :B]).view(np.uint8) == 1).all(), "others'"
-            with pytest.raises(UsageError, match="2000, this agent replay_size 3000"):
+            with pytest.raises(UsageError, match="2000, this agent 3000"):
                 with joined(shared, "c", capacity=3000):
                     pass
 

@@ -26,7 +26,6 @@ from torchbeast.core.storages.replay.rollout_replay import Priorities as Priorit
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay, Window
 from torchbeast.core.storages.replay.store import Arrays as Arrays
 from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
-from torchbeast.core.storages.replay.store import described, row_specs
 from torchbeast.fleets.supervisor import Supervisor
 
 AGENT = 0  # the number of the only agent of a replay that is not shared
@@ -197,7 +196,7 @@ class JoinRequest:
     row: Mapping[str, Any]
     unroll_length: int
     frame_stack: int
-    capacity: int  # of the replay, in transitions
+    replay_size: int  # capacity of the replay, in transitions
     columns: int  # per insertion
     spare_columns: int  # per `fill`
     seed: int  # of sampling, if this agent is the first
@@ -209,34 +208,16 @@ class JoinRequest:
         return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
 
     def check_same(self, other: JoinRequest) -> None:
-        """Raises ValueError, with the difference, unless another agent's rollouts fit into the
-        replay that this agent's request has determined.
+        """Raises ValueError, with a difference, unless another agent's rollouts fit into the replay
+        that this agent's request has determined.
         """
-        ours, theirs = self._described(), other._described()
-        require(
-            ours == theirs,
-            f"the shared replay has {_without(ours, theirs)}, this agent "
-            f"{_without(theirs, ours)}: {_ALIKE}",
-        )
-
-    def _described(self) -> set[str]:
-        """Returns descriptions of everything that must be equal in all agents."""
-        return {
-            f"replay_size {self.capacity}",
-            f"unroll_length {self.unroll_length}",
-            f"a frame stack of {self.frame_stack}",
-            *(f"rows of {row}" for row in described(row_specs(self.batch(1), 1))),
-        }
-
-
-_ALIKE = (
-    "agents that share a replay need the same environment, network inputs, unroll_length and "
-    "replay_size"
-)
-
-
-def _without(lines: set[str], others: set[str]) -> str:
-    return "; ".join(sorted(lines - others)) or "nothing more"
+        for name in ("replay_size", "unroll_length", "frame_stack", "row"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            require(
+                ours == theirs,
+                f"the shared replay has {name} {ours}, this agent {theirs}: agents that share a "
+                "replay need the same environment, network inputs, unroll_length and replay_size",
+            )
 
 
 Join = Callable[[JoinRequest], AbstractContextManager[Replay]]

@@ -239,7 +239,7 @@ def joined_replay(
             row=row_specs(specs, 1),
             unroll_length=rollouts.unroll_length,
             frame_stack=rollouts.agent.frame_stack,
-            capacity=settings.replay_size,
+            replay_size=settings.replay_size,
             columns=config.rollouts.batch_size,
             spare_columns=config.spare_columns,
             seed=seed_of(seed, "replay"),

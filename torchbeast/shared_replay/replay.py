@@ -156,9 +156,9 @@ class SharedReplay:
     def _made_for(self, joining: JoinRequest, batches: int) -> RolloutReplay:
         fields = joining.batch(1)
         each = bytes_per_transition(fields, joining.frame_stack)
-        check_memory(joining.capacity, each, batches, self._free_memory())
+        check_memory(joining.replay_size, each, batches, self._free_memory())
         try:
-            return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
+            return RolloutReplay(fields, joining.replay_size, joining.frame_stack, joining.seed)
         except MemoryError as error:
             raise ValueError(f"{error}: use a smaller replay_size") from error
 
