@@ -102,16 +102,6 @@ class RayWorker:
         self.has_begun = True
         then(_result(done))
 
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether Ray has given the actor a process on some node; it may still be importing."""
-        try:  # what is public needs Ray's dashboard, and outside the cluster nothing tells
-            from ray._private.state import actors
-
-            return bool(actors(self._handle._actor_id.hex())["Address"]["IPAddress"])
-        except Exception:
-            return False
-
     def kill(self) -> None:
         """Kills the actor, even if it is still waiting for room."""
         import ray

@@ -61,10 +61,6 @@ class HardwareConfig:
         at_least(1, num_learner_threads=self.num_learner_threads, torch_threads=self.torch_threads)
         at_least(0, megabytes_at_once=self.megabytes_at_once)
         check_device(device=self.device)
-        require(
-            not self.disable_cuda or not self.device.startswith("cuda"),
-            f"device {self.device} is a GPU, but disable_cuda is set: remove one of them",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

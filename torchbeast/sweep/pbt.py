@@ -94,10 +94,6 @@ class Population:
             )
         if parse(flags, agents[0].program, agents[0].words).checkpoints.disable_checkpoint:
             raise UsageError("pbt copies checkpoints: remove --disable_checkpoint")
-        if agents[0].total_steps < rounds:
-            raise UsageError(
-                f"use at least {rounds} --total_steps, one per round, or fewer --rounds"
-            )
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
