@@ -37,11 +37,13 @@ class Swept(NamedTuple):
 
     Attributes:
         rows: Its agents.
+        folder: Its folder.
         exit_code: Of the program.
         is_interrupted: Whether a signal ended it.
     """
 
     rows: Sequence[AgentRow]
+    folder: Path
     exit_code: int
     is_interrupted: bool
 
@@ -85,7 +87,7 @@ def sweep(
             population.report()
         _say_how_to_continue(rows, config, program)
     code = EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
-    return Swept(rows, code, opened.supervisor.interrupted)
+    return Swept(rows, folder, code, opened.supervisor.interrupted)
 
 
 def _train(
