@@ -20,9 +20,7 @@ from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
 from torchbeast.collect.replay import JoinRequest, OwnReplay, Replay, ReplayClosed, ReplayedColumns
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
-from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError, UsageError
 from torchbeast.shared_replay.service import SharedReplayClient, key_path
 
@@ -220,26 +218,8 @@ def test_memory_that_is_not_there_is_told_with_what_would_fit(path: Path) -> Non
     with service_at(path, free=100_000):
         with pytest.raises(UsageError, match=r"replay_size 9000 needs .* at most replay_size"):
             SharedReplayClient(str(path), how(replay_size=9000))
-        with pytest.raises(UsageError, match="the batches of one agent need .* of memory"):
-            SharedReplayClient(str(path), joining(fields(T, 1, K), 9000, 1, frame_stack=K))
         with agent_of(path, how(replay_size=100)) as agent:
             insert(agent, Envs(0, T, K), 0)
-
-
-def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) -> None:
-    with service_at(path) as service, agent_of(path, how(replay_size=T * 100)) as agent:
-        replay, each = service.replay, bytes_per_transition(fields(T, 1, K), K)
-        other, size = how("b", replay_size=T * 100), (B + S) * num_bytes(how("b").batch(1))
-        replay._free_memory = lambda: size + 50 * T * each
-        with pytest.raises(ValueError, match="are free, .* of them for the replay"):
-            replay.join(other)
-        envs = Envs(0, T, K)
-        while agent.stats().fill < 0.5:
-            insert(agent, envs, 0, count=1)
-        replay.join(other)
-        replay._free_memory = lambda: size - 1
-        with pytest.raises(ValueError, match="the batches of one agent need"):
-            replay.join(other)
 
 
 def test_where_nobody_serves_it_is_told(path: Path) -> None:

@@ -261,18 +261,6 @@ class Silent:
         return SimpleNamespace(future=concurrent.futures.Future)
 
 
-def test_an_agent_whose_batches_do_not_fit_the_memory_of_the_node_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    free = [10**9]
-    monkeypatch.setattr(ray_replay, "free_memory", lambda: free[0])
-    replay = TorchBeastReplay()
-    replay.join(how("a"))
-    free[0] = 1000
-    with pytest.raises(ValueError, match="the batches of one agent need"):
-        replay.join(how("b"))
-
-
 def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothing() -> None:
     replay = TorchBeastReplay()
     (old, _), (other, _), (new, _) = (replay.join(how(name)) for name in "aba")

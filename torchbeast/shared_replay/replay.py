@@ -28,13 +28,12 @@ from torchbeast.collect.replay import (
     ReplayStats,
     read_windows,
 )
-from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError
-from torchbeast.fleets.system import check_memory, in_bytes
+from torchbeast.fleets.system import check_memory
 
 _AGAIN = "another run with the same name has joined the shared replay: use another --xpid"
 
@@ -72,13 +71,11 @@ class SharedReplay:
         The ticket is valid until the agent is replaced or leaves.
 
         Raises ValueError, with a remedy, if the agent's rollouts do not fit into this replay, or if
-        there is not enough memory.
+        there is not enough memory for the first agent's.
         """
         with self._lock:
-            batches = (joining.columns + joining.spare_columns) * num_bytes(joining.batch(1))
-            self._check_room(batches)
             if self._first is None:
-                self._replay = self._made_for(joining, batches)
+                self._replay = self._made_for(joining)
                 self._first = joining
             self._first.check_same(joining)
             number = self._numbers.setdefault(joining.name, len(self._numbers))
@@ -139,22 +136,9 @@ class SharedReplay:
         assert self._replay is not None, "no agent has joined"
         return self._replay
 
-    def _check_room(self, size: int) -> None:
-        """Raises ValueError if the batches of one more agent, `size` bytes, do not fit into the
-        free memory, in addition to the memory that the replay will use as it fills.
-        """
-        free, later = self._free_memory(), 0
-        if (replay := self._replay) is not None:
-            later = int((1 - replay.stats().fill) * replay.capacity * replay.bytes_per_transition)
-        require(
-            free is None or size + later <= free,
-            f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
-            f"are free, {in_bytes(later)} of them for the replay: use a smaller batch_size, "
-            "replay_ratio or replay_size",
-        )
-
-    def _made_for(self, joining: JoinRequest, batches: int) -> RolloutReplay:
+    def _made_for(self, joining: JoinRequest) -> RolloutReplay:
         fields = joining.batch(1)
+        batches = (joining.columns + joining.spare_columns) * num_bytes(fields)
         each = bytes_per_transition(fields, joining.frame_stack)
         check_memory(joining.replay_size, each, batches, self._free_memory())
         try:

@@ -5,7 +5,7 @@
                                       v ChildProcess
                                  agent_main.py: the agent's program
                                       ^ v  columns, if agents share a replay
-                                 ray_replay.py: a Ray actor on the sweep's node
+                                 on_ray/replay.py: a Ray actor on the sweep's node
 
 Ray decides where and when agents run. The sweep reads their metrics from their files, like the
 metrics of agents on this machine.
