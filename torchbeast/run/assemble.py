@@ -260,28 +260,17 @@ def assemble(
             say(compute, agent)
         if config.hardware.compile:
             agent.model.compile()  # the copies that act are not compiled
-        step = _optimiser_step(algo, config, compute, agent, ranks)
+        step = OptimiserStep(
+            algo,
+            config.step,
+            total_steps=config.total_steps,
+            bytes_at_once=compute.bytes_at_once,
+            num_threads=share_cores(compute, *_columns_and_length(config), agent),
+            ranks=ranks,
+        )
         earlier.restore(step)
         weights = make_weights(agent.model, step.version)
     return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
-
-
-def _optimiser_step(
-    algo: Algorithm[Any],
-    config: LearnerConfig,
-    compute: Compute,
-    agent: Agent,
-    ranks: Ranks | None,
-) -> OptimiserStep[Any]:
-    threads = share_cores(compute, *_columns_and_length(config), agent)
-    return OptimiserStep(
-        algo,
-        config.step,
-        total_steps=config.total_steps,
-        bytes_at_once=compute.bytes_at_once,
-        num_threads=threads,
-        ranks=ranks,
-    )
 
 
 def _columns_and_length(config: LearnerConfig) -> tuple[int, int]:
