@@ -462,12 +462,9 @@ class TensorBoardLog:
 
         Raises OSError if the writer's thread has failed, which then does not write any more.
         """
-        try:
-            now = self._time.now()
-            for name, value in grouped(metrics).items():
-                self._writer.add_scalar(name, value, step, walltime=now)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
+        now = self._time.now()
+        for name, value in grouped(metrics).items():
+            self._writer.add_scalar(name, value, step, walltime=now)
 
     def close(self) -> None:
         """Writes the last events."""

@@ -113,8 +113,6 @@ class CallbacksConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "callback", tuple(self.callback))
         at_least(1, eval_every=self.eval_every, eval_episodes=self.eval_episodes)
-        for name in self.callback:
-            require(":" in name, f"callback must be package.module:Class, got {name}")
 
 
 @dataclass(frozen=True, kw_only=True)
