@@ -274,3 +274,15 @@ def test_a_rollout_is_written_into_a_slot_that_is_shared(threads: None) -> None:
         assert isinstance(played, PlayedRollout) and played.arrays is None
     assert [slot["rollout_index"].flatten().tolist() for slot in ours.slots] == [[4] * 8, [5] * 8]
     worker.close()
+
+
+def test_a_worker_may_be_started_again(threads: None) -> None:
+    worker = RolloutWorker("worker 0")
+    start(worker, "source_envs:Raises")
+    worker.end()
+    worker.close()
+    start(worker, "source_envs:Numbered", unroll_length=3)
+    played = play(worker)
+    assert isinstance(played, PlayedRollout) and played.activity.steps == 2 * 3
+    assert played.arrays["policy_version"][1:4].tolist() == [[7, 7]] * 3
+    worker.close()

@@ -109,6 +109,9 @@ class RolloutWorker(FleetWorker):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._closing = ExitStack()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         self._stage_clock = StageClock()
         self._ended = threading.Event()
         self._sent = SentWeights()
@@ -191,8 +194,9 @@ class RolloutWorker(FleetWorker):
         self._ended.set()
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environments. The worker can be started again."""
         self._closing.close()
+        self._begin_again()
 
 
 def _acting(arguments: Mapping[str, Any], ending: ExitStack) -> tuple[EnvLoop, RolloutSpec]:
