@@ -117,10 +117,11 @@ def run(flags: CompareFlags) -> int:
 
 def _names(patterns: Sequence[str]) -> list[str]:
     """Returns a name for each set; raises UsageError if the sets are the same."""
-    names = plot.distinct([expanded(pattern) for pattern in patterns])
-    if len(set(names)) < len(names):
-        raise UsageError(f"both sets are {patterns[0]}: use two different sets")
-    return names
+    for ending in ("*,", ""):  # without it if the names differ in nothing else
+        names = plot.distinct([expanded(pattern.rstrip(ending) or pattern) for pattern in patterns])
+        if len(set(names)) == len(names):
+            return names
+    raise UsageError(f"both sets are {patterns[0]}: use two different sets")
 
 
 def read(pattern: str, name: str = "") -> Runs:

@@ -6,12 +6,12 @@ python -m torchbeast.polybeast --preset pong
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 
 from torchbeast.cli import command_line
 from torchbeast.cli.flags import PolyBeastFlags
-from torchbeast.core.algos.config import with_values
 from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import check_alone
@@ -35,7 +35,7 @@ def run(flags: PolyBeastFlags) -> int:
     import libtorchbeast  # noqa: F401 - raises immediately if it was not built
 
     num_envs = flags.fleet.environments()  # recorded, so that a resumed run keeps it
-    flags = with_values(flags, {"num_envs": num_envs})
+    flags = dataclasses.replace(flags, fleet=dataclasses.replace(flags.fleet, num_envs=num_envs))
     with (
         session(flags.run.folder, command_line.flatten(flags)) as opened,
         environment_servers(flags, opened.supervisor) as servers,

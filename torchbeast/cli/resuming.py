@@ -20,7 +20,6 @@ from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.base.checks import names_with
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.fleets.waiting import say
 from torchbeast.reporting.run_folder import CHECKPOINT, RunConfig, read_meta, run_path
 from torchbeast.run.config import SERVED_KWARGS, check_named
 from torchbeast.zoo import PREFIX
@@ -74,7 +73,7 @@ def _latest(savedir: Path) -> str:
             f"there is no latest run in {savedir} to test: use --xpid, or another --savedir"
         )
     name = run_path(latest).resolve().name
-    say(f"Testing the latest run, {name}.")
+    print(f"Testing the latest run, {name}.", flush=True)
     return name
 
 
@@ -114,14 +113,16 @@ def _recorded(folder: Path, args: Sequence[str]) -> dict[str, Any]:
     logs = folder / "logs.csv"
     has_learnt = logs.exists() and logs.stat().st_size > 0
     if not has_learnt and any(given(args, flag) for flag in ("--env", "--preset", "--algo")):
-        say(
+        print(
             f"The earlier run in {folder} ended before its first update. Starting over with the "
-            "settings given here, not those of the earlier run."
+            "settings given here, not those of the earlier run.",
+            flush=True,
         )
         return {}
-    say(
+    print(
         f"{folder} has no checkpoint: starting again from step 0, with the settings in meta.json "
-        "and a new logs.csv."
+        "and a new logs.csv.",
+        flush=True,
     )
     return dict(meta.get("args", {}))
 
