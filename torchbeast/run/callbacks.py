@@ -101,6 +101,9 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the result of `state_dict`, when a checkpoint that has one is loaded."""
 
+    def _prepare_evaluations(self, make_envs: Callable[[int], object]) -> None:
+        """Lets a program make environments for a number of episodes, before it records its run."""
+
 
 class RunningLearner:
     """A learner that trains: what callbacks get, a `Learner` or the learner of a program.
@@ -310,6 +313,11 @@ class Callbacks:
         self.is_running = False
         self.env_options: Mapping[str, Any] | None = None
 
+    def prepare(self, make_envs: Callable[[int], object]) -> None:
+        """Makes the environments of evaluations; make_envs: for a number of episodes."""
+        for callback in self._all:
+            callback._prepare_evaluations(make_envs)
+
     def load(self, earlier: EarlierRun, training: Training) -> None:
         """Loads the states of the earlier run, and gives the environments of this one its options;
         `start` will call all callbacks.
@@ -382,12 +390,15 @@ class ProgramLearner(RunningLearner):
     def __init__(
         self, make_envs: Callable[[int], EnvProcess], target_steps: int, callbacks: Callbacks
     ) -> None:
-        """make_envs: makes that many environments for evaluations; raises UsageError or RunError if
-        they cannot be made on this machine.
+        """Makes the environments of evaluations that are known already; `begin` takes the rest.
+
+        make_envs: makes that many environments. Raises UsageError or RunError if they cannot be
+        made on this machine.
         """
         self._make_envs, self.target_steps, self._callbacks = make_envs, target_steps, callbacks
         self._env: EnvProcess | None = None
         self._num_episodes = 0  # for which the environments were made
+        callbacks.prepare(self._envs_for)
 
     def begin(self, earlier: EarlierRun, training: Training) -> None:
         """Loads the state of the earlier run, and calls on_start."""

@@ -198,6 +198,9 @@ class Evaluation(_Periodic):
         """Restores `state_dict`."""
         self._best, self._resumed = state.get(checkpoints.BEST, -math.inf), state.get("step")
 
+    def _prepare_evaluations(self, make_envs: Callable[[int], object]) -> None:
+        make_envs(self.num_episodes)
+
     def _open(self, learner: RunningLearner) -> Scores:
         self._scores = Scores(
             learner.log_dir, self._name, learner.steps, self._best, self._keeps_best
