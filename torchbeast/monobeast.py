@@ -6,18 +6,15 @@ python -m torchbeast.monobeast --preset pong
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 
 from torchbeast.cli import command_line
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.config import ProcessesConfig
 from torchbeast.collect.source import FleetCollection, local_fleet
+from torchbeast.core.algos.config import with_values
 from torchbeast.core.base.checks import counted
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import EXIT_DONE
-from torchbeast.fleets.fleet import LocalFleet
 from torchbeast.fleets.supervisor import end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
@@ -37,29 +34,24 @@ def run(flags: MonoBeastFlags) -> int:
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         return flags.test_run(flags.environment.asked)
-    num_envs = flags.processes.environments()  # recorded, so that a resumed run keeps it
-    processes = dataclasses.replace(flags.processes, num_envs=num_envs)
-    flags = dataclasses.replace(flags, processes=processes)
+    # recorded, so that a resumed run keeps it
+    flags = with_values(flags, {"num_envs": flags.processes.environments()})
+    processes = flags.processes
     with session(flags.run.folder, command_line.flatten(flags)) as opened:
         env = flags.environment.spec
         spaces = spaces_of(env, opened.supervisor.check_goes_on)
+        workers = counted(processes.processes(), "worker")
+        say(f"{counted(processes.environments(), 'environment')} in {workers}.")
         collection = FleetCollection(
-            num_envs=num_envs,
+            num_envs=processes.environments(),
             processes=processes.processes(),
             fixed_lag=processes.fixed_lag,
             actors=processes,
-            make_fleet=functools.partial(workers_of, processes),
+            make_fleet=local_fleet,
             on_demand=flags.synchronous_rollouts > 0,
         )
         LearnerRun(flags.plan(PROGRAM, env, spaces, collection), opened).train()
     return EXIT_DONE
-
-
-def workers_of(processes: ProcessesConfig) -> LocalFleet:
-    """Returns the fleet of workers, and prints its size: after all checks of the settings."""
-    workers = counted(processes.processes(), "worker")
-    say(f"{counted(processes.environments(), 'environment')} in {workers}.")
-    return local_fleet()
 
 
 if __name__ == "__main__":

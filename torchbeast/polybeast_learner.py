@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.cli.command_line import flatten, parse, run_with
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.core.algos.config import with_values
 from torchbeast.core.base.checks import counted
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.envs.spec import EnvConfig, EnvOptions, EnvSpec
@@ -253,8 +254,7 @@ def plan_of(
         join_server=join_server,
     )
     wanted = None if join_server is None else flags.fleet.num_envs
-    served: Any = dataclasses.replace(flags.fleet, num_envs=fleet.num_envs)
-    flags = dataclasses.replace(flags, fleet=served)  # the run records the actual number
+    flags = with_values(flags, {"num_envs": fleet.num_envs})  # the run records the actual number
     spaces: Any = fleet.observation_space, fleet.action_space, fleet.frame_stack
     program = PROGRAM if started is None else "polybeast"
     plan = flags.plan(program, env, spaces, collection)

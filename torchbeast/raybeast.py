@@ -7,7 +7,6 @@ python -m torchbeast.raybeast --preset pong --address auto    uses this machine'
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetCollection, FleetSource
+from torchbeast.core.algos.config import with_values
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE
@@ -57,8 +57,7 @@ def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> 
     workers = num_workers(flags.ray, room)
     fleet.reserve_for_learner()
     num_envs = flags.ray.num_envs or flags.ray.usual_environments(workers)
-    ray = dataclasses.replace(flags.ray, num_envs=num_envs)
-    flags = dataclasses.replace(flags, ray=ray)  # recorded, so that a resumed run keeps them
+    flags = with_values(flags, {"num_envs": num_envs})  # recorded, so that a resumed run keeps it
     say(f"{fleet}; {workers} actors of {num_envs} environments.")
     collection = ClusterCollection(
         num_envs=num_envs,
@@ -66,7 +65,7 @@ def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> 
         fixed_lag=None,
         cores=int(sum(node.cpus for node in room.nodes)),
         is_local=all(node.is_learners for node in room.nodes),
-        actors=ray,
+        actors=flags.ray,
         make_fleet=lambda: fleet,
         room=room,
     )

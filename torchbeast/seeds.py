@@ -16,10 +16,6 @@ import numpy as np
 
 def seed_of(root: int, *path: int | str) -> int:
     """Returns the seed of a path, in 0, ..., 2**31 - 1."""
-    words = [_word(part) for part in path]
-    return int(np.random.SeedSequence(root, spawn_key=words).generate_state(1)[0] >> 1)
-
-
-def _word(part: int | str) -> int:
     # Python's hash of a string differs between processes.
-    return zlib.crc32(part.encode()) if isinstance(part, str) else part
+    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in path]
+    return int(np.random.SeedSequence(root, spawn_key=words).generate_state(1)[0] >> 1)

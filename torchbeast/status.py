@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from torchbeast.cli import command_line
-from torchbeast.core.base.checks import above, require
+from torchbeast.core.base.checks import above
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError
 from torchbeast.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.servers.config import SecurityConfig
@@ -55,11 +55,6 @@ class StatusFlags:
 
     def __post_init__(self) -> None:
         above(0, timeout=self.timeout)
-        require(
-            self.learner is None or not self.servers,
-            f"learner is for the hosts of a learner, but {' '.join(self.servers)} are servers: use "
-            "one of the two",
-        )
         _ = self.protection  # checked
 
     @property

@@ -119,7 +119,6 @@ WRONG = [
     (["--max_learner_queue_size", "1"], "use at least --batch_size 8."),
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),
-    (["--mode", "test", "--xpid", "a", "--disable_checkpoint"], "remove --disable_checkpoint."),
     (["--frame_skip", "0"], "--frame_skip must be at least 1, got 0."),
     (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, got 1.0."),
     (["--sampled"], "--sampled is for --mode test"),

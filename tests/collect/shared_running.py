@@ -40,7 +40,7 @@ def joining(
         unroll_length=specs["reward"].shape[0] - 1,
         columns=columns,
         spare_columns=spare,
-        **{"frame_stack": 1, "capacity": 2000, "seed": 0} | settings,
+        **{"frame_stack": 1, "replay_size": 2000, "seed": 0} | settings,
     )
 
 

@@ -233,7 +233,8 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
         specs: dict[str, Any], capacity: int, seed: int, spare: int, sampling: Any
     ) -> Iterator[Replay]:
         path = tmp_path / f"{next(numbers)}.sock"
-        how = joining(specs, B, spare, capacity=capacity, seed=seed, by_priority=sampling)
+        assert sampling is None, "nobody shares a replay that samples by priority"
+        how = joining(specs, B, spare, replay_size=capacity, seed=seed)
         with service_at(path), agent_of(path, how) as agent:
             yield agent
 
@@ -324,9 +325,9 @@ def test_learn_start_is_reached_once() -> None:
     assert [rollout.batch_size for rollout in rollouts] == [B + SPARE] * 6
 
 
-def test_the_priorities_of_an_update_decide_what_is_replayed(started: Start) -> None:
+def test_the_priorities_of_an_update_decide_what_is_replayed() -> None:
     """Only windows of environment 1 have an error, new ones at first and replayed ones later."""
-    with started(sampling=ByPriority(1.0, 2)) as run:
+    with starting(own, sampling=ByPriority(1.0, 2)) as run:
         rollouts, names = [], []
         for rollout in itertools.islice(run.source.batches(), 40):
             rollouts.append(copy_of(rollout))
@@ -605,14 +606,13 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
     [(4 * T, None, "episode"), (B * T, ByPriority(1.0, 2), "window")],
 )
 def test_a_replay_without_room_for_what_it_samples_is_told_once(
-    started: Start,
     caplog: pytest.LogCaptureFixture,
     capacity: int,
     sampling: ByPriority | None,
     lacks: str,
 ) -> None:
     caplog.set_level(logging.WARNING, "torchbeast.replay")
-    with started(capacity=capacity, sampling=sampling) as run:
+    with starting(own, capacity=capacity, sampling=sampling) as run:
         for rollout in itertools.islice(run.source.batches(), 20):
             priorities = None if sampling is None else torch.ones(rollout.batch_size)
             rollout.give_feedback(Feedback(priorities=priorities))

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import stat
-import weakref
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge
@@ -22,10 +20,9 @@ from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
 from torchbeast.collect.replay import JoinRequest, OwnReplay, Replay, ReplayClosed, ReplayedColumns
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, ByPriority, RolloutReplay
-from torchbeast.core.storages.replay.store import bytes_per_transition
+from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.errors import RunError, UsageError
-from torchbeast.shared_replay.service import Region, SharedReplayClient, key_path, region_bytes
+from torchbeast.shared_replay.service import SharedReplayClient, key_path
 
 T, B, S, K = 4, 3, 5, 2
 SPARE = slice(B, B + S)
@@ -101,7 +98,7 @@ def test_a_single_agent_reads_what_its_own_replay_would_give(
     envs = Envs(1, T, K)
     own = OwnReplay(RolloutReplay(fields(T, 1, K), 300, K, seed=7))
     truncations = 0
-    with service_at(path), agent_of(path, how(capacity=300, seed=7)) as shared:
+    with service_at(path), agent_of(path, how(replay_size=300, seed=7)) as shared:
         for replay in (own, shared):
             assert replay.fill(empty_batch(T, B + S, K), SPARE, first_walk) is None
         for _ in range(60):
@@ -178,16 +175,12 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
     ("settings", "sentence"),
     [
         (
-            {"capacity": 3000},
-            "has replay_size 2000, this agent replay_size 3000",
+            {"replay_size": 3000},
+            "has replay_size 2000, this agent 3000",
         ),
         (
             {"frame_stack": 1},
-            "has a frame stack of 2, this agent a frame stack of 1",
-        ),
-        (
-            {"by_priority": ByPriority(0.9, 2)},
-            r"drawn uniformly, this agent rollouts drawn by priority\^0.9 every 2 rows",
+            "has frame_stack 2, this agent 1",
         ),
     ],
 )
@@ -205,9 +198,9 @@ def test_an_agent_with_another_replay_is_refused(
 def test_an_agent_with_other_rollouts_is_refused(path: Path) -> None:
     other = {**fields(T, 1, K), "extras": {}}
     with service_at(path), agent_of(path, how("a")):
-        with pytest.raises(UsageError, match="has unroll_length 4, this agent unroll_length 7"):
+        with pytest.raises(UsageError, match="has unroll_length 4, this agent 7"):
             SharedReplayClient(str(path), joining(fields(7, 1, K), B, S, frame_stack=K))
-        with pytest.raises(UsageError, match=r"has rows of extras float32 \[3\].*nothing more"):
+        with pytest.raises(UsageError, match="has row .*extras"):
             SharedReplayClient(str(path), joining(other, B, S, frame_stack=K))
 
 
@@ -224,26 +217,9 @@ def test_agents_may_have_other_batches(path: Path) -> None:
 def test_memory_that_is_not_there_is_told_with_what_would_fit(path: Path) -> None:
     with service_at(path, free=100_000):
         with pytest.raises(UsageError, match=r"replay_size 9000 needs .* at most replay_size"):
-            SharedReplayClient(str(path), how(capacity=9000))
-        with pytest.raises(UsageError, match="the batches of one agent need .* of memory"):
-            SharedReplayClient(str(path), joining(fields(T, 1, K), 9000, 1, frame_stack=K))
-        with agent_of(path, how(capacity=100)) as agent:
+            SharedReplayClient(str(path), how(replay_size=9000))
+        with agent_of(path, how(replay_size=100)) as agent:
             insert(agent, Envs(0, T, K), 0)
-
-
-def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) -> None:
-    with service_at(path) as service, agent_of(path, how(capacity=T * 100)) as agent:
-        replay, each = service.replay, bytes_per_transition(fields(T, 1, K), K)
-        other, size = how("b", capacity=T * 100), region_bytes(how("b"))
-        replay._free_memory = lambda: size + 50 * T * each
-        with pytest.raises(ValueError, match="are free, .* of them for the replay"):
-            replay.join(other, size, dict)
-        envs = Envs(0, T, K)
-        while agent.stats().fill < 0.5:
-            insert(agent, envs, 0, count=1)
-        replay.join(other, size, dict)
-        with pytest.raises(ValueError, match="the batches of one agent need"):
-            replay.join(other, size + T * each * 4, dict)
 
 
 def test_where_nobody_serves_it_is_told(path: Path) -> None:
@@ -365,27 +341,11 @@ def test_an_agent_that_fails_within_the_service_is_cut_off(path: Path, honest: N
             wrong._ask("insert", 3)
 
 
-def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    regions: list[weakref.ref[Region]] = []
-
-    def make(joining: JoinRequest, descriptor: int | None = None) -> Region:
-        region = Region(joining, descriptor)
-        if descriptor is None:  # made by the service, not by the agent
-            regions.append(weakref.ref(region))
-        return region
-
-    monkeypatch.setattr("torchbeast.shared_replay.service.Region", make)
-    gc.disable()
-    try:
-        with service_at(path) as service:
-            with agent_of(path, how()):
-                assert regions[0]() is not None and service.replay._windows
-            wait_for(lambda: regions[0]() is None)
-            assert not service.replay._windows
-    finally:
-        gc.enable()
+def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(path: Path) -> None:
+    with service_at(path) as service:
+        with agent_of(path, how()):
+            assert service.replay._windows
+        wait_for(lambda: not service.replay._windows)
 
 
 # --- endings

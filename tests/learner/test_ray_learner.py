@@ -172,7 +172,7 @@ def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path
 @pytest.mark.parametrize(
     ("scheme", "named"),
     [
-        (lambda: ray_scheme(), "Ray has not scheduled worker 0 yet (0 s)"),
+        (lambda: ray_scheme(), "worker 0 has not started (no free resources"),
         (
             lambda: collecting_here(grad_backend="ray", grad_remote_workers=1),
             "gradient worker 0 has not started (no free resources",

@@ -6,13 +6,12 @@ All tests are in one class, so that one process starts one cluster for all of th
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import os
 import re
 import signal
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +35,6 @@ from torchbeast.on_ray.replay import (
     joined_on_ray,
     serving_on_ray,
 )
-from torchbeast.shared_replay.replay import SharedReplay
 from torchbeast.shared_replay.service import Served
 
 ray = pytest.importorskip("ray")
@@ -52,7 +50,7 @@ def how(name: str, capacity: int = 2000) -> JoinRequest:
         row=row_specs(fields(T, 1, K), 1),
         unroll_length=T,
         frame_stack=K,
-        capacity=capacity,
+        replay_size=capacity,
         columns=B,
         spare_columns=S,
         seed=7,
@@ -133,7 +131,7 @@ class TestRayReplay:
             assert stats.size == 20 * B * T and stats.samples_per_insert == S / (20 * B)
             for leaf in flatten(batch):
                 assert (np.ascontiguousarray(leaf[:, :B]).view(np.uint8) == 1).all(), "others'"
-            with pytest.raises(UsageError, match="2000, this agent replay_size 3000"):
+            with pytest.raises(UsageError, match="2000, this agent 3000"):
                 with joined(shared, "c", capacity=3000):
                     pass
 
@@ -162,7 +160,7 @@ class TestRayReplay:
             ray.get(agent._actor.fill.remote(agent._ticket, None), timeout=SOON)
 
     def test_closing_ends_a_call_that_waits_and_one_without_an_answer_fails(
-        self, shared: Served
+        self, shared: Served, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with joined(shared, "g") as agent:
             agent._actor = Silent(agent._actor)
@@ -175,8 +173,9 @@ class TestRayReplay:
                 agent.fill(empty_batch(T, B + S, K), SPARE, None)
             assert agent._actor.calls == 1, "who is closed asks nothing"
         with joined(shared, "g") as agent:
+            monkeypatch.setattr(ray_replay, "_ANSWER_S", 0.01)
             agent._actor = Silent(agent._actor)
-            waiting = Background(agent._ask, "fill", agent._ticket, None, timeout=0.01)
+            waiting = Background(agent._ask, "fill", None)
             with pytest.raises(RunError, match="ray:tests, 1 has not answered for 0.01 s"):
                 waiting.result()
 
@@ -262,73 +261,24 @@ class Silent:
         return SimpleNamespace(future=concurrent.futures.Future)
 
 
-def of_plain_actor(body: Callable[[TorchBeastReplay], Coroutine[Any, Any, None]]) -> None:
-    """Runs calls of the actor's class in this process, without Ray."""
-    asyncio.run(body(TorchBeastReplay()))
-
-
-def test_an_agent_whose_batches_do_not_fit_the_memory_of_the_node_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    free = [10**9]
-    monkeypatch.setattr(ray_replay, "free_memory", lambda: free[0])
-
-    async def body(replay: TorchBeastReplay) -> None:
-        await replay.join(how("a"))
-        free[0] = 1000
-        with pytest.raises(ValueError, match="the batches of one agent need"):
-            await replay.join(how("b"))
-
-    of_plain_actor(body)
-
-
 def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothing() -> None:
-    async def body(replay: TorchBeastReplay) -> None:
-        (old, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
-        (new, _) = await replay.join(how("a"))
-        assert (old.agent, other.agent, new.agent) == (0, 1, 0) and len({old, other, new}) == 3
-        for call in (replay.insert(old, play(Envs(0, T, K), 0), None), replay.fill(old, None)):
-            with pytest.raises(RunError, match="another run with the same name has joined"):
-                await call
-        await replay.leave(old)
-        await replay.insert(new, play(Envs(0, T, K), 0), None)
-
-    of_plain_actor(body)
+    replay = TorchBeastReplay()
+    (old, _), (other, _), (new, _) = (replay.join(how(name)) for name in "aba")
+    assert (old.agent, other.agent, new.agent) == (0, 1, 0) and len({old, other, new}) == 3
+    for call in (lambda: replay.insert(old, play(Envs(0, T, K), 0)), lambda: replay.fill(old, 0)):
+        with pytest.raises(RunError, match="another run with the same name has joined"):
+            call()
+    replay.leave(old)
+    replay.insert(new, play(Envs(0, T, K), 0))
 
 
 def test_the_batch_of_an_agent_that_has_left_takes_no_memory() -> None:
-    async def body(replay: TorchBeastReplay) -> None:
-        (first, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
-        batch = weakref.ref(replay._replay._windows[first]["reward"])
-        kept = weakref.ref(replay._replay._windows[other]["reward"])
-        await replay.leave(first)
-        assert batch() is None and kept() is not None
-
-    of_plain_actor(body)
-
-
-def test_every_agent_inserts_and_walks_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(SharedReplay, "insert", lambda _, to, *__: asked.append(("in", to.agent)))
-    monkeypatch.setattr(
-        SharedReplay, "fill", lambda _, to, *__: asked.append(("out", to.agent)) or (None, {}, None)
-    )
-
-    async def body(replay: TorchBeastReplay) -> None:
-        (a, _), (b, _) = await replay.join(how("a")), await replay.join(how("b"))
-        for ticket in (a, b):
-            await replay.insert(ticket, {}, None)
-            await replay.fill(ticket, 0)
-
-    of_plain_actor(body)
-    assert asked == [("in", 0), ("out", 0), ("in", 1), ("out", 1)]
-
-
-@pytest.mark.parametrize("address", ["ray:", "ray://10.0.0.1:10001", "ray:a/b"])
-def test_an_address_that_names_no_replay_is_told(address: str) -> None:
-    with pytest.raises(UsageError, match="takes ray:NAME, with letters"):
-        with joined_on_ray(address, how("a")):
-            pass
+    replay = TorchBeastReplay()
+    (first, _), (other, _) = replay.join(how("a")), replay.join(how("b"))
+    batch = weakref.ref(replay._windows[first]["reward"])
+    kept = weakref.ref(replay._windows[other]["reward"])
+    replay.leave(first)
+    assert batch() is None and kept() is not None
 
 
 def test_an_address_without_a_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

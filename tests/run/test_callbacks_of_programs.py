@@ -200,8 +200,3 @@ def test_a_wrong_callback_is_refused_before_training(
     with pytest.raises(UsageError, match=message):
         learn(tmp_path, 1, callback=(name,))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_callback_without_a_module_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"callback must be package\.module:Class, got Counting"):
-        CallbacksConfig(callback=("Counting",))

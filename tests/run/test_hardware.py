@@ -78,11 +78,6 @@ def test_a_gpu_of_apple_is_refused_with_what_to_use_instead() -> None:
         HardwareConfig(device="mps")
 
 
-def test_a_gpu_without_cuda_is_refused() -> None:
-    with pytest.raises(ValueError, match="remove one of them"):
-        HardwareConfig(device="cuda:0", disable_cuda=True)
-
-
 def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = chosen(torch_threads=1)

@@ -11,7 +11,7 @@ from test_learner_run import train_with
 
 from torchbeast.cli.learner_flags import DefaultsFlags, MonoBeastFlags
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.run.config import UNKNOWN, hint_of_lag, hint_of_settings
+from torchbeast.run.config import UNKNOWN, hint_of_settings
 
 
 def test_tuned_settings_of_the_task_are_named_before_the_general_advice() -> None:
@@ -37,24 +37,3 @@ def test_only_a_run_without_a_preset_prints_a_hint(
     train_with(flags, "Catch", 1.0)
     hint = "Tuned settings for Catch with impala exist: --preset catch-impala"
     assert (hint in capsys.readouterr().out) == (preset is None)
-
-
-@pytest.mark.parametrize(
-    ("num_envs", "batch_size", "hint"),
-    [
-        (
-            1024,
-            32,
-            "1,024 environments and a batch_size of 32 make a policy lag of about 32",
-        ),
-        (64, 8, "64 environments and a batch_size of 8 make a policy lag of about 8"),
-        (64, 16, ""),
-        (32, 8, ""),
-        (4, 1, ""),
-    ],
-)
-def test_a_batch_that_is_small_for_its_environments_is_named_at_the_start(
-    num_envs: int, batch_size: int, hint: str
-) -> None:
-    assert hint_of_lag(num_envs, batch_size).startswith(hint)
-    assert bool(hint_of_lag(num_envs, batch_size)) == bool(hint)

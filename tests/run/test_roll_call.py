@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,10 +93,10 @@ class Member:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.supervisor = Supervisor()
         self.fed = FedSource(rank)
+        ranks = SimpleNamespace(gather=meeting.gather_as(rank))
+        replica: Any = SimpleNamespace(rank=rank, ranks=ranks, meet=lambda *_: None)
         step: Any = self
-        self.source = RankedLearner(
-            self.fed, meeting.gather_as(rank), rank, step, meet=lambda *_: None
-        )
+        self.source = RankedLearner(self.fed, replica, step)
         self.source.start(self.supervisor)
         self.batches = self.source.batches()
 

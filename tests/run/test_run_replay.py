@@ -61,9 +61,8 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     replay = made(10**7, free=2 * 10**9)
     assert replay.capacity == 10**7 and replay.frame_stack == STACKED
     assert capsys.readouterr().out == (
-        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.5 GB when full (plus 8 bytes "
-        "per truncated episode), and 12.3 MB of other buffers, of 2.0 GB that are free "
-        "on this machine.\n"
+        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.5 GB when full, and 12.3 MB of "
+        "other buffers, of 2.0 GB that are free on this machine.\n"
     )
     made(1000)
     assert capsys.readouterr().out.endswith("of other buffers.\n"), "nobody knows what is free"

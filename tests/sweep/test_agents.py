@@ -107,7 +107,6 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
     ("set_", "words", "sentence"),
     [
         (["seed=1,2"], [], "--replay_service needs a replay: set --replay_size too"),
-        (["replay_ratio=1,0"], SHARED, "^--checkpoint_replay and --replay_service need a replay"),
         (["seed=1,2"], [*SHARED, "--checkpoint_replay"], "shared by several runs: remove one"),
         (["seed=1,2"], ["--algo", "dqn"], "shares rollouts among agents of laser"),
         (["replay_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),

@@ -208,8 +208,6 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
             Population(agents, {key: ["1", "2"]}, 2)
     with pytest.raises(UsageError, match="at least 4 agents"):
         Population(agents[:3], VALUES, 2)
-    with pytest.raises(UsageError, match="use at least 101 --total_steps"):
-        population(tmp_path, rounds=101)
     for words in (["--disable_checkpoint"], ["--disable_checkpoint=true"]):
         without = [dataclasses.replace(each, words=words) for each in agents]
         with pytest.raises(UsageError, match="remove --disable_checkpoint"):

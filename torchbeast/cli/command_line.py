@@ -165,7 +165,6 @@ def parse(
     if unknown:
         raise UsageError(_about_unknown(unknown, [*flag_names(flags_type), *known]))
     if isinstance(parsed, LearnerFlags):
-        _check_replay(parsed, words)
         check_recorded(flatten(parsed.algorithm))
     return parsed
 
@@ -301,7 +300,8 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     complete_type = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
     config = type(complete_type().algorithm)
-    in_pool = not of_preset and _names_pool(words) and not _fixes_lag(config, words)
+    names_pool = is_pool(resuming.given(words, "--env") or "")
+    in_pool = not of_preset and names_pool and not _fixes_lag(config, words)
     in_pool &= not any(resuming.given(words, flag) for flag in _BOUNDS)
     usual = {} if resuming.is_test(words) else usual_of(config, in_pool)
     of_run = resuming.usable(complete_type, recorded, words)
@@ -312,10 +312,6 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
 
 
 _BOUNDS = ("--num_buffers", "--num_workers", "--num_servers")  # of the number of environments
-
-
-def _names_pool(words: Sequence[str]) -> bool:
-    return is_pool(resuming.given(words, "--env") or "")
 
 
 def _fixes_lag(config: type, words: Sequence[str]) -> bool:
@@ -457,19 +453,6 @@ def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
     return bool(size) or any(text and text.strip("0.") for text in typed)
 
 
-def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
-    """Raises UsageError if a ratio or threshold is typed without a replay size.
-
-    A Config cannot check this, because it cannot tell a typed default from an untyped one.
-    """
-    if flags.replay.replay_size:
-        return
-    for name in _OF_REPLAY[1:]:
-        typed = resuming.given(words, f"--{name}")
-        if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
-            raise UsageError(f"--{name} needs a replay: set --replay_size too. See --help.")
-
-
 def _about_unknown(words: Sequence[str], known: Sequence[str]) -> str:
     """Returns the error message for words that are not flags; known: the names of the flags."""
     names = [re.sub("^--(no_)?|=.*", "", word) for word in words if word.startswith("--")]
@@ -529,7 +512,11 @@ def _group(info: StructTypeInfo) -> StructConstructorSpec | None:
     """Describes a dataclass to tyro: each help as one paragraph, with one default."""
     if not dataclasses.is_dataclass(info.type):
         return None
-    fields = [_field(info.type, a_field, info.default) for a_field in dataclasses.fields(info.type)]
+    kinds_of = typing.get_type_hints(info.type, include_extras=True)
+    fields = [
+        _field(info.type, a_field, kinds_of[a_field.name], info.default)
+        for a_field in dataclasses.fields(info.type)
+    ]
 
     def checked(**values: Any) -> Any:
         try:
@@ -545,11 +532,15 @@ class _CheckFailed(Exception):
     """A check of a Config failed. It is not a ValueError, which tyro would draw into its box."""
 
 
-def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFieldSpec:
+def _field(owner: type, field: dataclasses.Field[Any], kind: Any, default: Any) -> StructFieldSpec:
     """Describes a flag, or a group of flags; default: of the owner, or tyro's MISSING."""
     is_made = callable(field.default_factory)
     usual = field.default_factory() if callable(field.default_factory) else field.default
     value = getattr(default, field.name) if isinstance(default, owner) else usual
+    if dataclasses.is_dataclass(value):
+        title = TITLES.get(field.name, field.name)
+        kind = Annotated[kind, tyro.conf.arg(name=title, prefix_name=False)]
+        return StructFieldSpec(field.name, kind, value)
     helptext = partial(_help_of, owner, field.name)
 
     def hint(label: str) -> str:
@@ -557,14 +548,9 @@ def _field(owner: type, field: dataclasses.Field[Any], default: Any) -> StructFi
             return "" if is_made or value == usual else f"(here: {label})"
         return "" if label in ("None", "", "''") else f"(default: {label})"
 
-    kind: Any = typing.get_type_hints(owner, include_extras=True)[field.name]
-    title = TITLES.get(field.name, field.name)
-    is_group = dataclasses.is_dataclass(value)
-    how = tyro.conf.arg(name=title, prefix_name=False) if is_group else None
-    how = how or tyro.conf.arg(help_behavior_hint=hint)
     value = tyro.MISSING_NONPROP if value is dataclasses.MISSING else value
-    kind = Annotated[kind, how]
-    return StructFieldSpec(field.name, kind, value, None if is_group else helptext)
+    kind = Annotated[kind, tyro.conf.arg(help_behavior_hint=hint)]
+    return StructFieldSpec(field.name, kind, value, helptext)
 
 
 @cache

@@ -104,10 +104,6 @@ class LearnerFlags:
         self._check_replay()
         mode, played = self.command.mode, self.evaluation
         require(
-            mode == "train" or not self.checkpoints.disable_checkpoint,
-            f"--mode {mode} reads a checkpoint; remove --disable_checkpoint",
-        )
-        require(
             not self.replay.checkpoint_replay or not self.checkpoints.disable_checkpoint,
             "--checkpoint_replay saves the replay with every checkpoint; remove "
             "--disable_checkpoint",
@@ -238,7 +234,7 @@ class LearnerFlags:
         if self.defaults.algo != registry.DEFAULT:
             earlier.check_same_algorithm(self.defaults.algo)
         typed, usual = self.model.spec, ModelConfig().spec
-        if typed.kwargs == kwargs_of(earlier.recorded or {}):
+        if typed.kwargs == kwargs_of(earlier.recorded):
             typed = dataclasses.replace(typed, kwargs=known.kwargs)
         wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
         changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}

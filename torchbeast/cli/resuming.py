@@ -20,12 +20,7 @@ from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.base.checks import names_with
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.reporting.run_folder import (
-    CHECKPOINT,
-    RunConfig,
-    read_meta,
-    run_path,
-)
+from torchbeast.reporting.run_folder import CHECKPOINT, RunConfig, read_meta, run_path
 from torchbeast.run.config import SERVED_KWARGS, check_named
 from torchbeast.zoo import PREFIX
 

@@ -113,19 +113,11 @@ class ReplayConfig:
             replay_ratio=self.replay_ratio,
             learn_start=self.learn_start,
         )
-        require(
-            self.replay_size < 2**31, f"replay_size must be below {2**31}, got {self.replay_size}"
-        )
         for each in fields(self):
             require(
                 self.replay_size > 0 or getattr(self, each.name) in (0, each.default),
                 f"replay_size is 0, but {each.name} needs a replay: set replay_size too",
             )
-        require(
-            self.is_used or not (self.checkpoint_replay or self.replay_service),
-            "checkpoint_replay and replay_service need a replay that is used, but replay_ratio is "
-            "0: set a replay_ratio above 0, or remove the other flag",
-        )
         require(
             self.replay_service is None or not self.checkpoint_replay,
             "checkpoint_replay saves the replay of one run, but replay_service is shared by "

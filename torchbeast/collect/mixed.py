@@ -193,10 +193,10 @@ class MixedSource(WithReplay):
         """Warns once the replay is full, but nothing can be sampled from it."""
         is_too_small = is_empty and self._replay.stats().fill == 1.0
         if is_too_small and not self._is_too_small:
+            unit = "episode" if self._beta is None else "window"
             _log.warning(
-                "the replay is full but does not hold a complete %s, so nothing can be sampled "
-                "from it: increase replay_size",
-                "episode" if self._beta is None else "window",
+                f"the replay is full but does not hold a complete {unit}, so nothing can be "
+                "sampled from it: increase replay_size"
             )
         self._is_too_small = is_too_small
 

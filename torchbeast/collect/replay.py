@@ -20,13 +20,12 @@ import numpy as np
 from torchbeast.collect.contract import Source
 from torchbeast.collect.lost_streams import LostStream
 from torchbeast.core.base.checks import require
-from torchbeast.core.base.nest import flatten, map_leaves
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.storages.replay.rollout_replay import ByPriority, RolloutReplay, Window
 from torchbeast.core.storages.replay.rollout_replay import Priorities as Priorities
+from torchbeast.core.storages.replay.rollout_replay import RolloutReplay, Window
 from torchbeast.core.storages.replay.store import Arrays as Arrays
 from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
-from torchbeast.core.storages.replay.store import described, row_specs
 from torchbeast.fleets.supervisor import Supervisor
 
 AGENT = 0  # the number of the only agent of a replay that is not shared
@@ -162,22 +161,6 @@ class OwnReplay:
         """Does nothing, because calls only wait until the replay is saved."""
 
 
-def has_ended(address: str) -> str:
-    """Returns the error message for a shared replay that has ended."""
-    return (
-        f"the shared replay {address} has ended; progress is saved in the checkpoint. Continue the "
-        "sweep that started the replay. Outside a sweep, resume with another --replay_service, or "
-        "without one"
-    )
-
-
-def finals_of(arrays: Arrays, columns: slice) -> list[np.ndarray]:
-    """Returns the final observations that belong to some columns, leaves [K, *shape]."""
-    ends = np.concatenate([[0], arrays["truncated"][1:].sum(axis=0).cumsum()])
-    own = slice(int(ends[columns.start]), int(ends[columns.stop]))
-    return [np.ascontiguousarray(leaf[own]) for leaf in flatten(arrays["final_observation"])]
-
-
 def read_windows(
     replay: RolloutReplay, agent: int, arrays: Arrays, columns: slice, first_walk: int | None
 ) -> ReplayedColumns | None:
@@ -213,11 +196,10 @@ class JoinRequest:
     row: Mapping[str, Any]
     unroll_length: int
     frame_stack: int
-    capacity: int  # of the replay, in transitions
+    replay_size: int  # capacity of the replay, in transitions
     columns: int  # per insertion
     spare_columns: int  # per `fill`
     seed: int  # of sampling, if this agent is the first
-    by_priority: ByPriority | None = None  # how it draws; None: uniformly
 
     def batch(self, columns: int) -> dict[str, Any]:
         """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
@@ -226,37 +208,16 @@ class JoinRequest:
         return map_leaves(lambda spec: ArraySpec((*leading, *spec.shape), spec.dtype), rows)
 
     def check_same(self, other: JoinRequest) -> None:
-        """Raises ValueError, with the difference, unless another agent's rollouts fit into the
-        replay that this agent's request has determined.
+        """Raises ValueError, with a difference, unless another agent's rollouts fit into the replay
+        that this agent's request has determined.
         """
-        ours, theirs = self._described(), other._described()
-        require(
-            ours == theirs,
-            f"the shared replay has {_without(ours, theirs)}, this agent "
-            f"{_without(theirs, ours)}: {_ALIKE}",
-        )
-
-    def _described(self) -> set[str]:
-        """Returns descriptions of everything that must be equal in all agents."""
-        rows, how = described(row_specs(self.batch(1), 1)), self.by_priority
-        drawn = f"by priority^{how.exponent:g} every {how.stride} rows" if how else "uniformly"
-        return {
-            f"replay_size {self.capacity}",
-            f"unroll_length {self.unroll_length}",
-            f"a frame stack of {self.frame_stack}",
-            f"rollouts drawn {drawn}",
-            *(f"rows of {row}" for row in rows),
-        }
-
-
-_ALIKE = (
-    "agents that share a replay need the same environment, network inputs, unroll_length and "
-    "replay_size"
-)
-
-
-def _without(lines: set[str], others: set[str]) -> str:
-    return "; ".join(sorted(lines - others)) or "nothing more"
+        for name in ("replay_size", "unroll_length", "frame_stack", "row"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            require(
+                ours == theirs,
+                f"the shared replay has {name} {ours}, this agent {theirs}: agents that share a "
+                "replay need the same environment, network inputs, unroll_length and replay_size",
+            )
 
 
 Join = Callable[[JoinRequest], AbstractContextManager[Replay]]

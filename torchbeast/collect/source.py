@@ -170,12 +170,12 @@ class FleetSource:
         replaced workers and of collected steps.
         """
         stages = [actor.present()[0] for actor in self._actors]
-        room = {} if self._fleet.shares_memory else {"pending_workers": _WAITING_FOR_ROOM}
+        pending = {"pending_workers": stages.count(_WAITING_FOR_ROOM)}
         return {
             "learner_queue_size": len(self._collector) * self._batch_size,
             "rollout_queue_size": self._played.qsize(),
             "live_workers": sum(actor.is_alive for actor in self._actors),
-            **{name: stages.count(stage) for name, stage in room.items()},
+            **({} if self._fleet.shares_memory else pending),
             "waiting_workers": stages.count("queueing"),
             "replaced_workers": self._restarts.replaced,
             "collected_steps": sum(report.steps for report in self._reports()),
@@ -375,7 +375,10 @@ class FleetSource:
             "options": self._options,
             "num_slots": self.num_slots,
             "ring": address_of(self._weights, fleet.own_node, fleet.shares_memory),
-            **actor.arguments(learner.seed),
+            "num_envs": actor.num_envs,
+            "first_env": actor.first_env,
+            "slots": None if actor.slots is None else actor.slots.descriptor,
+            "seed": seed_of(learner.seed, "actor", actor.index, actor.incarnation),
         }
 
 
@@ -420,15 +423,6 @@ class _Actor:
     def full_name(self) -> str:
         """The unique name of the worker, for example in Ray's dashboard."""
         return f"{self.name}.{self.incarnation}" if self.incarnation else self.name
-
-    def arguments(self, seed: int) -> dict[str, Any]:
-        """Returns the arguments that a worker has here; seed: of the source."""
-        return {
-            "num_envs": self.num_envs,
-            "first_env": self.first_env,
-            "slots": None if self.slots is None else self.slots.descriptor,
-            "seed": seed_of(seed, "actor", self.index, self.incarnation),
-        }
 
     def start(self) -> None:
         """Requests a worker from the fleet: the first one, or a replacement."""
@@ -492,12 +486,14 @@ class _Actor:
     def hanging(self) -> str:
         """Describes a stage, or a wait for room, of over WAIT_S, or returns ""."""
         stage, seconds = self.present()
-        waits_for_room = stage == _WAITING_FOR_ROOM
-        if seconds < WAIT_S or not (waits_for_room or stage in _DOING):
+        if seconds < WAIT_S:
             return ""
-        if waits_for_room and not (self.worker and self.worker.is_scheduled):
-            return f"Ray has not scheduled {self.name} yet ({seconds:.0f} s)"
-        return f"{self.name} has been {_DOING.get(stage, 'starting')} for {seconds:.0f} s"
+        if stage == _WAITING_FOR_ROOM:
+            why = "no free resources, or its process is still starting"
+            return f"{self.name} has not started ({why}) for {seconds:.0f} s"
+        return (
+            f"{self.name} has been {_DOING[stage]} for {seconds:.0f} s" if stage in _DOING else ""
+        )
 
     def reports(self) -> list[ActivityReport]:
         """Returns the last report of every worker that has been in this place."""

@@ -118,10 +118,9 @@ class RolloutWorker(FleetWorker):
         self._loop: EnvLoop | None = None
         self._options: Mapping[str, Any] | None = None
 
-    def fetched(self, weights: Any) -> Packed:
+    def fetched(self, weights: Packed) -> Packed:
         """Returns the weights to which a reference of the fleet refers."""
-        found: Packed = weights
-        return found
+        return weights
 
     @returning_failures
     def start(self, arguments: Mapping[str, Any], sent: Sent | None) -> Started:

@@ -82,10 +82,6 @@ def returning_failures(method: Callable[P, T]) -> Callable[P, T | Exception]:
 class Worker(Protocol):
     """A handle of a worker. The worker's method `place` returns its WorkerLocation."""
 
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether there is room for the worker, which may still be starting."""
-
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method without waiting for it. Pass stored values as [reference].
 
@@ -157,8 +153,6 @@ class Stored:
 
 class LocalWorker:
     """A handle of a worker in a child process, for any thread."""
-
-    is_scheduled = True
 
     def __init__(
         self,

@@ -102,7 +102,6 @@ _SHOWN = 8  # nodes that a message lists, at most
 
 def num_workers(config: RayConfig, room: Room) -> int:
     """Returns the number of workers; raises UsageError if too few of them have room."""
-    _check_learner(config, room)
     fitting = sum(_fitting(config, node) for node in room.nodes)
     wanted = config.num_workers or 1
     least = config.min_workers or wanted
@@ -180,22 +179,6 @@ def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_by
 
 
 _VERSIONS = 4  # of the weights: the newest, one in use until a step ends, two in transfer
-
-
-def _check_learner(config: RayConfig, room: Room) -> None:
-    if not config.reserves_for_learner:
-        return
-    if (here := room.of_learner) is None:
-        raise UsageError(
-            "learner_cpus and learner_gpus are reserved on the learner's machine, but this "
-            f"machine is not a node of the cluster, which has {room}"
-        )
-    if here.cpus < config.learner_cpus or here.gpus < config.learner_gpus:
-        raise UsageError(
-            f"learner_cpus {config.learner_cpus:g} and learner_gpus {config.learner_gpus:g} "
-            f"are more than Ray has on this machine: {_count(here.cpus, 'CPU')}, "
-            f"{_count(here.gpus, 'GPU')}; use fewer, or remove them"
-        )
 
 
 def _fitting(config: RayConfig, node: Node) -> int:

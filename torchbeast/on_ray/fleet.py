@@ -102,16 +102,6 @@ class RayWorker:
         self.has_begun = True
         then(_result(done))
 
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether Ray has given the actor a process on some node; it may still be importing."""
-        try:  # what is public needs Ray's dashboard, and outside the cluster nothing tells
-            from ray._private.state import actors
-
-            return bool(actors(self._handle._actor_id.hex())["Address"]["IPAddress"])
-        except Exception:
-            return False
-
     def kill(self) -> None:
         """Kills the actor, even if it is still waiting for room."""
         import ray
@@ -150,7 +140,7 @@ class Actors(NamedTuple):
     last_calls: Sequence[str] = ("end", "close")
 
 
-class RayFleet:
+class RayFleet(contextlib.AbstractContextManager["RayFleet"]):
     """The connection of a program to Ray. One per process, used as a context manager.
 
     Threads: the main thread makes and ends it; any thread may call other methods.
@@ -189,9 +179,6 @@ class RayFleet:
         self._actors = actors or Actors(_ROLLOUTS, {"num_cpus": config.actor_cpus})
         self._actor_class = _actor_class(self._ray, self._actors)
 
-    def __enter__(self) -> RayFleet:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.end()
 
@@ -209,7 +196,7 @@ class RayFleet:
     def reserve_for_learner(self) -> None:
         """Reserves CPUs and GPUs of this machine for the learner, and lets it see these GPUs.
 
-        Call it before anything uses a GPU. Raises UsageError if others use too many of them.
+        Call it before anything uses a GPU. Raises UsageError if too few of them are free.
         """
         if not self._config.reserves_for_learner:
             return
@@ -225,7 +212,7 @@ class RayFleet:
         if not is_ready:
             raise UsageError(
                 f"learner_cpus {self._config.learner_cpus:g} and learner_gpus "
-                f"{self._config.learner_gpus:g} are in use by others on this machine"
+                f"{self._config.learner_gpus:g} are not free on this machine"
             )
         if self._config.learner_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(group))
@@ -334,7 +321,12 @@ class RayFleet:
     def _connect(self, own_code: bool, opened: contextlib.ExitStack) -> None:
         """Joins the cluster at the address, or starts Ray here."""
         if self._address is None:
-            options, environment = self._to_start(opened), {}
+            environment: dict[str, Any] = {}
+            options: dict[str, Any] = {
+                "num_cpus": available_cores(),
+                "include_dashboard": self._config.dashboard,
+                "_temp_dir": str(opened.enter_context(_own_files())),
+            }
         else:
             folder = self._config.working_dir or (os.getcwd() if own_code else None)
             options, environment = {}, runtime_env(folder)
@@ -355,14 +347,6 @@ class RayFleet:
         opened.callback(_has_made_connection.clear)
         self._ray = opened.enter_context(joined)
         _has_made_connection.set()
-
-    def _to_start(self, opened: contextlib.ExitStack) -> dict[str, Any]:
-        """Returns Ray's options to start here."""
-        return {
-            "num_cpus": available_cores(),
-            "include_dashboard": self._config.dashboard,
-            "_temp_dir": str(opened.enter_context(_own_files())),
-        }
 
     def _gpus_of(self, group: Any) -> list[str]:
         """Returns the IDs of the GPUs in a placement group."""

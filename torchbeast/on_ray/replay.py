@@ -18,30 +18,15 @@ walks until then. Agents are trusted, because anyone with access to a Ray cluste
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import os
-import re
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numpy as np
-
-from torchbeast.collect.replay import (
-    Arrays,
-    JoinRequest,
-    Priorities,
-    Replay,
-    ReplayClosed,
-    ReplayedColumns,
-    ReplayStats,
-    has_ended,
-)
-from torchbeast.core.base.nest import map_leaves
-from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import free_memory
 from torchbeast.fleets.waiting import waiting_for
@@ -54,62 +39,36 @@ from torchbeast.on_ray.connection import (
     import_ray,
     runtime_env,
 )
-from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket
+from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket, has_ended
 from torchbeast.shared_replay.service import Served, SharedReplayClient
 
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray
 
 _NAMESPACE = "torchbeast"  # of the names of Ray actors, shared by all programs
-_VALID = re.compile(r"[\w.,=+-][\w.,=+ -]*")
 _START_S = 60.0
 _ANSWER_S = 120.0  # longest wait for an answer, because the actor may be busy with others
-_MOST_WAITING = 20_000  # pending calls of the actor; each agent has one until it ends
 _FULL = FULL.format("a smaller --batch_size, --replay_ratio or --unroll_length")
 _WITHOUT_CLUSTER = (
     "start one with `ray start --head`, or set $RAY_ADDRESS to the cluster of the replay"
 )
 
 
-class TorchBeastReplay:
+class TorchBeastReplay(SharedReplay):
     """A SharedReplay as a Ray actor. Ray's dashboard shows the name of this class.
 
-    It executes calls one after the other, except calls that wait for the end.
+    It executes calls one after the other, except `until_the_end`.
     """
 
     def __init__(self) -> None:
-        self._replay = SharedReplay(free_memory)
+        super().__init__(free_memory)
 
-    async def pid(self) -> int:
+    def pid(self) -> int:
         """Returns the actor's process ID."""
         return os.getpid()
 
-    async def until_the_end(self) -> None:
+    def until_the_end(self) -> None:
         """Never returns; the call ends with the actor."""
-        await asyncio.Event().wait()
-
-    async def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayStats]:
-        """Adds an agent; see SharedReplay.join."""
-        size = num_bytes(joining.batch(joining.spare_columns))
-        windows = functools.partial(_batch, joining, joining.spare_columns)
-        ticket = self._replay.join(joining, size, windows)
-        return ticket, self._replay.stats()
-
-    async def leave(self, ticket: Ticket) -> None:
-        """Drops an agent's walks and its batch, unless it was replaced."""
-        self._replay.leave(ticket)
-
-    async def insert(
-        self, ticket: Ticket, arrays: Arrays, priorities: Priorities | None
-    ) -> ReplayStats:
-        """Stores all columns of a batch; see SharedReplay.insert."""
-        return self._replay.insert(ticket, arrays, priorities)
-
-    async def fill(
-        self, ticket: Ticket, first_walk: int | None
-    ) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        """Returns the result of SharedReplay.fill, without windows if it did not fill them."""
-        filled, windows, stats = self._replay.fill(ticket, first_walk)
-        return filled, {} if filled is None else windows, stats
+        threading.Event().wait()
 
 
 class RayReplayClient(SharingAgent):
@@ -123,9 +82,9 @@ class RayReplayClient(SharingAgent):
 
         Raises UsageError if it does not exist, or if it refuses this agent.
         """
+        super().__init__(joining)
         self._address = ON_RAY + name
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._inserted = _batch(joining, joining.columns)
         try:
             self._actor = import_ray().get_actor(name, namespace=_NAMESPACE)
         except ValueError as error:
@@ -135,7 +94,7 @@ class RayReplayClient(SharingAgent):
             ) from error
         self._ticket: Ticket
         try:
-            self._ticket, self._stats = self._ask("join", joining)
+            self._ticket, self._stats = self._call("join", joining)
         except ValueError as error:
             raise UsageError(f"replay_service {self._address}: {error}") from error
 
@@ -145,17 +104,10 @@ class RayReplayClient(SharingAgent):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
 
-    def _insert(self, finals: list[np.ndarray], priorities: Priorities | None) -> ReplayStats:
-        batch = {**self._inserted, "final_observation": tuple(finals)}
-        return self._ask("insert", self._ticket, batch, priorities)
+    def _ask(self, method: str, argument: Any) -> Any:
+        return self._call(method, self._ticket, argument)
 
-    def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        filled, batch, stats = self._ask("fill", self._ticket, first_walk)
-        if filled is not None:  # arrays from the object store are read-only
-            filled = filled._replace(finals=[np.array(leaf) for leaf in filled.finals])
-        return filled, batch, stats
-
-    def _ask(self, method: str, *arguments: Any, timeout: float = _ANSWER_S) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the actor and returns its result, unless it is closed meanwhile."""
         if self._closed.done():
             raise ReplayClosed
@@ -164,11 +116,13 @@ class RayReplayClient(SharingAgent):
         except Exception as error:  # Ray raises anything, ConnectionError included
             raise self._failure(error) from error
         ends = [result, self._closed]
-        concurrent.futures.wait(ends, timeout, concurrent.futures.FIRST_COMPLETED)
+        concurrent.futures.wait(ends, _ANSWER_S, concurrent.futures.FIRST_COMPLETED)
         if self._closed.done():
             raise ReplayClosed
         if not result.done():
-            raise RunError(f"the shared replay {self._address} has not answered for {timeout:g} s")
+            raise RunError(
+                f"the shared replay {self._address} has not answered for {_ANSWER_S:g} s"
+            )
         if (failure := result.exception()) is not None:
             raise self._failure(failure) from None
         return result.result()
@@ -201,7 +155,7 @@ def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClien
     Uses this process's connection to Ray, or else the cluster in $RAY_ADDRESS, or else the cluster
     to which this machine belongs.
     """
-    name = checked_name(address.removeprefix(ON_RAY))
+    name = address.removeprefix(ON_RAY)
     with _connected(f"the run with --replay_service {address}"):
         with contextlib.closing(RayReplayClient(name, joining)) as client:
             yield client
@@ -216,7 +170,6 @@ def serving_on_ray(name: str, num_cpus: float = 1.0, node: str | None = None) ->
 
     Raises UsageError if the name is in use, and RunError without a cluster or room in it.
     """
-    checked_name(name)
     with _connected(f"the program with the shared replay {ON_RAY}{name}", runtime_env(None)):
         actor, served = _started(name, num_cpus, node)
         try:
@@ -246,9 +199,10 @@ def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _Served
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-    made = ray.remote(TorchBeastReplay).options(**options, max_concurrency=_MOST_WAITING)
+    ray.method(concurrency_group="end")(TorchBeastReplay.until_the_end)
+    made = ray.remote(concurrency_groups={"end": 1})(TorchBeastReplay)
     try:
-        actor = made.remote()
+        actor = made.options(**options).remote()
     except ValueError as error:
         raise UsageError(
             f"this cluster already has a replay {ON_RAY}{name}: use another name"
@@ -281,19 +235,3 @@ def _connected(who: str, code: dict[str, Any] | None = None) -> Iterator[None]:
     at = os.environ.get("RAY_ADDRESS") or "auto"
     with connected(at, "$RAY_ADDRESS", _WITHOUT_CLUSTER, who, runtime_env=code):
         yield
-
-
-def checked_name(name: str) -> str:
-    """Returns the name of a replay; raises UsageError for an invalid name."""
-    if not _VALID.fullmatch(name):
-        raise UsageError(
-            f"a shared replay cannot have the name {name!r}: replay_service takes {ON_RAY}NAME, "
-            "with letters, digits and any of _ . , = + - in the name; $RAY_ADDRESS is where the "
-            "cluster is"
-        )
-    return name
-
-
-def _batch(joining: JoinRequest, columns: int) -> dict[str, Any]:
-    """Returns the memory of a batch [T+1, columns, ...]."""
-    return map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), joining.batch(columns))

@@ -303,12 +303,6 @@ class LogFollower:
         self.progress = RunProgress(int(row["step"]), episodes, mean_return)
 
 
-def end_last_line(path: Path) -> None:
-    """Removes an incomplete last row of a killed process, so that the next row is complete."""
-    if path.exists():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-
-
 def drop_after(path: Path, step: float, fields: Sequence[str]) -> tuple[int, float]:
     """Drops an incomplete last row, and the rows after `step`, which a killed run wrote.
 
@@ -317,7 +311,7 @@ def drop_after(path: Path, step: float, fields: Sequence[str]) -> tuple[int, flo
     """
     if not path.exists():
         return -1, 0.0
-    end_last_line(path)
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     begin = fields[:3]  # up to the step
     kept = [line for line in lines if _row(begin, line).get("step", 0) <= step]
@@ -468,12 +462,9 @@ class TensorBoardLog:
 
         Raises OSError if the writer's thread has failed, which then does not write any more.
         """
-        try:
-            now = self._time.now()
-            for name, value in grouped(metrics).items():
-                self._writer.add_scalar(name, value, step, walltime=now)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
+        now = self._time.now()
+        for name, value in grouped(metrics).items():
+            self._writer.add_scalar(name, value, step, walltime=now)
 
     def close(self) -> None:
         """Writes the last events."""

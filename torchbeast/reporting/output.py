@@ -72,9 +72,8 @@ class LossyStream:
         # First, because the warning may come here too, and a stream that lost nothing looks mended.
         self._is_failing, self._lost = True, self._lost + lost
         _log.warning(
-            "%s cannot be written (%s): output to it is lost meanwhile; the run continues",
-            self._name,
-            error.strerror,
+            f"{self._name} cannot be written ({error.strerror}): output to it is lost meanwhile; "
+            "the run continues"
         )
 
     def _is_mended(self) -> bool:

@@ -120,11 +120,10 @@ def _serve(config: MetricsConfig, endpoint: PrometheusEndpoint, ending: ExitStac
     try:
         server = _Server(*config.address(), MetricsHandler.factory(registry))
     except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         _log.warning(
-            "metrics cannot be served at %s (%s), so this run serves none: use another "
-            "metrics_port next time",
-            _shown(config),
-            getattr(error, "strerror", None) or error,
+            f"metrics cannot be served at {_shown(config)} ({why}), so this run serves none: use "
+            "another metrics_port next time"
         )
         return
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)

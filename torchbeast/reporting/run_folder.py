@@ -116,7 +116,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
-        self.path = path
+        self.path, self.checkpoint = path, path / CHECKPOINT
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
@@ -137,16 +137,9 @@ class RunFolder:
             self._opened = opened.pop_all()
         if held is Lock.NONE:
             _log.warning(
-                "%s cannot be locked here, because %s: once this run trains, a run that still uses "
-                "the folder ends at its next checkpoint",
-                path,
-                held.value,
+                f"{path} cannot be locked here, because {held.value}: once this run trains, a run "
+                "that still uses the folder ends at its next checkpoint"
             )
-
-    @property
-    def checkpoint(self) -> Path:
-        """Path of the run's checkpoint."""
-        return self.path / CHECKPOINT
 
     def begin(
         self, settings: Mapping[str, Any], step: int, changed: Mapping[str, Any] | None = None

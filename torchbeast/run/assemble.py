@@ -18,7 +18,7 @@ from torchbeast.collect.config import ReplayConfig, RolloutConfig, TransitionsCo
 from torchbeast.collect.contract import LearnerInfo, Publisher
 from torchbeast.core.actors.contract import Actor, Agent, specs_of_extras
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.config import DQNConfig, IMPALAConfig, StepConfig
+from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.specs import ActorSpec, Precision
@@ -102,17 +102,12 @@ class LearnerConfig:
 
     def after(self, recorded: Mapping[str, Any]) -> LearnerConfig:
         """Returns the settings with a decision where normalise_returns has none: that of the
-        earlier run, because its checkpoint has the statistics of returns or lacks them. DQN runs
-        without a record of huber_delta had 1.
+        earlier run, because its checkpoint has the statistics of returns or lacks them.
 
         recorded: the earlier run's settings, by the names of flags; {} without one. Raises
         UsageError if popart is on and the earlier run was without it.
         """
         algorithm = self.algorithm
-        if isinstance(algorithm, DQNConfig) and recorded and "huber_delta" not in recorded:
-            huber_delta = algorithm.huber_delta or 1.0
-            algorithm = dataclasses.replace(algorithm, huber_delta=huber_delta)
-            return dataclasses.replace(self, algorithm=algorithm)
         if recorded and getattr(algorithm, "popart", False) and not recorded.get("popart"):
             raise UsageError("popart cannot be added to a run: remove popart, or begin a new run")
         if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
@@ -272,28 +267,17 @@ def assemble(
             say(compute, agent)
         if config.hardware.compile:
             agent.model.compile()  # the copies that act are not compiled
-        step = _optimiser_step(algo, config, compute, agent, ranks)
+        step = OptimiserStep(
+            algo,
+            config.step,
+            total_steps=config.total_steps,
+            bytes_at_once=compute.bytes_at_once,
+            num_threads=share_cores(compute, *_columns_and_length(config), agent),
+            ranks=ranks,
+        )
         earlier.restore(step)
         weights = make_weights(agent.model, step.version)
     return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
-
-
-def _optimiser_step(
-    algo: Algorithm[Any],
-    config: LearnerConfig,
-    compute: Compute,
-    agent: Agent,
-    ranks: Ranks | None,
-) -> OptimiserStep[Any]:
-    threads = share_cores(compute, *_columns_and_length(config), agent)
-    return OptimiserStep(
-        algo,
-        config.step,
-        total_steps=config.total_steps,
-        bytes_at_once=compute.bytes_at_once,
-        num_threads=threads,
-        ranks=ranks,
-    )
 
 
 def _columns_and_length(config: LearnerConfig) -> tuple[int, int]:

@@ -439,10 +439,6 @@ class ProgramLearner(RunningLearner):
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises UsageError unless all are callbacks, each with a different name."""
-    if not isinstance(callbacks, Sequence):
-        raise UsageError(
-            f"callbacks must be a list of callbacks, got {callbacks!r}: write callbacks=[...]"
-        )
     for callback in callbacks:
         if not isinstance(callback, Callback):
             hint = f", write {callback.__name__}()" if isinstance(callback, type) else ""
@@ -462,19 +458,14 @@ def keep_numbers(metrics: dict[str, Any]) -> None:
 
     Removes metrics that are not numbers, because no log could write them, and raises ValueError.
     """
-    wrong = {name: metrics.pop(name) for name in [*metrics] if not _is_number(metrics[name])}
-    others = {k: float(v) for k, v in metrics.items() if not isinstance(v, int | float)}
-    metrics.update(others)
+    wrong = {}
+    for name, value in [*metrics.items()]:
+        try:
+            metrics[name] = value if isinstance(value, int | float) else float(value)
+        except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers: RuntimeError
+            wrong[name] = metrics.pop(name)
     for name, value in wrong.items():
         raise ValueError(f"metrics[{name!r}] must be a number, got {value!r}")
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers: RuntimeError
-        return False
-    return not isinstance(value, str | bytes)
 
 
 def _check_loads(name: str, state: Any) -> None:

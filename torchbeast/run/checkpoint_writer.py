@@ -68,9 +68,6 @@ class CheckpointWriter:
         contents = checkpoint()
         with reserved_files():
             data = checkpoints.as_bytes(contents)  # torch imports modules for it
-        self._write(data)
-
-    def _write(self, data: memoryview) -> None:
         failing = self._failing("no checkpoint was written to", self._path, len(data))
         files = f"files in {self._path.parent}"
         with failing, waiting_for(files, is_logged=False), reserved_files():

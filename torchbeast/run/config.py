@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchbeast.collect.config import usual_batch_size
 from torchbeast.core.base.checks import at_least, check_device, require, setting
 from torchbeast.core.base.specs import Precision, RewardClipping
 from torchbeast.envs.spec import EnvSpec, plays_atari
@@ -62,10 +61,6 @@ class HardwareConfig:
         at_least(1, num_learner_threads=self.num_learner_threads, torch_threads=self.torch_threads)
         at_least(0, megabytes_at_once=self.megabytes_at_once)
         check_device(device=self.device)
-        require(
-            not self.disable_cuda or not self.device.startswith("cuda"),
-            f"device {self.device} is a GPU, but disable_cuda is set: remove one of them",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +113,6 @@ class CallbacksConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "callback", tuple(self.callback))
         at_least(1, eval_every=self.eval_every, eval_episodes=self.eval_episodes)
-        for name in self.callback:
-            require(":" in name, f"callback must be package.module:Class, got {name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,19 +171,6 @@ def hint_of_settings(env_id: str, algo: str, are_defaults: bool) -> str:
     return (
         "These are the default settings, which suit Atari games. If the agent does not learn, try "
         "the settings of a similar task (--preset help lists them) or --algo ppo."
-    )
-
-
-def hint_of_lag(num_envs: int, batch_size: int) -> str:
-    """Returns a message for the start of a run whose batches are small for its environments, or
-    "".
-    """
-    better = usual_batch_size(num_envs)
-    if batch_size >= better or num_envs <= 4 * batch_size:
-        return ""
-    return (
-        f"{num_envs:,} environments and a batch_size of {batch_size} make a policy lag of about "
-        f"{num_envs // batch_size} versions: batch_size {better} makes it about 4."
     )
 
 

@@ -26,13 +26,22 @@ _log = logging.getLogger("torchbeast.earlier_run")
 
 
 class EarlierRun:
-    """The run to resume. Without a checkpoint it represents a new run."""
+    """The run to resume. Without a checkpoint it represents a new run.
+
+    Attributes:
+        recorded: The recorded settings; {} without a checkpoint.
+        callbacks: The states of callbacks, by name.
+        env_options: The options that the environments were given last; None: none.
+    """
 
     def __init__(self, found: checkpoints.FoundCheckpoint | None = None) -> None:
         """found: its checkpoint, if there is one."""
         self._found = found
         self._saved: Mapping[str, Any] = {} if found is None else found.checkpoint
         self._path = Path() if found is None else found.path
+        self.recorded: Mapping[str, Any] = self._saved.get("flags", {})
+        self.callbacks: Mapping[str, Any] = self._saved.get("callbacks", {})
+        self.env_options: Mapping[str, Any] | None = self._saved.get("env_options")
 
     @classmethod
     def newest(cls, path: Path, needed: Sequence[str] = checkpoints.KEYS) -> EarlierRun:
@@ -51,26 +60,11 @@ class EarlierRun:
             _log.warning("%s%s", said, checkpoints.put_in_place(self._found, newest))
             self._path = newest
 
-    @property
-    def recorded(self) -> Mapping[str, Any] | None:
-        """The recorded settings; None without a checkpoint."""
-        return self._saved.get("flags")
-
-    @property
-    def callbacks(self) -> Mapping[str, Any]:
-        """The states of a Learner's callbacks, by name."""
-        return self._saved.get("callbacks", {})
-
-    @property
-    def env_options(self) -> Mapping[str, Any] | None:
-        """The options that a Learner gave its environments; None if it gave none."""
-        return self._saved.get("env_options")
-
     def seed(self, asked: int | None) -> int:
         """Returns the seed `asked`, or else the recorded seed, or else a random one."""
         if asked is not None:
             return asked
-        recorded = (self.recorded or {}).get("seed")
+        recorded = self.recorded.get("seed")
         return secrets.randbits(31) if recorded is None else int(recorded)
 
     def actor(self, asked: ActorSpec, algo: type[Algorithm[Any]] | None = None) -> ActorSpec:
@@ -84,8 +78,8 @@ class EarlierRun:
         if not self._saved:
             return usual
         known = checkpoints.actor_spec(self._saved)
-        is_open = asked.name in ("auto", self._saved["flags"].get("model"))
-        is_same = asked.kwargs == kwargs_of(self._saved["flags"])
+        is_open = asked.name in ("auto", self.recorded.get("model"))
+        is_same = asked.kwargs == kwargs_of(self.recorded)
         return dataclasses.replace(
             asked,
             name=known.name if is_open else usual.name,
@@ -105,7 +99,7 @@ class EarlierRun:
             kwargs, others = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
             raise self._other("model_kwargs", kwargs, others)
         # If it was not recorded, loading the weights reveals a mismatch.
-        has_memory = bool(self._saved["flags"].get("use_lstm", now.use_lstm))
+        has_memory = bool(self.recorded.get("use_lstm", now.use_lstm))
         if now.use_lstm != has_memory:
             raise self._other("use_lstm", has_memory, now.use_lstm)
 
@@ -119,7 +113,7 @@ class EarlierRun:
 
     def check_same_algorithm(self, now: str) -> None:
         """Raises UsageError for another algorithm. Runs without a record used the default one."""
-        before = now if self.recorded is None else self.recorded.get("algo", registry.DEFAULT)
+        before = self.recorded.get("algo", registry.DEFAULT) if self.recorded else now
         if now != before:
             raise self._other("algo", before, now)
 
@@ -128,7 +122,7 @@ class EarlierRun:
 
         others_serve: whether servers that are already running decide the environment.
         """
-        before = (self.recorded or {}).get("env")
+        before = self.recorded.get("env")
         if before is not None and before != now:
             raise self._other(
                 "env", before, now, "start servers of it" if others_serve else "use that"

@@ -35,6 +35,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec, plays_atari
 from torchbeast.errors import RunError
+from torchbeast.fleets.waiting import say
 from torchbeast.run.scores import TaskScores
 from torchbeast.seeds import seed_of
 
@@ -249,10 +250,9 @@ def _play(
                 "time limit, for example max_episode_steps of gymnasium.make"
             )
         if time.monotonic() >= say_at:
-            print(
+            say(
                 f"{len(played.returns)} of {wanted} episodes have ended; the longest running "
-                f"one is at step {longest:,}.",
-                flush=True,
+                f"one is at step {longest:,}."
             )
             say_at = time.monotonic() + _SAY_S
     return played

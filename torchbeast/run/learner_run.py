@@ -9,13 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    closing,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +40,6 @@ from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import (
     changes,
     describe_clipping,
-    hint_of_lag,
     hint_of_settings,
     naming_flags,
 )
@@ -99,11 +92,11 @@ class LearnerRun:
         newest = session.folder.checkpoint
         self._is_saved = resumed in (None, newest)  # the state until the first update
         self.earlier = _earlier_run(newest, None if self._is_saved else resumed)
-        plan = replace(plan, learner=plan.learner.after(self.earlier.recorded or {}))
+        plan = replace(plan, learner=plan.learner.after(self.earlier.recorded))
         self.plan = plan if replica is None else replica.share_of(plan)
         seed = self.earlier.seed(plan.run.seed)
         self._recorded = {**plan.record(), "seed": seed}
-        self._changed = changes(self.earlier.recorded or {}, self._recorded, plan.of_command)
+        self._changed = changes(self.earlier.recorded, self._recorded, plan.of_command)
         self.progress = self.earlier.progress()
         scores, num_envs = TaskScores(plan.env), plan.collection.num_envs
         names = scores.names if len(scores.names) > 1 else ()
@@ -119,7 +112,7 @@ class LearnerRun:
         schedules = self._restart_schedules()
         if replica is not None:
             replica.equalise(self.made)
-        is_other_run = (self.earlier.recorded or {}).get("seed", seed) != seed
+        is_other_run = self.earlier.recorded.get("seed", seed) != seed
         if is_other_run or not (replica is None or replica.leads):
             # Not the numbers of rank 0, or of the run that the checkpoint was copied from.
             torch.manual_seed(self._environment_seed)
@@ -161,7 +154,7 @@ class LearnerRun:
 
     def _say_what_it_resumes(self, schedules: Mapping[str, str]) -> None:
         """Prints where a resumed run continues, and its changes; schedules: lines by setting."""
-        if self.earlier.recorded is not None:
+        if self.earlier.recorded:
             say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")
             for name, (before, now) in self._changed.items():
                 if name not in schedules:
@@ -177,7 +170,7 @@ class LearnerRun:
         starts, now = step.counters.schedule_starts, step.counters.env_steps
         if now >= total:
             return {}
-        before, was = self.earlier.recorded or {}, {}
+        before, was = self.earlier.recorded, {}
         for name, schedule in schedules_of(before).items():
             is_changed = not self._changed.keys().isdisjoint((name, f"{name}_schedule"))
             if is_changed and name in step.schedules.of and self.plan.run.restart_schedules:
@@ -217,7 +210,7 @@ class LearnerRun:
                 return
             from torchbeast.run.replay import with_replay
 
-            of_run = self.session, self.earlier.recorded is not None, self._outcome
+            of_run = self.session, bool(self.earlier.recorded), self._outcome
             replay = with_replay(plan.learner, source, learner, free, *of_run, plan.join_replay)
             with replay as (replayed, self._saved_replay):
                 yield replayed
@@ -335,11 +328,8 @@ class LearnerRun:
         running = self.session.supervisor.join(_JOIN_S)
         if running:
             _log.warning(
-                "threads that did not end within %g s: %s; the final checkpoint waits at most %.0f "
-                "s for the current update",
-                _JOIN_S,
-                running,
-                training.patience_s,
+                f"threads that did not end within {_JOIN_S:g} s: {running}; the final checkpoint "
+                f"waits at most {training.patience_s:.0f} s for the current update"
             )
         try:
             if not any(name.startswith("learner") for name in running):  # which call callbacks
@@ -358,29 +348,21 @@ class LearnerRun:
                 self.session.supervisor.fail_at_end("", error)
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
-        print(describe_agent(agent), flush=True)
-        print(compute.summary(agent.model), flush=True)
+        say(describe_agent(agent))
+        say(compute.summary(agent.model))
         if clipping := getattr(self.plan.learner.algorithm, "reward_clipping", None):
-            print(describe_clipping(clipping), flush=True)
-        for hint in filter(None, (self._hint(), self._hint_of_lag())):
-            print(hint, flush=True)
+            say(describe_clipping(clipping))
+        if hint := self._hint():
+            say(hint)
 
     def _hint(self) -> str:
         """Returns a message about the settings of a program's new run without a preset, or ""."""
         chosen = self.plan.recorded
-        if self.earlier.recorded is not None or chosen.get("preset", "") is not None:
+        if self.earlier.recorded or chosen.get("preset", "") is not None:
             return ""
         usual = {"algo": DEFAULT} | recorded(IMPALAConfig()) | recorded(RolloutConfig())
         usual["batch_size"] = usual_batch_size(self.plan.collection.num_envs)
         return hint_of_settings(self.plan.env.name, chosen["algo"], usual.items() <= chosen.items())
-
-    def _hint_of_lag(self) -> str:
-        """Returns a message if a program's batches are small for its environments, else ""."""
-        collection, learner = self.plan.collection, self.plan.learner
-        is_chosen = collection.fixed_lag is not None or "preset" not in self.plan.recorded
-        if is_chosen or learner.trains_on_any_age:
-            return ""
-        return hint_of_lag(collection.num_envs, learner.rollouts.batch_size)
 
     def _say_end(self, training: Training) -> None:
         folder, program = self.session.folder, self.plan.program
@@ -396,8 +378,7 @@ class LearnerRun:
         ]
         replica = self._replica
         here = replica.size if replica is not None and replica.on_one_machine else 1
-        commands = next_commands(program, folder.path, exists, naming, to_resume, here)
-        print(commands, flush=True)
+        say(next_commands(program, folder.path, exists, naming, to_resume, here))
 
 
 def _earlier_run(newest: Path, resumed: Path | None) -> EarlierRun:
@@ -426,7 +407,7 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
         off = "replay_ratio" if config.replay.replay_size else "replay_size"
-        print(f"Replay is off. Set {off} to use it.", flush=True)
+        say(f"Replay is off. Set {off} to use it.")
 
 
 def _check_burn_in(config: LearnerConfig, algo: str) -> None:

@@ -29,7 +29,6 @@ from torchbeast.core.storages.replay.rollout_replay import ByPriority, RolloutRe
 from torchbeast.core.storages.replay.store import (
     RolloutStore,
     bytes_per_transition,
-    bytes_per_truncation,
     row_specs,
 )
 from torchbeast.core.storages.replay.transition_replay import (
@@ -41,7 +40,7 @@ from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.env_process import Outcome
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.fleets.system import check_memory, in_bytes
-from torchbeast.fleets.waiting import waiting_for
+from torchbeast.fleets.waiting import say, waiting_for
 from torchbeast.reporting.run_folder import Session
 from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.checkpoint_writer import REPLAY
@@ -102,15 +101,15 @@ def make_replay(
     size, agent = config.replay.replay_size, rollouts.agent
     sampling = _sampling(config, agent, outcome) if config.learns_from_transitions else None
     windows = by_priority(config)
-    specs, each, of_truncation = _sizes(rollouts)
+    specs = rollouts.fields()
+    with as_usage_error():
+        each = bytes_per_transition(specs, agent.frame_stack)
     each += 0 if sampling is None else sampling.extra_bytes(size)
     check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
-    print(
-        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when full "
-        f"(plus {of_truncation:,} bytes per truncated episode), and {in_bytes(buffers)} of other "
-        f"buffers{has}.",
-        flush=True,
+    say(
+        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when full, "
+        f"and {in_bytes(buffers)} of other buffers{has}."
     )
     made = specs, size, agent.frame_stack, seed_of(seed, "replay")
     try:
@@ -138,23 +137,12 @@ def _sampling(
         with as_usage_error():
             check_goals(agent.observation_space, agent.frame_stack)
         hindsight = outcome()  # code of the user's environment
-    with as_usage_error():
-        return Sampling(
-            n_step=how.n_step,
-            priority_exponent=how.priority_exponent,
-            hindsight=hindsight,
-            hindsight_share=how.hindsight_share,
-        )
-
-
-def _sizes(rollouts: RolloutSpec) -> tuple[dict[str, Any], int, int]:
-    """Returns the fields of a rollout of one environment, and the bytes of a step and of a
-    truncated episode.
-    """
-    specs, frame_stack = rollouts.fields(), rollouts.agent.frame_stack
-    with as_usage_error():
-        each = bytes_per_transition(specs, frame_stack)
-        return specs, each, bytes_per_truncation(specs, frame_stack)
+    return Sampling(
+        n_step=how.n_step,
+        priority_exponent=how.priority_exponent,
+        hindsight=hindsight,
+        hindsight_share=how.hindsight_share,
+    )
 
 
 def transition_source(
@@ -189,7 +177,7 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
     path = folder / REPLAY
     if not is_saved or not path.exists():
         why = f"there is no {path} yet" if is_saved else "checkpoint_replay would save it"
-        print(f"The replay starts empty: {why}.", flush=True)
+        say(f"The replay starts empty: {why}.")
         return
     try:
         with open(path, "rb") as file:
@@ -200,7 +188,7 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
             "which it was saved"
         ) from error
     replay.new_source(AGENT)
-    print(f"The replay continues with the {replay.size:,} steps in {path}.", flush=True)
+    say(f"The replay continues with the {replay.size:,} steps in {path}.")
 
 
 def mixed_source(
@@ -232,28 +220,19 @@ def joined_replay(
 
     Raises UsageError if the replay does not exist, or does not accept this run's rollouts.
     """
-    settings = config.replay
-    specs, each, more = _sizes(rollouts)
-    with as_usage_error():
-        joining = JoinRequest(
-            name=name,
-            row=row_specs(specs, 1),
-            unroll_length=rollouts.unroll_length,
-            frame_stack=rollouts.agent.frame_stack,
-            capacity=settings.replay_size,
-            columns=config.rollouts.batch_size,
-            spare_columns=config.spare_columns,
-            seed=seed_of(seed, "replay"),
-            by_priority=by_priority(config),
-        )
-    size, address = settings.replay_size, str(settings.replay_service)
+    joining = JoinRequest(
+        name=name,
+        row=row_specs(rollouts.fields(), 1),
+        unroll_length=rollouts.unroll_length,
+        frame_stack=rollouts.agent.frame_stack,
+        replay_size=config.replay.replay_size,
+        columns=config.rollouts.batch_size,
+        spare_columns=config.spare_columns,
+        seed=seed_of(seed, "replay"),
+    )
     with ExitStack() as joined:
-        with waiting_for(f"the shared replay {address}"):
+        with waiting_for(f"the shared replay {config.replay.replay_service}"):
             replay = joined.enter_context(join(joining))
-        print(
-            f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
-            f"{in_bytes(size * each)} when full (plus {more:,} bytes per truncated episode). It "
-            f"has {replay.stats().size:,}.",
-            flush=True,
-        )
+        size, filled = joining.replay_size, replay.stats().size
+        say(f"The replay, shared with other agents, holds {size:,} steps. It has {filled:,}.")
         yield replay

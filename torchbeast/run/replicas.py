@@ -85,8 +85,6 @@ _MOMENT_S = 0.001  # between two polls for the end of callbacks, which usually t
 _FILES = (CHECKPOINT, "meta.json", "logs.csv")
 _LONGEST = 2**20  # bytes that are sent of a file other than the checkpoint
 
-Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]
-
 
 class Replica:
     """This process among the learners of a run. Used by one thread at a time."""
@@ -223,9 +221,9 @@ class Replica:
         """Returns a source that yields this rank's batches when all ranks have one, and that also
         updates.
         """
-        return RankedLearner(source, self.ranks.gather, self.rank, step, self._after_step)
+        return RankedLearner(source, self, step)
 
-    def _after_step(self, number: int, has_ended: Callable[[], bool]) -> None:
+    def meet(self, number: int, has_ended: Callable[[], bool]) -> None:
         """Waits until rank 0 has called its callbacks and written its files before this batch. They
         may take longer than SILENT_S, for example an evaluation, or a checkpoint on a slow disk.
         """
@@ -303,24 +301,13 @@ class RankedLearner(JointLearner):
     """Yields a rank's batches, each when all ranks have one, and updates with all ranks.
 
     The same thread iterates over `batches` and updates, so it takes part in every roll call and in
-    every update. All of its waits end: a roll call by the time limit of `gather`, the source by the
-    supervisor.
+    every update. All of its waits end: a roll call by its time limit, the source by the supervisor.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        gather: Gather,
-        rank: int,
-        step: OptimiserStep[Any],
-        meet: Callable[[int, Callable[[], bool]], None],
-    ) -> None:
-        """gather: returns the messages of all ranks; raises RankGone. step: joins its gradients
-        with the other ranks. meet: called before the roll calls for each batch, with its number
-        and whether to give up; may wait for another rank.
-        """
+    def __init__(self, source: Source, replica: Replica, step: OptimiserStep[Any]) -> None:
+        """step: joins its gradients with the other ranks."""
         super().__init__(step)
-        self._source, self._gather, self._rank, self._meet = source, gather, rank, meet
+        self._source, self._replica, self._rank = source, replica, replica.rank
         self.num_bytes = source.num_bytes
         self._taking, self._number = BatchTaker(source.batches), 0  # number of the last batch
         self._ready_since: float | None = None  # since when this rank has its batch
@@ -391,7 +378,7 @@ class RankedLearner(JointLearner):
         self._taking.ask(self._number)
         own_batch: Batch | None = None
         self._ready_since = None
-        self._meet(self._number, lambda: self._supervisor.ended)
+        self._replica.meet(self._number, lambda: self._supervisor.ended)
         while self._supervisor.failure is None:  # else it leaves, and the others notice
             if own_batch is None:
                 own_batch = self._taking.wait(self._number, PATIENCE_S)
@@ -411,7 +398,7 @@ class RankedLearner(JointLearner):
             away=[[*stream] for stream in self._source.lost_streams()],
             hanging=self._source.hanging(),
         )
-        messages = self._gather(report._asdict())
+        messages = self._replica.ranks.gather(report._asdict())
         reports = [_read(rank, message) for rank, message in enumerate(messages)]
         self._others = [ranked for ranked in enumerate(reports) if ranked[0] != self._rank]
         return reports

@@ -190,10 +190,8 @@ class Rows:
         if len(present) < len(numbers) and name not in self._missed_info:
             self._missed_info.add(name)
             _log.warning(
-                "an episode ended without a number %r in its last info; info_%s is the mean over "
-                "the other episodes",
-                name,
-                name,
+                f"an episode ended without a number {name!r} in its last info; info_{name} is the "
+                "mean over the other episodes"
             )
         return mean(present)
 

@@ -33,7 +33,6 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import running_time, wait_until
-from torchbeast.reporting.display import Progress
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import Assembled
 from torchbeast.run.checkpoint_writer import CheckpointWriter, failing_is_a_warning
@@ -58,6 +57,7 @@ class Training:
         source: Yields the batches.
         made: The learner. Its optimiser step may be a JointLearner, with the same interface.
         rows: Makes the rows of the log, and writes them.
+        progress: Steps and episodes of the run.
         writer: Writes the checkpoints of the run.
         stops_at: Environment steps at which the run ends, by the reason.
         consumers: Called after the log, one after the other and never during an update.
@@ -80,11 +80,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()  # held from an update to the end of its step
-
-    @property
-    def progress(self) -> Progress:
-        """Steps and episodes of the run."""
-        return self.rows.progress
+        self.progress = self.rows.progress
 
     @property
     def updates(self) -> int:

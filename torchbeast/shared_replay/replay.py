@@ -16,7 +16,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,14 @@ from torchbeast.collect.replay import (
     Priorities,
     ReplayedColumns,
     ReplayStats,
-    finals_of,
     read_windows,
 )
-from torchbeast.core.base.checks import require
-from torchbeast.core.base.nest import map_leaves2
+from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
 from torchbeast.errors import RunError
-from torchbeast.fleets.system import check_memory, in_bytes
+from torchbeast.fleets.system import check_memory
 
 _AGAIN = "another run with the same name has joined the shared replay: use another --xpid"
 
@@ -67,18 +65,15 @@ class SharedReplay:
         self._joined = itertools.count()
         self._windows: dict[Ticket, Arrays] = {}  # of the agents that have joined
 
-    def join(self, joining: JoinRequest, batches: int, windows: Callable[[], Arrays]) -> Ticket:
+    def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayStats]:
         """Adds an agent, which replaces an earlier agent with the same name.
 
-        batches: bytes of memory that the transport uses for this agent. windows: returns the part
-        of it to which `fill` writes, [T+1, S, ...]; it is dropped when the agent is replaced or
-        leaves, after which the ticket is invalid.
+        The ticket is valid until the agent is replaced or leaves.
 
         Raises ValueError, with a remedy, if the agent's rollouts do not fit into this replay, or if
-        there is not enough memory.
+        there is not enough memory for the first agent's.
         """
         with self._lock:
-            self._check_room(batches)
             if self._first is None:
                 self._replay = self._made_for(joining)
                 self._first = joining
@@ -87,8 +82,9 @@ class SharedReplay:
             for before in [ticket for ticket in self._windows if ticket.agent == number]:
                 self._forget(before)
             ticket = Ticket(number, next(self._joined))
-            self._windows[ticket] = windows()
-            return ticket
+            windows = joining.batch(joining.spare_columns)
+            self._windows[ticket] = map_leaves(lambda s: np.empty(s.shape, s.dtype), windows)
+            return ticket, self.stats()
 
     def leave(self, ticket: Ticket) -> None:
         """Drops an agent's walks and open rollouts, unless it was replaced. Its episodes stay."""
@@ -96,32 +92,29 @@ class SharedReplay:
             if ticket in self._windows:
                 self._forget(ticket)
 
-    def insert(
-        self, ticket: Ticket, arrays: Arrays, priorities: Priorities | None = None
-    ) -> ReplayStats:
-        """Stores all columns of a batch; priorities: see Replay.insert.
+    def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayStats:
+        """Stores all columns of a batch; raises ValueError if this replay cannot store them.
 
-        arrays: the fields of JoinRequest.batch, and final_observation. They must not change during
-            the call.
-
-        Raises ValueError if this replay cannot store them.
+        arrays: the fields of JoinRequest.batch, and final_observation.
         """
         with self._lock:
             self._check_present(ticket)
             columns = slice(0, arrays["reward"].shape[1])
-            self._used.insert(arrays, columns, ticket.agent, priorities)
+            self._used.insert(arrays, columns, ticket.agent)
             return self.stats()
 
     def fill(
         self, ticket: Ticket, first_walk: int | None
     ) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        """Fills the agent's windows, see Replay.fill; returns (columns, windows, stats)."""
+        """Reads windows, see Replay.fill; returns (columns, windows [T+1, S, ...], stats), or
+        (None, {}, stats).
+        """
         with self._lock:
             self._check_present(ticket)
             windows = self._windows[ticket]
             columns = slice(0, windows["reward"].shape[1])
             filled = read_windows(self._used, ticket.agent, windows, columns, first_walk)
-            return filled, windows, self.stats()
+            return filled, {} if filled is None else windows, self.stats()
 
     def stats(self) -> ReplayStats:
         """Returns metrics for logs and for the agents."""
@@ -143,28 +136,13 @@ class SharedReplay:
         assert self._replay is not None, "no agent has joined"
         return self._replay
 
-    def _check_room(self, size: int) -> None:
-        """Raises ValueError if the batches of one more agent, `size` bytes, do not fit into the
-        free memory, in addition to the memory that the replay will use as it fills.
-        """
-        free, later = self._free_memory(), 0
-        if (replay := self._replay) is not None:
-            later = int((1 - replay.stats().fill) * replay.capacity * replay.bytes_per_transition)
-        require(
-            free is None or size + later <= free,
-            f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
-            f"are free, {in_bytes(later)} of them for the replay: use a smaller batch_size, "
-            "replay_ratio or replay_size",
-        )
-
     def _made_for(self, joining: JoinRequest) -> RolloutReplay:
         fields = joining.batch(1)
+        batches = (joining.columns + joining.spare_columns) * num_bytes(fields)
         each = bytes_per_transition(fields, joining.frame_stack)
-        region = (joining.columns + joining.spare_columns) * num_bytes(fields)
-        check_memory(joining.capacity, each, region, self._free_memory())
+        check_memory(joining.replay_size, each, batches, self._free_memory())
         try:
-            settings = joining.capacity, joining.frame_stack, joining.seed, joining.by_priority
-            return RolloutReplay(fields, *settings)
+            return RolloutReplay(fields, joining.replay_size, joining.frame_stack, joining.seed)
         except MemoryError as error:
             raise ValueError(f"{error}: use a smaller replay_size") from error
 
@@ -173,38 +151,57 @@ class SharingAgent(ABC):
     """One agent's client of a shared replay; see Replay. Its constructor joins the replay.
 
     There is a subclass for each transport.
-
-    `insert` copies columns to `_inserted` [T+1, B, ...] and sends it. `fill` receives a batch
-    [T+1, S, ...] and copies it to columns.
     """
 
-    _inserted: Arrays
     _stats: ReplayStats
+
+    def __init__(self, joining: JoinRequest) -> None:
+        self._fields = tuple(joining.batch(1))
 
     def stats(self) -> ReplayStats:
         """Returns metrics of the replay, over all agents, when it was last used."""
         return self._stats
 
     def insert(self, arrays: Arrays, columns: slice, priorities: Priorities | None = None) -> None:
-        """Stores columns of a batch; see Replay."""
-        for name, nest in self._inserted.items():
-            map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
-        self._stats = self._insert(finals_of(arrays, columns), priorities)
+        """Stores columns of a batch; see Replay. priorities: None, because nobody shares a replay
+        that samples by them.
+        """
+        batch: dict[str, Any] = {
+            name: map_leaves(lambda leaf: np.ascontiguousarray(leaf[:, columns]), arrays[name])
+            for name in self._fields
+        }
+        batch["final_observation"] = tuple(_finals_of(arrays, columns))
+        self._stats = self._ask("insert", batch)
 
     def fill(
         self, arrays: Arrays, columns: slice, first_walk: int | None
     ) -> ReplayedColumns | None:
         """Writes windows into columns; see Replay."""
-        filled, batch, self._stats = self._fill(first_walk)
-        if filled is not None:
-            for name, nest in batch.items():
-                map_leaves2(lambda to, leaf: np.copyto(to[:, columns], leaf), arrays[name], nest)
-        return filled
+        filled: ReplayedColumns | None
+        filled, batch, self._stats = self._ask("fill", first_walk)
+        for name, nest in batch.items():
+            map_leaves2(lambda to, leaf: np.copyto(to[:, columns], leaf), arrays[name], nest)
+        if filled is None:
+            return None
+        # A transport may deliver read-only arrays.
+        return filled._replace(finals=[np.array(leaf) for leaf in filled.finals])
 
     @abstractmethod
-    def _insert(self, finals: list[np.ndarray], priorities: Priorities | None) -> ReplayStats:
-        """Sends `_inserted`, its final observations and priorities."""
+    def _ask(self, method: str, argument: Any) -> Any:
+        """Returns the result of this method of SharedReplay, for this agent."""
 
-    @abstractmethod
-    def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        """Returns the result of SharedReplay.fill."""
+
+def _finals_of(arrays: Arrays, columns: slice) -> list[np.ndarray]:
+    """Returns the final observations that belong to some columns, leaves [K, *shape]."""
+    ends = np.concatenate([[0], arrays["truncated"][1:].sum(axis=0).cumsum()])
+    own = slice(int(ends[columns.start]), int(ends[columns.stop]))
+    return [np.ascontiguousarray(leaf[own]) for leaf in flatten(arrays["final_observation"])]
+
+
+def has_ended(address: str) -> str:
+    """Returns the error message for a shared replay that has ended."""
+    return (
+        f"the shared replay {address} has ended; progress is saved in the checkpoint. Continue the "
+        "sweep that started the replay. Outside a sweep, resume with another --replay_service, or "
+        "without one"
+    )

@@ -5,18 +5,16 @@
         ...                                 agents run with --replay_service {served.address}
         if served.failure is not None: ...  it has died, and its agents end
 
-    agent a --- request ---> [ thread of a ] --> SharedReplay
-            <-- region a -->                         |
-    agent b <-> region b <-> [ thread of b ] --------+
+    agent a --- request --> [ thread of a ] --> SharedReplay
+    agent b --- request --> [ thread of b ] --------+
 
 Requests and answers are pickled. Before anything is unpickled, agent and service prove to each
 other that they have the key, a file next to the socket that only the user can read. Then the agent
-sends its JoinRequest, and the service answers with ReplayStats and the descriptor of the agent's
-region. After that the agent sends one request at a time:
+sends its JoinRequest, and the service answers with ReplayStats. After that the agent sends one
+request at a time:
 
-    ("insert", (final observations, Priorities | None))   the columns are in the region
-        --> ReplayStats
-    ("fill", first_walk)   --> (ReplayedColumns | None, ReplayStats), the columns are in the region
+    ("insert", arrays)     --> the result of SharedReplay.insert
+    ("fill", first_walk)   --> the result of SharedReplay.fill
 
 If the answer is an exception, the agent raises it. The replay survives agents that die. When the
 replay or its parent dies, the agents end with a checkpoint. The process ends when its standard
@@ -37,30 +35,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
-from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
-from torchbeast.collect.replay import (
-    Arrays,
-    JoinRequest,
-    Priorities,
-    ReplayClosed,
-    ReplayedColumns,
-    ReplayStats,
-    has_ended,
-)
-from torchbeast.collect.shared_memory import SharedFile, arrays_at, slot_size
+from torchbeast.collect.replay import JoinRequest, ReplayClosed, ReplayStats
 from torchbeast.core.base.checks import require
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.child_main import SendReport, run, take_stdin
 from torchbeast.fleets.child_process import ChildProcess, end_all
 from torchbeast.fleets.system import free_memory
-from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket
+from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket, has_ended
 
 _log = logging.getLogger("torchbeast.replay_service")
 
@@ -68,28 +55,6 @@ _MODULE = "torchbeast.shared_replay.service"
 _START_S = 60.0
 _ANSWER_S = 120  # longest wait for an answer, because the service may be busy with others
 _WAITING = 100  # connections that wait to be accepted
-
-
-class Region(SharedFile):
-    """Two batches in memory that an agent shares with the service.
-
-    inserted, filled: by field of Rollout, nests of arrays [T+1, B, ...] and [T+1, S, ...]. The
-    kernel frees the memory when the processes end, for any reason.
-    """
-
-    def __init__(self, joining: JoinRequest, descriptor: int | None = None) -> None:
-        """Creates the memory, or maps the memory of a descriptor, which can then be closed."""
-        super().__init__(region_bytes(joining), descriptor)
-        self.inserted, self.filled = arrays_at(_specs(joining), self.bytes, 0)
-
-
-def region_bytes(joining: JoinRequest) -> int:
-    """Returns the size of an agent's region in bytes."""
-    return slot_size(_specs(joining))
-
-
-def _specs(joining: JoinRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    return joining.batch(joining.columns), joining.batch(joining.spare_columns)
 
 
 class Service:
@@ -141,31 +106,26 @@ class Service:
 
     def _serve_agent(self, connection: Connection[Any, Any], joining: JoinRequest) -> None:
         try:
-            region = Region(joining)
-            ticket = self.replay.join(joining, region_bytes(joining), lambda: region.filled)
-        except (ValueError, MemoryError, OSError) as error:
+            ticket, stats = self.replay.join(joining)
+        except (ValueError, MemoryError) as error:
             _log.warning("agent %s was refused: %s", joining.name, error)
             connection.send(ValueError(str(error)))
             return
         _log.info("agent %s has joined", joining.name)
         try:
-            connection.send(self.replay.stats())
-            send_handle(connection, region.descriptor, None)
+            connection.send(stats)
             with contextlib.suppress(EOFError, ConnectionError):
                 while True:
-                    connection.send(self._answer(ticket, region, *connection.recv()))
+                    connection.send(self._answer(ticket, *connection.recv()))
         finally:
             self.replay.leave(ticket)
             _log.info("agent %s has left", joining.name)
 
-    def _answer(self, ticket: Ticket, region: Region, method: str, argument: Any) -> Any:
+    def _answer(self, ticket: Ticket, method: str, argument: Any) -> Any:
         try:
             if method == "fill":
-                filled, _, stats = self.replay.fill(ticket, argument)  # the agent has the region
-                return filled, stats
-            finals, priorities = argument
-            arrays = {**region.inserted, "final_observation": tuple(finals)}
-            return self.replay.insert(ticket, arrays, priorities)
+                return self.replay.fill(ticket, argument)
+            return self.replay.insert(ticket, argument)
         except (ValueError, RunError) as error:
             return error
 
@@ -192,11 +152,16 @@ class SharedReplayClient(SharingAgent):
 
         Raises UsageError if no replay serves there, or if it refuses this agent.
         """
+        super().__init__(joining)
         self._address = address
         self._closed = threading.Event()
         try:
             self._connection = Client(address, "AF_UNIX", authkey=_key(address))
-            self._stats = self._join(joining)
+            self._connection.send(joining)
+            answer: ReplayStats | ValueError = self._connection.recv()
+            if isinstance(answer, ValueError):
+                raise answer
+            self._stats = answer
         except (ValueError, AuthenticationError) as error:
             raise UsageError(f"replay_service {address}: {error}") from error
         except (OSError, EOFError) as error:
@@ -209,26 +174,6 @@ class SharedReplayClient(SharingAgent):
         """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
         self._closed.set()
         shut(self._connection)
-
-    def _join(self, joining: JoinRequest) -> ReplayStats:
-        self._connection.send(joining)
-        answer: ReplayStats | ValueError = self._connection.recv()
-        if isinstance(answer, ValueError):
-            raise answer
-        descriptor = recv_handle(self._connection)
-        try:
-            self._region = Region(joining, descriptor)
-        finally:
-            os.close(descriptor)
-        self._inserted = self._region.inserted
-        return answer
-
-    def _insert(self, finals: list[np.ndarray], priorities: Priorities | None) -> ReplayStats:
-        return self._ask("insert", (finals, priorities))
-
-    def _fill(self, first_walk: int | None) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
-        filled, stats = self._ask("fill", first_walk)
-        return filled, self._region.filled, stats
 
     def _ask(self, method: str, argument: Any) -> Any:
         """Sends a request and returns its answer, unless it is closed meanwhile."""
@@ -256,16 +201,16 @@ def _key(address: str) -> bytes:
         return file.read()
 
 
+@dataclass
 class Served:
     """A running shared replay.
 
     address: for --replay_service. pid: of its process. failure: how it died; None if it is alive.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.pid = 0
-        self.failure: Exception | None = None
+    address: str
+    pid: int = 0
+    failure: Exception | None = None
 
 
 @contextmanager

@@ -54,6 +54,7 @@ class AgentRun:
     total_steps: int
     episodes: int  # number of last episodes whose returns are averaged
     seed: int | None  # None: it draws one
+    has_own_code: bool = False  # whether nodes must import a module of the user
 
     @property
     def compared(self) -> dict[str, str]:
@@ -122,6 +123,7 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
         total_steps=flags.training.total_steps,
         episodes=flags.display.episodes_for_avg,
         seed=flags.run.seed,
+        has_own_code=any(":" in str(flatten(flags)[name]) for name in ("env", "model", "algo")),
     )
 
 

@@ -5,7 +5,7 @@
                                       v ChildProcess
                                  agent_main.py: the agent's program
                                       ^ v  columns, if agents share a replay
-                                 ray_replay.py: a Ray actor on the sweep's node
+                                 on_ray/replay.py: a Ray actor on the sweep's node
 
 Ray decides where and when agents run. The sweep reads their metrics from their files, like the
 metrics of agents on this machine.
@@ -23,7 +23,6 @@ from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from torchbeast.cli.command_line import flatten, parse
 from torchbeast.fleets.child_process import ChildProcess, ChildReport
 from torchbeast.fleets.system import environment_of_share
 from torchbeast.fleets.waiting import running_time, wait_until
@@ -31,7 +30,7 @@ from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.on_ray.fleet import Actors, RayFleet, User
 from torchbeast.on_ray.replay import serving_on_ray
 from torchbeast.shared_replay.service import Served
-from torchbeast.sweep.agents import FLAGS, AgentRun
+from torchbeast.sweep.agents import AgentRun
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, process_here
 from torchbeast.sweep.table import AgentRow
@@ -138,11 +137,10 @@ def on_ray(
     """
     name, ray = agents[0].folder.parent.name, RayConfig(address=config.address)
     cpus, gpus = config.agent_cpus, config.agent_gpus
+    has_own_code = any(agent.has_own_code for agent in agents)
     actors = Actors(_AGENT, {"num_cpus": cpus, "num_gpus": gpus}, last_calls=())
     with ExitStack() as ending:
-        fleet = ending.enter_context(
-            RayFleet(ray, f"sweep {name}", _is_own_code(agents), _SWEEP, actors)
-        )
+        fleet = ending.enter_context(RayFleet(ray, f"sweep {name}", has_own_code, _SWEEP, actors))
         check_room(fleet.room(), [WorkerGroup("agent", 1, cpus, gpus)])
         served, more, environment = None, [], {}
         if config.shared_replay:  # on this node, without which the sweep ends anyway
@@ -162,9 +160,3 @@ def on_ray(
 def replay_name(sweep: str) -> str:
     """Returns a new name for a shared replay, unique even among sweeps with the same name."""
     return f"sweep-{re.sub(r'[^A-Za-z0-9_.-]', '_', sweep)}-{secrets.token_hex(4)}"
-
-
-def _is_own_code(agents: Sequence[AgentRun]) -> bool:
-    """Returns whether nodes must import a module of the user."""
-    settings = [flatten(parse(FLAGS[each.program], each.program, each.words)) for each in agents]
-    return any(":" in str(each[name]) for each in settings for name in ("env", "model", "algo"))

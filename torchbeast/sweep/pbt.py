@@ -32,6 +32,7 @@ from torchbeast.cli.command_line import flag_names, parse
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.waiting import say
 from torchbeast.reporting.log_files import csv_line
 from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
 from torchbeast.seeds import seed_of
@@ -93,10 +94,6 @@ class Population:
             )
         if parse(flags, agents[0].program, agents[0].words).checkpoints.disable_checkpoint:
             raise UsageError("pbt copies checkpoints: remove --disable_checkpoint")
-        if agents[0].total_steps < rounds:
-            raise UsageError(
-                f"use at least {rounds} --total_steps, one per round, or fewer --rounds"
-            )
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
@@ -196,11 +193,10 @@ class Population:
             f"{key} {turn.settings[key]} -> {value} (of {parent.settings[key]})"
             for key, value in settings.items()
         )
-        print(
+        say(
             f"After round {turn.round}, {self._agents[turn.member].name} (mean return "
             f"{turn.mean_return:.4g}) continues from {self._agents[parent.member].name} "
-            f"({parent.mean_return:.4g}) with changed settings: {changes}",
-            flush=True,
+            f"({parent.mean_return:.4g}) with changed settings: {changes}"
         )
 
     def _write(self) -> None:

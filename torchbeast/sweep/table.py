@@ -227,16 +227,14 @@ def table(ranking: Sequence[Ranked]) -> Table:
     laid_out = table_of("Ranking by mean return", names)
     laid_out.add_column("agents")
     for place, group in enumerate(ranking, 1):
-        seeds = ", ".join(map(_return_of, sorted(group, key=standing)))
+        seeds = ", ".join(
+            f"{standing(row)}{'' if row.state == 'done' else f' ({row.state})'}"
+            for row in sorted(group, key=standing)
+        )
         settings = group[0].agent.compared.values()
         cells = [str(place), *settings, str(median(group)), seeds, counts(group)]
         laid_out.add_row(*map(Text, cells))
     return laid_out
-
-
-def _return_of(row: AgentRow) -> str:
-    """Returns an agent's mean return in words, with its state unless it is done."""
-    return f"{standing(row)}{'' if row.state == 'done' else f' ({row.state})'}"
 
 
 def report(rows: Sequence[AgentRow], folder: Path) -> None:

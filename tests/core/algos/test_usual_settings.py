@@ -96,17 +96,6 @@ def test_returns_are_normalised_unless_rewards_are_clipped_or_scaled(
     assert config.algorithm.normalise_returns is expected
 
 
-def test_a_dqn_run_without_a_record_of_its_loss_keeps_the_huber_loss() -> None:
-    for earlier, words, expected in (
-        ({}, (), None),
-        ({"algo": "dqn"}, (), 1.0),
-        ({"algo": "dqn"}, ("--huber_delta", "2"), 2.0),
-        ({"algo": "dqn", "huber_delta": None}, (), None),
-    ):
-        config = parsed("--algo", "dqn", *words).learner_config("CartPole-v1").after(earlier)
-        assert config.algorithm.huber_delta == expected
-
-
 def test_popart_is_not_added_to_a_run() -> None:
     config = parsed("--popart").learner_config("CartPole-v1")
     assert config.after({"popart": True}).algorithm.popart

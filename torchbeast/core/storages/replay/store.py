@@ -347,17 +347,10 @@ def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
 
 
 def bytes_per_transition(fields: Mapping[str, Any], frame_stack: int) -> int:
-    """Returns the bytes of memory that a stored transition takes, without
-    `bytes_per_truncation`. Takes the arguments of `row_specs`.
+    """Returns the bytes of memory that a stored transition takes; a truncated episode takes a final
+    observation in addition. Takes the arguments of `row_specs`.
     """
     return num_bytes(row_specs(fields, frame_stack))
-
-
-def bytes_per_truncation(fields: Mapping[str, Any], frame_stack: int) -> int:
-    """Returns the bytes of the frames of a final observation, which each stored truncation takes
-    in addition. Takes the arguments of `row_specs`.
-    """
-    return num_bytes(row_specs(fields, frame_stack)["observation"])
 
 
 def described(rows: Mapping[str, Any]) -> list[str]:
