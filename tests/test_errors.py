@@ -47,6 +47,17 @@ def test_each_kind_of_error_has_its_exit_code(
     assert capsys.readouterr().err.startswith("polybeast: ")
 
 
+def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
+    """Without site-packages, as with another Python in the folder of a clone."""
+    env = os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])}
+    words = [sys.executable, "-S", "-m", "torchbeast.status"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    expected = (
+        rf"status: {sys.executable} has no package \w+: .*{sys.executable} -m pip install .*\n"
+    )
+    assert re.fullmatch(expected, done.stderr) and done.returncode == 2
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -70,7 +81,7 @@ def test_ctrl_c_during_the_imports_of_a_program_is_no_traceback(
         assert started.stdout is not None and started.stdout.readline() == "importing\n"
         started.send_signal(signal.SIGINT)
         said, error = started.communicate(timeout=60)
-    assert (started.returncode, said, error) == (-signal.SIGINT, "", "")
+    assert (started.returncode, said, error) == (130, "", f"{program}: interrupted.\n")
 
 
 @pytest.mark.parametrize(

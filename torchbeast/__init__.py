@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchbeast.core.base.lazy import importing
-from torchbeast.errors import end_imports_quietly
+from torchbeast.errors import end_imports_in_one_line
 
 __version__ = "0.1.0"  # pyproject.toml reads the version of the package here
 
-end_imports_quietly()
+end_imports_in_one_line()
 
 if TYPE_CHECKING:
     from torchbeast.core import vtrace as vtrace

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 EXIT_DONE = 0
@@ -90,19 +91,53 @@ def expanded(path: str | Path) -> Path:
         raise FileNotFoundError(errno.ENOENT, "its home directory is unknown", str(path)) from None
 
 
-def end_imports_quietly() -> None:
-    """Lets Ctrl-C end one of our programs without a traceback while Python imports it, until
-    `exit_code_of` takes over.
+def end_imports_in_one_line() -> None:
+    """Lets Ctrl-C, or a package that is not installed, end one of our programs without a traceback
+    while Python imports it, until `exit_code_of` takes over.
 
     A KeyboardInterrupt would be shown with the traceback of an import, or caught by a library. It
     does nothing in other programs, which may import the package while Python looks for them, too.
     """
+    is_module = _module().partition(".")[0] == "torchbeast" and sys.argv[0] == "-m"
+    if not is_module and Path(sys.argv[0]).name != "torchbeast":  # the console script
+        return
+    sys.excepthook = _name_missing_package
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_interrupted)
+
+
+def _end_interrupted(*_: object) -> NoReturn:
+    os._exit(_report(_program(), "interrupted.", EXIT_INTERRUPTED))
+
+
+def _name_missing_package(
+    kind: type[BaseException], error: BaseException, frames: TracebackType | None
+) -> None:
+    """Prints an uncaught exception: one line if a module of ours imports a package that is not
+    installed.
+    """
+    importing = [f.f_code.co_filename for f, _ in traceback.walk_tb(frames)]
+    importing = [file for file in importing if not file.startswith("<")]  # Python's own import
+    if not isinstance(error, ModuleNotFoundError) or not _is_ours(importing[-1]):
+        sys.__excepthook__(kind, error, frames)
+        return
+    source = Path(_PACKAGE).parent
+    made, is_clone = source / ".venv/bin/python", (source / "pyproject.toml").exists()
+    package = str(source) if is_clone else "torchbeast"
+    remedy = f"run the program with {made}, or " if made.exists() else ""
+    message = f"{sys.executable} has no package {error.name}: {remedy}install what is missing: "
+    message += f"{sys.executable} -m pip install {package}"
+    os._exit(_report(_program(), message, EXIT_USAGE))
+
+
+def _program() -> str:
+    return _module().rpartition(".")[2] or "torchbeast"
+
+
+def _module() -> str:
+    """Returns the module of `python -m module`, or ""."""
     words = sys.orig_argv
-    module = words[words.index("-m") + 1] if "-m" in words else ""
-    is_module = module.partition(".")[0] == "torchbeast" and sys.argv[0] == "-m"
-    is_ours = is_module or Path(sys.argv[0]).name == "torchbeast"  # the console script
-    if is_ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return words[words.index("-m") + 1] if "-m" in words else ""
 
 
 def exit_code_of(program: str, body: Callable[[], int]) -> int:
@@ -111,7 +146,7 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     For a UsageError or RunError it prints the message to stderr and returns the exit code of its
     kind, even if writing to stderr fails.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see end_imports_quietly
+    if signal.getsignal(signal.SIGINT) is _end_interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() == "utf-8":
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8

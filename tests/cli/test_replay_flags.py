@@ -22,7 +22,9 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
 }
 WRONG = [
     (["--replay_ratio", "3"], "--replay_ratio needs a replay: set --replay_size too."),
-    (["--algo", "impala", "--replay_ratio=2"], "--replay_ratio needs a replay: set"),
+    (["--replay_ratio", "1"], "--replay_ratio needs a replay: set --replay_size too."),
+    (["--algo", "impala", "--replay_ratio=1"], "--replay_ratio needs a replay: set"),
+    (["--replay_kl_threshold", "1"], "--replay_kl_threshold needs a replay: set"),
     (["--learn_start", "9"], "--learn_start needs a replay: set --replay_size too."),
     (["--checkpoint_replay"], "--checkpoint_replay needs a replay: set --replay_size too."),
     (["--replay_size", "-1"], "--replay_size must be at least 0, got -1."),

@@ -164,7 +164,7 @@ def test_paths_of_public_functions_may_be_texts_that_begin_with_the_home_directo
     assert torchbeast.load_checkpoint("~/kept.tar")["stats"]["step"] == STEPS
     with pytest.raises(UsageError, match="there is no checkpoint at .*missing.tar"):
         torchbeast.load_checkpoint("~/missing.tar")
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match="it is a folder"):
         torchbeast.load_checkpoint("~/run")
     restarted = OnPolicyActorCritic.create_factory(
         obs_space, action_space, restart_model="~/kept.tar"

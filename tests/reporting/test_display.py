@@ -318,6 +318,20 @@ def test_the_last_frame_has_the_numbers_of_the_summary(terminal: Terminal) -> No
     assert len(lines) == 4, "the diagnosis of the whole run follows"
 
 
+@pytest.mark.parametrize(("narrow", "rows"), [(80, 4), (40, 7)])
+def test_all_rows_of_the_last_frame_are_erased_after_a_resize(
+    terminal: Terminal, narrow: int, rows: int
+) -> None:
+    """Title, names, values and progress; the last three fill two rows each at half the width."""
+    with Display("Catch", terminal) as display:
+        display.show(shown(10), now=0.0)
+        terminal.frame()
+        display._console.width = narrow
+        display.show(shown(20), now=1.0)
+        erased = terminal.getvalue().partition("Catch")[0]
+    assert erased.count("\x1b[1A") == rows - 1
+
+
 def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
     rate = Rate()
     assert rate.add(0, 0.0) == 0.0

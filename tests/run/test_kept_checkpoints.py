@@ -129,13 +129,13 @@ def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
 
     monkeypatch.setattr(zipfile.ZipFile, reading, failing)
     alone = newest.rename(newest.with_name("alone.tar"))
-    with pytest.raises(checkpoints.Damaged, match="alone.tar .*Input/output error"):
+    with pytest.raises(RunError, match="no checkpoint in .* can be read"):
         checkpoints.load_newest(alone, NEEDED)
     alone.rename(newest)
     found = checkpoints.load_newest(newest, NEEDED)
     assert found.checkpoint["step"] == 1
     said = checkpoints.describe_fallback(found, newest)
-    assert f"{newest} is damaged (Input/output error)" in said
+    assert f"{newest} is damaged (disk error: Input/output error)" in said
     checkpoints.put_in_place(found, newest)
     assert newest.stat().st_ino != bad
     assert newest.with_name("model.tar.damaged").stat().st_ino == bad
@@ -241,11 +241,11 @@ class Foreign:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: path.write_bytes(b""), "it is truncated, or not a checkpoint"),
+        (lambda path: path.write_bytes(b""), "it is empty"),
         (lambda path: path.write_bytes(b"x" * 5000), "it is truncated, or not a checkpoint"),
         (lambda path: path.write_bytes(path.read_bytes()[:-700]), "it is truncated, or not"),
         (lambda path: path.write_bytes(path.read_bytes()[:3]), "it is truncated, or not"),
-        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+        (lambda path: (path.unlink(), path.mkdir()), "it is a folder"),
         (lambda path: zipfile.ZipFile(path, "w").close(), "its contents are invalid"),
         (lambda path: torch.save(Foreign(), path), "it contains .*Foreign, but only tensors and"),
     ],

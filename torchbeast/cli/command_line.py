@@ -165,6 +165,7 @@ def parse(
     if unknown:
         raise UsageError(_about_unknown(unknown, [*flag_names(flags_type), *known]))
     if isinstance(parsed, LearnerFlags):
+        _check_replay(parsed, words)
         check_recorded(flatten(parsed.algorithm))
     return parsed
 
@@ -451,6 +452,19 @@ def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
     typed = [resuming.given(words, f"--{name}") for name in _OF_REPLAY]
     size = decided.get("replay_size", 0) if typed[0] is None else 0
     return bool(size) or any(text and text.strip("0.") for text in typed)
+
+
+def _check_replay(flags: LearnerFlags, words: Sequence[str]) -> None:
+    """Raises UsageError if a ratio or threshold is typed without a replay size.
+
+    A Config cannot check this, because it cannot tell a typed default from an untyped one.
+    """
+    if flags.replay.replay_size:
+        return
+    for name in _OF_REPLAY[1:]:
+        typed = resuming.given(words, f"--{name}")
+        if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
+            raise UsageError(f"--{name} needs a replay: set --replay_size too. See --help.")
 
 
 def _about_unknown(words: Sequence[str], known: Sequence[str]) -> str:

@@ -21,10 +21,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleRenderable, Group, RenderableType
 from rich.constrain import Constrain
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -104,6 +106,26 @@ def mean(values: Iterable[float]) -> float:
     return statistics.fmean(recent) if recent else math.nan
 
 
+class _Frame(Live):
+    """A live display that leaves nothing of the last frame behind if the terminal is resized.
+
+    A narrower terminal has wrapped the lines of the last frame, so that they fill more rows than
+    `Live` erases.
+    """
+
+    _lengths: Sequence[int] = ()  # of the lines of the last frame
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Erases the additional rows, and renders."""
+        console = self.console
+        extra = sum(max(0, length - 1) // console.width for length in self._lengths)
+        lines = console.render_lines(self.get_renderable(), pad=False)[: console.height]
+        self._lengths = [Segment.get_line_length(line) for line in lines]
+        erase: tuple[Any, Any] = ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)
+        up = Control(*erase, *[(ControlType.CURSOR_UP, 1), erase[1]] * extra)
+        return [*([up] if extra else []), *super().process_renderables(renderables)]
+
+
 PanelT = TypeVar("PanelT", bound="Panel")
 
 
@@ -120,7 +142,7 @@ class Panel:
         self._stream = stream or sys.stdout
         self._console = Console(file=self._stream)
         is_live = self._console.is_terminal and is_shown
-        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+        self._live = _Frame(console=self._console, auto_refresh=False) if is_live else None
 
     def __enter__(self: PanelT) -> PanelT:
         if self._live is not None:

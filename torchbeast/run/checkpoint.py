@@ -75,6 +75,10 @@ class Damaged(UsageError):
         self.path, self.reason = path, reason
 
 
+class Unreadable(Damaged):
+    """A file that the disk cannot read: mostly a bad sector, rarely a temporary error."""
+
+
 def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
     """Writes the checkpoint. The previous file stays until the new one is safely on the disk."""
     write_atomically(path, as_bytes(checkpoint))
@@ -118,6 +122,8 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch raises various types for files of other kinds
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise Unreadable(path, f"disk error: {error.strerror}") from error
         if fault := _fault_of_machine(error):
             raise RunError(
                 f"{path} could not be read ({fault}). The file itself may be intact: fix the cause "
@@ -220,8 +226,10 @@ def _fault_of_machine(error: Exception) -> str:
 
 def _fault(path: Path, error: Exception) -> str:
     """Returns why a file could not be loaded, in place of torch's message about its own code."""
-    if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EISDIR):
-        return str(error.strerror)
+    if path.is_dir():
+        return "it is a folder"
+    if path.stat().st_size == 0:
+        return "it is empty"
     if found := _FOREIGN.search(str(error)):
         return f"it contains {found[1]}, but only tensors and plain values are loaded"
     if not zipfile.is_zipfile(path):
@@ -353,7 +361,8 @@ def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
 def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
     """Reads the newest checkpoint that is not damaged.
 
-    Raises like `load`; if several are damaged, with all names.
+    Raises like `load`. If all are damaged, raises UsageError with all names, or RunError if the
+    disk cannot read any of them.
     """
     damaged: list[Damaged] = []
     for path in existing(newest) or [newest]:
@@ -361,9 +370,11 @@ def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
             return FoundCheckpoint(load(path, needed), path, damaged)
         except Damaged as error:
             damaged.append(error)
-    if len(damaged) == 1:
+    is_disk = all(isinstance(error, Unreadable) for error in damaged)
+    if len(damaged) == 1 and not is_disk:
         raise damaged[0]
-    raise UsageError(
+    kind = RunError if is_disk else UsageError  # a network disk may come back
+    raise kind(
         f"no checkpoint in {newest.parent} can be read: {_listed(damaged)}; move them away to "
         "start over"
     )
