@@ -197,9 +197,8 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
     num_streams = arguments["num_streams"]
     if num_streams > 1 < len(spec.task_names):  # compare the tasks of all streams
-        here = spec.dealt(0, num_envs * num_streams).options.task_shares
-        one_each = spec.with_shares([min(1, count) for count in here])
-        make_environment(one_each, sum(one_each.options.task_shares)).close()
+        here = [count > 0 for count in spec.dealt(0, num_envs * num_streams).options.task_shares]
+        make_environment(spec.with_shares(here), sum(here)).close()
     # Make the first one now, so that a wrong name is reported immediately.
     first = {0: make_environment(spec.dealt(0, num_envs), num_envs)}
     playing, lock = [0] * num_streams, threading.Lock()  # open environments by number of stream
