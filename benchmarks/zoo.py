@@ -434,11 +434,10 @@ class Page:
         marked = [f"{self._mark(machine)} {machine}".strip() for machine in self._machines]
         machines = "".join(f"\n  {each}." for each in marked)
         families = [part for family in FAMILIES for part in self._section(family)]
-        csvs = [f"[{name}]: zoo/{name}.csv" for name in self._kept]
         sources = [f'[{n}]: {each.address} "{each.note}"' for n, each in self._cited.values()]
         chance = _CHANCE if " P " in "".join(families) else ""
         about = _ABOUT.format(machines=machines, chance=chance)
-        return "\n".join([about, *families, "\n".join([*csvs, *sources]) + "\n"])
+        return "\n".join([about, *families, "\n".join(sources) + "\n"])
 
     def _section(self, family: str) -> Iterator[str]:
         names, title = self.names(family), FAMILIES[family]
@@ -459,7 +458,7 @@ class Page:
         seeds, wanted, record = len(kept.runs), PRESETS[name].seeds, record_of(kept)
         marks = "".join(sorted({self._mark(end["machine"]) for end in kept.ends}))
         ours = [
-            f"[{name}]",
+            f"[{name}](zoo/{name}.csv)",
             f"{value} [{low}, {high}]",
             str(seeds) if seeds >= wanted else f"{seeds} of {wanted}",
             _steps(record["steps"]),
