@@ -325,7 +325,7 @@ def test_a_replay_has_the_settings_of_the_programs_unless_it_is_given_others(alg
         (
             OnPolicyBuffer.create_factory(),
             R2D2.create_factory(),
-            "OnPolicyBuffer does not, but R2D2 replays .* by priority: use RolloutReplayBuffer",
+            "OnPolicyBuffer does not .*, but R2D2 replays .* by priority: use RolloutReplayBuffer",
         ),
         *(
             (

@@ -160,12 +160,12 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
     assert shown.diagnosis == (advice if live else None)
 
 
-def test_the_age_of_replayed_single_steps_is_no_policy_lag_to_reduce(
+def test_the_age_of_replayed_steps_is_no_policy_lag_to_reduce(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *arguments: arguments[2])
     training, lags = Mock(rows=Mock(newest={"mean_lag": 14.0})), []
     for is_replay in (False, True):
-        learner = Mock(learns_from_transitions=is_replay)
+        learner = Mock(trains_on_any_age=is_replay)
         lags.append(RunDisplay(training=training, plan=Mock(learner=learner))._diagnose(UNKNOWN))
     assert str(lags) == "[14.0, nan]"
