@@ -331,7 +331,7 @@ def test_a_replay_has_the_settings_of_the_programs_unless_it_is_given_others(alg
             (
                 RolloutReplayBuffer.create_factory(),
                 algo.create_factory(),
-                f"RolloutReplayBuffer replays .* {algo.__name__} does not: use {better}",
+                f"RolloutReplayBuffer replays .* {algo.__name__} does not .*: use {better}",
             )
             for algo, better in ((LASER, "OnPolicyVTraceBuffer"), (PPO, "OnPolicyGAEBuffer"))
         ),
