@@ -469,3 +469,9 @@ def test_seeds_of_environments_are_different_and_small_enough_for_every_library(
     seeds = [seed for run in range(20) for seed in environment_seeds(run, 50)]
     assert len(set(seeds)) == len(seeds) == 1000
     assert min(seeds) >= 0 and max(seeds) < 2**31
+
+
+def test_environments_of_different_action_spaces_are_refused() -> None:
+    kind = type("Other", (Counting,), {"action_space": spaces.Discrete(9)})
+    with pytest.raises(ValueError, match=r"environment 1 .* expected .*n=2.* got .*n=9"):
+        SyncVecEnv([Counting, kind], "Example-v0")

@@ -58,7 +58,13 @@ class MaskFromInfo:
 
     def reset(self, *, seed: int | None = None, **more: Any) -> tuple[Any, Mapping[str, Any]]:
         """Resets the environment; returns the masked observation and the info."""
-        observation, info = self._env.reset(seed=seed, **more)
+        result = self._env.reset(seed=seed, **more)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            raise EnvError(
+                "mask_actions needs the info dict that reset() of Gymnasium returns, but "
+                f"{_name(self._env)} returns none: put an {MASK} into its observations"
+            )
+        observation, info = result
         return _with_mask(observation, self._mask(info, is_last=False)), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
@@ -79,6 +85,11 @@ class MaskFromInfo:
             )
         given = info[MASK]
         mask = np.concatenate(given) if isinstance(given, tuple) else np.asarray(given)
+        if mask.shape != (size,):
+            raise EnvError(
+                f"{_name(self._env)}: info['{MASK}'] needs the shape ({size},), an entry for "
+                f"each action, got {mask.shape}"
+            )
         return mask.astype(bool)
 
 

@@ -210,7 +210,7 @@ class EnvSpec(Spec):
             tasks: Ids, specs, or functions.
 
         Raises:
-            EnvError: If their keyword arguments or options differ, or there are none.
+            EnvError: If the list is empty, or their keyword arguments or options differ.
         """
         if not tasks:
             raise EnvError("expected at least one environment, got an empty list")

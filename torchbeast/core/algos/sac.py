@@ -22,7 +22,7 @@ and the temperature's likewise (equation 11).
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from torchbeast.core.algos.config import SACConfig
 from torchbeast.core.algos.off_policy import ActorAndCritics, mean_loss, priorities
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.errors import UsageError
 
 
 class SAC(ActorAndCritics):
@@ -72,9 +73,7 @@ class SAC(ActorAndCritics):
             name: config.optimiser.make(self.models[name].parameters())
             for name in ("actor", "critics", "temperature")
         }
-        distribution: Any = self.actor.distribution
-        kind = _OverBox if isinstance(distribution, SquashedGaussian) else _OverChoices
-        self._policies: _OverBox | _OverChoices = kind(self.actor, distribution)
+        self._policies = _policies_over(self.actor)
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns the three losses, and the means of values, entropy and temperature."""
@@ -165,3 +164,17 @@ class _OverChoices:
     ) -> Tensor:
         chosen = self._distribution.features(action)  # one-hot
         return (critics(observation) * chosen).sum(-1)
+
+
+def _policies_over(actor: StochasticActorCritic) -> _OverBox | _OverChoices:
+    """Returns how expectations over the actor's actions are computed."""
+    match actor.distribution:
+        case SquashedGaussian() as distribution:
+            return _OverBox(actor, distribution)
+        case Categorical() as distribution:
+            return _OverChoices(actor, distribution)
+    kind = type(actor.distribution).__name__
+    raise UsageError(
+        f"SAC needs a network with a SquashedGaussian over a Box or a Categorical over a Discrete, "
+        f"got {type(actor).__name__} with {kind}: use another model"
+    )

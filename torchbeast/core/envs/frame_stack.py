@@ -121,6 +121,11 @@ def frame_spec(stack: ArraySpec, num_frames: int) -> ArraySpec:
     """
     if num_frames == 1:
         return stack
+    if not stack.shape or stack.shape[0] % num_frames:
+        raise ValueError(
+            f"frame_stack is {num_frames}, but an observation of shape {list(stack.shape)} does "
+            f"not consist of {num_frames} frames along its first dimension"
+        )
     return dataclasses.replace(stack, shape=(stack.shape[0] // num_frames, *stack.shape[1:]))
 
 

@@ -103,7 +103,8 @@ class SyncVecEnv:
             observation_keys: Entries of dict observations to keep; (): all.
 
         Raises:
-            UsageError: If the first one is not an environment, or has no usable spaces.
+            UsageError: If what was made is not an environment, or an environment has no usable
+                spaces, or another action space than the first.
         """
         self.env_id = env_id
         self.num_envs = len(env_fns)
@@ -111,9 +112,13 @@ class SyncVecEnv:
         self._options: Mapping[str, Any] = {}
         self._envs = [make_env() for make_env in env_fns]
         env = self._envs[0]
-        check_environment(env, self._name(0))
-        with refusing(f"{self._name(0)}: action space"):
-            self.action_space = from_gymnasium(env.action_space)
+        self.action_space = self._action_space_of(0)
+        for index in range(1, self.num_envs):
+            if (actions := self._action_space_of(index)) != self.action_space:
+                raise UsageError(
+                    f"{self._name(index)}: expected the action space {self.action_space} of "
+                    f"environment 0, got {actions}"
+                )
         with refusing(self._name(0)):
             self._declared = declared(getattr(env, "observation_space", None))
         self.observation_space: ObservationSpace = self._space_of(reset_one(env, None, {}))
@@ -192,6 +197,11 @@ class SyncVecEnv:
 
     def _at_step(self, index: int) -> str:
         return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"
+
+    def _action_space_of(self, index: int) -> ActionSpace:
+        check_environment(self._envs[index], self._name(index))
+        with refusing(f"{self._name(index)}: action space"):
+            return from_gymnasium(self._envs[index].action_space)
 
     def _space_of(self, first: Any) -> ObservationSpace:
         keys, path = self.observation_keys, f"{self._name(0)}: observation"

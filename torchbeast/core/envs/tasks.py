@@ -99,7 +99,7 @@ class TasksEnv:
     """A VecEnv of environments of several tasks, those of each task side by side.
 
     Attributes:
-        spec: What it was made from, if `envs.make` made it.
+        spec: The spec of the environments, if `envs.make` made them.
     """
 
     spec: Any

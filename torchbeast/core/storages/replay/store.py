@@ -108,7 +108,7 @@ class RolloutStore(ABC):
         """Reserves memory, which is committed page by page as it is written.
 
         fields, frame_stack: see `row_specs`. capacity: in transitions, at least two rollouts.
-        exponent: alpha of the priorities of rows; None: rows have none.
+        exponent: alpha of the priorities of rows; None: without priorities.
         """
         self._exponent = exponent
         self.unroll_length = fields["reward"].shape[0] - 1
