@@ -140,3 +140,12 @@ def test_settings_that_contradict_the_optimiser_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         OptimiserConfig(**settings)
+
+
+def test_a_gradient_in_another_memory_layout_moves_its_parameter_as_pytorchs() -> None:
+    ours, theirs = (nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
+    gradient = torch.tensor([[1.0, -1.0], [2.0, -2.0], [-3.0, 3.0]]).T
+    ours.grad, theirs.grad = gradient, gradient
+    Adam([ours], lr=0.1).step()
+    torch.optim.Adam([theirs], lr=0.1).step()
+    torch.testing.assert_close(ours, theirs)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMSprop and Adam as PyTorch computes them, all parameters at once.
 
+Adam is PyTorch's fused kernel: for two layers of 128 it takes a quarter of the time of one
+operation after the other, for two of 1,000 a third.
+
 They take the place of torch.optim's, because making one of those imports PyTorch's compiler, which
 takes longer than everything else that a learner does before its first update and is never used.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,7 +33,10 @@ class Foreach(ABC):
         self._parameters: Tensors = list(parameters)
         self.param_groups: list[dict[str, Any]] = [{"params": self._parameters, **settings}]
         self._state: list[dict[str, Tensor]] = [
-            {n: torch.zeros(()) if n == "step" else torch.zeros_like(p) for n in averages}
+            {
+                n: p.new_zeros((), dtype=torch.float32) if n == "step" else torch.zeros_like(p)
+                for n in averages
+            }
             for p in self._parameters
         ]
 
@@ -134,17 +139,29 @@ class Adam(Foreach):
     def _move(
         self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors], settings: Settings
     ) -> None:
-        beta1, beta2 = settings["betas"]
-        steps, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
+        steps, (beta1, beta2) = state["step"], settings["betas"]
         torch._foreach_add_(steps, 1)
-        torch._foreach_lerp_(m, grads, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, grads, grads, value=1 - beta2)
-        counts = [step.item() for step in steps]
-        roots = torch._foreach_sqrt(v)
-        torch._foreach_div_(roots, [math.sqrt(1 - beta2**k) for k in counts])
-        torch._foreach_add_(roots, settings["eps"])
-        if settings["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - settings["lr"] * settings["weight_decay"])
-        rates = [-settings["lr"] / (1 - beta1**k) for k in counts]
-        torch._foreach_addcdiv_(parameters, m, roots, rates)
+        torch._fused_adamw_(  # with a weight decay of 0 it is Adam
+            parameters,
+            [_laid_out_as(p, g) for p, g in zip(parameters, grads, strict=True)],
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            [],
+            steps,
+            lr=settings["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=settings["weight_decay"],
+            eps=settings["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Returns the gradient with the strides of its parameter, which the fused kernel relies on
+    without a check. Those of other processes are contiguous, weights of convolutions may not be.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

@@ -153,6 +153,8 @@ def columns_of_a_slice(
         return columns
     a_share = -(-columns // num_threads)
     wanted = min(bytes_at_once // column_bytes, max(a_share, WORTH_A_THREAD // column_bytes))
+    if wanted >= columns:
+        return columns
     least = least_columns(model)
     return max(wanted, min(least, a_share), least // 2)
 
@@ -216,17 +218,16 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 
     It is a scalar tensor on the device, which nothing has waited for.
     """
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients_of(parameters)]
-    if not norms:
+    gradients = gradients_of(parameters)
+    if not gradients:
         return torch.zeros((), device=parameters[0].device)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: float) -> None:
     """Scales gradients of the given norm in place, so that their norm is at most `maximum`."""
     if norm > maximum:
-        for gradient in gradients_of(parameters):
-            gradient.mul_(maximum / norm)
+        torch._foreach_mul_(gradients_of(parameters), maximum / norm)
 
 
 def first_non_finite_gradient(named: Iterable[tuple[str, nn.Parameter]]) -> str:
