@@ -12,11 +12,12 @@ any time the number of updates is
 
     floor((collected - learn_start) * updates_per_step)
 
-The learner thread samples a batch when it asks for one: another thread would compete with the
-update for Python's lock. The source takes the next rollout only when all of these updates have been
-sampled, so collection waits for the learner, and uniform sampling does not depend on thread timing.
+The source takes the next rollout only when batches for all of these updates have been sampled, so
+collection waits for the learner. Two batches are prepared ahead. Uniform sampling does not depend
+on thread timing.
 
-`SynchronousTransitions` starts no thread. With `FreeTransitions` neither side waits for the other.
+`SynchronousTransitions` starts no thread and prepares nothing ahead. With `FreeTransitions` neither
+side waits for the other.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +49,8 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
+
+_AHEAD = 2  # batches that are prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +90,12 @@ class TransitionSource(WithReplay):
         super().__init__(online, replay.stats)
         self._replay = replay
         self._schedule = schedule
-        self._ended = False  # nothing more is collected
+        self._ready: deque[Transitions] = deque()
+        self._ended = False  # nothing more is prepared
+        # Used by the thread that takes rollouts only:
         self._waits = max(0, schedule.learn_start - replay.size)  # steps
         self._total = 0  # steps collected
-        self._sampled = 0  # batches
+        self._prepared = 0  # batches
         self._collected = _Collected()
 
     def batches(self) -> Iterator[Transitions]:
@@ -101,34 +107,12 @@ class TransitionSource(WithReplay):
 
     def _next(self) -> Transitions | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_due() or self._ended or self._closed)
-            if self._closed or not self._is_due():
+            self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
+            if self._closed or not self._ready:
                 return None
-            batch = self._sample()  # with the lock, so that a rollout comes before it or after it
-            if not self._is_due():
-                self._changed.notify_all()  # the next rollout may come
-            return batch
-
-    def _is_due(self) -> bool:
-        """Returns whether another batch may be sampled."""
-        return self._sampled < self._schedule.updates_after(self._total - self._waits)
-
-    def _sample(self) -> Transitions:
-        """Samples a batch, and attributes to it the steps collected since the batch before."""
-        schedule = self._schedule
-        with own_settings():
-            with self._replay.lock:
-                sample = self._replay.sample(schedule.batch_size)
-                total, collected, self._collected = self._total, self._collected, _Collected()
-                self._sampled += 1
-            batch = collected.counted_in(transitions_of(sample))
-            if schedule.beta is None:
-                return batch
-            weights = importance_weights(sample.probabilities, schedule.beta_at(total))
-            give_feedback = functools.partial(self._note_priorities, sample.names)
-            return dataclasses.replace(
-                batch, weights=torch.from_numpy(weights), give_feedback=give_feedback
-            )
+            prepared = self._ready.popleft()
+            self._changed.notify_all()  # there is room for another
+            return prepared
 
     def _note_priorities(self, names: np.ndarray, feedback: Feedback) -> None:
         """Gives the replay the new priorities of the transitions with these names."""
@@ -143,7 +127,7 @@ class TransitionSource(WithReplay):
         try:
             for rollout in self._online.batches():
                 self._insert(rollout)
-                self._wait_for_updates()
+                self._offer_due()
                 if self._closed:
                     return
         finally:
@@ -151,18 +135,44 @@ class TransitionSource(WithReplay):
                 self._ended = True
                 self._changed.notify_all()
 
-    def _wait_for_updates(self) -> None:
-        """Blocks until the learners have sampled all batches that are due."""
-        with self._changed:
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._is_due() or self._closed)
-
     def _insert(self, rollout: Rollout) -> None:
         """Stores a rollout. Afterwards its memory belongs to the online source again."""
         with self._replay.lock:
             self._replay.insert(arrays_of(rollout), slice(0, rollout.batch_size), AGENT)
             self._collected.add(rollout)
             self._total += rollout.env_steps
+
+    def _offer_due(self) -> None:
+        """Lets the learners take the batches that are due, `_AHEAD` at a time."""
+        for batch in self._due():
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._ready) < _AHEAD or self._closed)
+                self._ready.append(batch)
+                self._changed.notify_all()
+
+    def _due(self) -> Iterator[Transitions]:
+        """Samples the batches that are due, until the source is closed."""
+        due = self._schedule.updates_after(self._total - self._waits)
+        while self._prepared < due and not self._closed:
+            batch = self._prepare()
+            self._prepared += 1
+            yield batch
+
+    def _prepare(self) -> Transitions:
+        """Samples a batch, and attributes to it the steps collected since the batch before."""
+        schedule = self._schedule
+        with own_settings():
+            with self._replay.lock:
+                sample = self._replay.sample(schedule.batch_size)
+                total, collected, self._collected = self._total, self._collected, _Collected()
+            batch = collected.counted_in(transitions_of(sample))
+            if schedule.beta is None:
+                return batch
+            weights = importance_weights(sample.probabilities, schedule.beta_at(total))
+            give_feedback = functools.partial(self._note_priorities, sample.names)
+            return dataclasses.replace(
+                batch, weights=torch.from_numpy(weights), give_feedback=give_feedback
+            )
 
 
 class FreeTransitions(TransitionSource):
@@ -172,11 +182,16 @@ class FreeTransitions(TransitionSource):
     1803.00933). How often a step is sampled therefore depends on the speed of both sides.
     """
 
-    def _is_due(self) -> bool:
-        """Returns whether there are enough steps, and more to come."""
-        return 0 < self._total >= self._waits and not self._ended
+    def _next(self) -> Transitions | None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: 0 < self._total >= self._waits or self._ended or self._closed
+            )
+            if self._ended or self._closed:
+                return None
+        return self._prepare()
 
-    def _wait_for_updates(self) -> None:
+    def _offer_due(self) -> None:
         """Wakes the learners that waited for the first steps."""
         with self._changed:
             self._changed.notify_all()
@@ -203,10 +218,6 @@ class SynchronousTransitions(TransitionSource):
         for rollouts in self._online.batches():
             self._insert(rollouts)
             yield from self._due()
-
-    def _due(self) -> Iterator[Transitions]:
-        while self._is_due() and not self._closed:
-            yield self._sample()
 
 
 @dataclass

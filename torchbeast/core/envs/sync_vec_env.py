@@ -103,8 +103,8 @@ class SyncVecEnv:
             observation_keys: Entries of dict observations to keep; (): all.
 
         Raises:
-            UsageError: If what was made is not an environment, or an environment has no usable
-                spaces, or another action space than the first.
+            UsageError: If a function makes something else than an environment, spaces cannot be
+                used, or an action space differs from the first one's.
         """
         self.env_id = env_id
         self.num_envs = len(env_fns)
