@@ -66,10 +66,7 @@ def test_the_name_of_a_preset_has_its_algorithm(name: str) -> None:
 def test_a_preset_is_the_same_as_its_flags_written_out(name: str) -> None:
     """Compares through the parser, which also checks names and types."""
     own, flags = flags_of("monobeast", "--preset", name), PRESETS[name].flags
-    words = [
-        f"--{flag}" if value is True else f"--{flag}={as_typed(value)}"
-        for flag, value in flags.items()
-    ]
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", *as_typed(value))]
     assert own == {**flags_of("monobeast", *words), "preset": name}
     assert {"env", "total_steps"} <= set(flags) and set(flags) - {"fixed_lag"} <= set(
         flags_of("polybeast", "--preset", name)
@@ -83,8 +80,11 @@ def test_the_servers_and_not_the_preset_decide_how_many_environments_there_are()
     assert flags_of("polybeast", "--preset", "catch")["num_envs"] == 16
 
 
-def as_typed(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict) else value
+def as_typed(value: Any) -> list[str]:
+    """Returns the words after the flag."""
+    if isinstance(value, tuple):
+        return [*value]
+    return [] if value is True else [json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

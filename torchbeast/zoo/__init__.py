@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from configparser import ConfigParser, SectionProxy
 from itertools import pairwise
 from pathlib import Path
@@ -47,8 +47,12 @@ class Preset(NamedTuple):
     @property
     def flags(self) -> dict[str, Any]:
         """The values of the flags, by their names."""
-        each = pairwise([*shlex.split(self.words), "--"])
-        return {word[2:]: _value(next_one) for word, next_one in each if word.startswith("--")}
+        words = shlex.split(self.words)
+        starts = [index for index, word in enumerate(words) if word.startswith("--")]
+        return {
+            words[start][2:]: _value(words[start + 1 : end])
+            for start, end in pairwise([*starts, len(words)])
+        }
 
     @property
     def task(self) -> tuple[str, str]:
@@ -56,16 +60,16 @@ class Preset(NamedTuple):
         return self.flags["env"], self.flags.get("algo", "impala")
 
 
-def _value(word: str) -> Any:
-    """Returns the value of a flag; word: the one after the flag."""
-    if word.startswith("--"):
-        return True
-    if word == "None":
+def _value(words: Sequence[str]) -> Any:
+    """Returns the value of a flag; words: those between it and the next flag."""
+    if len(words) != 1:
+        return tuple(_value([word]) for word in words) or True
+    if words == ["None"]:
         return None
     try:
-        return json.loads(word)
+        return json.loads(words[0])
     except ValueError:
-        return word
+        return words[0]
 
 
 def _presets() -> dict[str, Preset]:
