@@ -54,16 +54,11 @@ _REPLAYS = {
     "ratio-7": "LASER, ratio 7",
     "replay-alone": "replay alone",
 }
-_CARTPOLE, _UNIT = "0 to 500", "-1 to 1"
+_CARTPOLE = "0 to 500"
 _HALF_CHEETAH = Panel(
     "HalfCheetah-v5",
     {"SAC": "halfcheetah/sac-*.csv", "TD3": "halfcheetah/td3-*.csv"},
     marks={"Stable-Baselines3, seed 21, evaluated": 4376},
-)
-_BITFLIP = Panel(
-    "BitFlip, ten bits, DQN",
-    {"with hindsight": "bitflip/hindsight-*.csv", "without": "bitflip/plain-*.csv"},
-    "-10 to 0",
 )
 _SPREAD = ("ppo", "dppo", "dd-ppo", "a3c", "impala", "seed", "laser")
 
@@ -71,15 +66,18 @@ FIGURES: dict[str, Sequence[Panel]] = {
     "overview": [
         Panel("CartPole, PPO", {"MonoBeast": "cartpole-ppo/monobeast-*.csv"}, _CARTPOLE),
         Panel("Pong, IMPALA", {"PolyBeast": "pong/polybeast-1[123].csv"}, "-21 to 21"),
-        Panel("Memory, IMPALA with an LSTM", _programs("memory"), _UNIT),
+        Panel("Memory, IMPALA with an LSTM", _programs("memory"), "-1 to 1"),
         Panel(
             "MinAtar Breakout, IMPALA and LASER",
             _replay("breakout", "no-replay", "no-replay-8", "ratio-7"),
         ),
         _HALF_CHEETAH._replace(title="HalfCheetah, SAC", marks={}),
-        _BITFLIP,
+        Panel(
+            "BitFlip, ten bits, DQN",
+            {"with hindsight": "bitflip/hindsight-*.csv", "without": "bitflip/plain-*.csv"},
+            "-10 to 0",
+        ),
     ],
-    "bitflip/curve": [_BITFLIP],
     "cartpole/curve": [
         Panel("CartPole, IMPALA, entropy cost 0.01", _programs("cartpole"), _CARTPOLE)
     ],
@@ -99,7 +97,6 @@ FIGURES: dict[str, Sequence[Panel]] = {
             _CARTPOLE,
         )
     ],
-    "catch/curve": [Panel("Catch, IMPALA", _programs("catch"), _UNIT)],
     "cleanrl/curve": [
         Panel(
             "CartPole, PPO with CleanRL's settings",
@@ -112,16 +109,6 @@ FIGURES: dict[str, Sequence[Panel]] = {
     "halfcheetah/bullet-ppo": [
         Panel("HalfCheetahBulletEnv-v0, PPO", {"Learner": "halfcheetah/bullet-ppo-*.csv"})
     ],
-    "memory/curve": [
-        Panel(
-            "Memory, IMPALA",
-            {
-                **_programs("memory"),
-                "without an LSTM, seed 1 of both programs": "memory/without-lstm-*.csv",
-            },
-            _UNIT,
-        )
-    ],
     "minatar-breakout/dqn": [
         Panel(
             "MinAtar Breakout, DQN",
@@ -131,22 +118,12 @@ FIGURES: dict[str, Sequence[Panel]] = {
             },
         )
     ],
-    "multidiscrete/curve": [Panel("Dials, IMPALA", _programs("multidiscrete"))],
-    "pendulum/curve": [Panel("Pendulum, IMPALA", _programs("pendulum"))],
-    "pendulum-sac/curve": [Panel("Pendulum, SAC", _programs("pendulum-sac"))],
     "pong/curve": [Panel("Pong, IMPALA", _programs("pong"), "-21 to 21")],
     "pong/plain": [
         Panel(
             "Pong, IMPALA, seed 1",
             {"shallow-norm": "pong/polybeast-1.csv", "plain shallow-norm": "pong/plain-1.csv"},
             "-21 to 21",
-        )
-    ],
-    "precision/curve": [
-        Panel(
-            "Catch, IMPALA",
-            {"float32": "precision/float32-*.csv", "bfloat16": "precision/bfloat16-*.csv"},
-            _UNIT,
         )
     ],
     "replay/breakout/curve": [

@@ -3,7 +3,7 @@
 
 python -m torchbeast.plot ~/logs/torchbeast/latest --output curve.png curve.svg
 python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3 --clock
-python -m torchbeast.plot docs/results/catch/*.csv
+python -m torchbeast.plot docs/results/cartpole/*.csv
 python -m torchbeast.plot ~/logs/torchbeast/latest --column entropy
 
 Runs that differ only in their seed share a colour: a thin line for each run, which ends with a dot,
