@@ -264,7 +264,7 @@ def read(path: Path) -> Kept:
 
 def record_of(kept: Kept) -> dict[str, Any]:
     """Returns the preset's entry in records.json, without its agent."""
-    value, *interval = (float(f"{number:.5g}") for number in kept.score)
+    value, *interval = (float(f"{number:.7g}") for number in kept.score)
     return {
         "score": value,
         "interval": interval,
