@@ -169,9 +169,10 @@ def _advice(what: str, load: Load, network: Network, hosts: int) -> str:
     )
     run = "one learner, `--listen`"
     if learners > _MOST_LEARNERS:
-        run = f"learners with GPUs; on CPUs {enough:,} for each learner"
+        per = "host" if enough == 1 else f"{enough:,} hosts"
+        run = f"learners with GPUs; on CPUs one per {per}"
     elif learners > 1:
-        run = f"{learners} learners, {enough:,} for each"
+        run = f"{learners} learners, each with {enough:,} of the hosts"
     limit = "the environments" if found.limit == "environments" else found.limit
     return _line(what, f"{offered:,.0f} steps/s", run, f"{rate:,.0f} steps/s", limit)
 

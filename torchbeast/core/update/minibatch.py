@@ -110,6 +110,8 @@ class Slices:
             wait(helped)
         for helper in helped:
             helper.result()
+        if len(slices) == 1:
+            return learnt[0]
         metrics, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
         sums = {n: torch.stack([of_slice[n] for of_slice in metrics]).sum() for n in metrics[0]}
         return sums, joined_feedback(feedback, batch.batch_size)
