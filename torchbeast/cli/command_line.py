@@ -102,7 +102,15 @@ _ALIASES = {
     "total_timesteps": "total_steps",
     "lambda": "gae_lambda",
 }
-_OF_NETWORKS = ("activation", "core", "hidden", "norm", "orthogonal", "state_deviation")
+_OF_NETWORKS = (
+    "activation",
+    "core",
+    "hidden",
+    "initial_deviation",
+    "norm",
+    "orthogonal",
+    "state_deviation",
+)
 # What to type in place of flags of other libraries that mean something else, or take other values.
 _SUGGESTED = {
     **{name: f"model_kwargs '{{\"{name}\": ...}}'" for name in _OF_NETWORKS},

@@ -158,13 +158,18 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
         assert model.core.hidden_size == (24 + 1 + 3 if follows_its_input else 24)
 
 
-OPTIONS = "'hidden', 'core', 'norm', 'shared_body', 'orthogonal', 'state_deviation', 'activation'"
+OPTIONS = (
+    "'hidden', 'core', 'norm', 'shared_body', 'orthogonal', 'state_deviation', "
+    "'initial_deviation', 'activation'"
+)
 
 
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
         ({"activation": "elu"}, 'activation must be relu or tanh, got "elu"$'),
+        ({"initial_deviation": 0}, "initial_deviation must be a number above 0, got 0$"),
+        ({"initial_deviation": "1"}, 'initial_deviation must be a number above 0, got "1"$'),
         ({"size": 8}, f"^model mlp: .*'size'; it takes {OPTIONS}, got size=8$"),
         (
             {"use_lstm": True},

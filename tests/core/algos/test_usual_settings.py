@@ -169,6 +169,18 @@ def test_the_deviation_of_ppo_depends_on_no_observation_but_is_learnt() -> None:
     assert asked[:, 2:].std() > 0
 
 
+@pytest.mark.parametrize("algo", [PPO, IMPALA])
+def test_an_untrained_policy_has_the_initial_deviation(algo: type[PPO] | type[IMPALA]) -> None:
+    torch.manual_seed(1)
+    model = made(algo, initial_deviation=0.25, hidden=512)
+    seen = torch.zeros(1, model.policy.in_features)
+    actions = torch.stack([model.distribution.sample(model.policy(seen))[0] for _ in range(2000)])
+    half_box = (torch.tensor(BOX.high) - torch.tensor(BOX.low)) / 2
+    torch.testing.assert_close(
+        actions.std(0), (0.25 * half_box).expand(2).float(), rtol=0.05, atol=0
+    )
+
+
 def test_impala_draws_the_network_of_before() -> None:
     torch.manual_seed(1)
     before = MLPNet(VECTOR, BOX, False).state_dict()

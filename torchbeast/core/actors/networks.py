@@ -308,6 +308,7 @@ class BuiltInNet(TorsoActorCritic):
         shared_body: bool | None = True,
         orthogonal: bool | None = None,
         state_deviation: bool = True,
+        initial_deviation: float | None = None,
         activation: str | None = None,
     ) -> None:
         """Makes the network.
@@ -316,8 +317,9 @@ class BuiltInNet(TorsoActorCritic):
         policy and value share all layers below their heads; None: unless it is an mlp without a
         core. orthogonal: whether layers are initialised orthogonally, with a policy close to
         uniform; None: the network's own way. state_deviation: whether the deviation of a Gaussian
-        policy depends on the observation. activation: relu or tanh, of the joint layer and of the
-        torsos of numbers; None: the network's own.
+        policy depends on the observation. initial_deviation: of an untrained Gaussian policy, in
+        units of half the box; None: about 1. activation: relu or tanh, of the joint layer and of
+        the torsos of numbers; None: the network's own.
         """
         name = self.usual_activation if activation is None else activation
         check_kwarg(name in _ACTIVATIONS, "activation", "relu or tanh", name)
@@ -340,6 +342,11 @@ class BuiltInNet(TorsoActorCritic):
             orthogonal_(layer for layer in self.modules() if isinstance(layer, layers))
             orthogonal_([self.policy], POLICY_GAIN)
             orthogonal_([self.baseline], BASELINE_GAIN)
+        if initial_deviation is not None:
+            holds = isinstance(initial_deviation, int | float) and initial_deviation > 0
+            check_kwarg(holds, "initial_deviation", "a number above 0", initial_deviation)
+            with torch.no_grad():
+                self.policy.bias[self.distribution.deviations] = math.log(initial_deviation)
         if shared_body is None:
             shared_body = self.over_images is not None or use_lstm
         if not shared_body:

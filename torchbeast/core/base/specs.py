@@ -280,10 +280,10 @@ class ModelConfig:
     true, except for PPO with an mlp without an LSTM."""
     model_kwargs: Mapping[str, Any] = setting(dict, "agent")
     """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden,
-    core, norm, activation (relu or tanh), orthogonal and state_deviation, as in '{"hidden": 128,
-    "core": "gru", "norm": true}' (norm adds a LayerNorm to the joint layer) or, to undo what PPO
-    changes, '{"orthogonal": false, "state_deviation": true}'. Default: none; with --mode test, the
-    arguments that the run recorded."""
+    core, norm, activation (relu or tanh), orthogonal, state_deviation and initial_deviation, as in
+    '{"hidden": 128, "core": "gru", "norm": true}' (norm adds a LayerNorm to the joint layer) or, to
+    undo what PPO changes, '{"orthogonal": false, "state_deviation": true}'. Default: none; with
+    --mode test, the arguments that the run recorded."""
 
     @property
     def spec(self) -> ActorSpec:
