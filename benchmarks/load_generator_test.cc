@@ -153,6 +153,8 @@ TEST(LoadGeneratorTest, HostsDialAgainUntilTheRunHasEnded) {
     Door door(folder.address(), {});
     door.refuse(door.next(kPatience)->id, "not now");
     until([&] { return generator.counts().refused > 0; }, "the refusal of a host");
+    // A door that closes before any host has dialled again tells nobody that the run has ended.
+    ASSERT_TRUE(door.next(kPatience));
     door.close(true);
   }
   until([&] { return generator.counts().finished > 0; }, "the end of the run");
