@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -53,7 +54,7 @@ class BatchingQueue {
       MutexLock lock(mutex_);
       wait_for_room();
       if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
-      items_.push_back(std::move(item));
+      append(std::move(item));
       if (gathering_) {  // that consumer wakes the others for the items that it leaves
         if (missing() <= 0) gathered_.notify_one();
         return;
@@ -79,6 +80,7 @@ class BatchingQueue {
   std::optional<std::vector<T>> dequeue_many() EXCLUDES(mutex_) {
     std::optional<std::vector<T>> batch;
     bool more = false, closed = false;
+    std::int64_t welcome = 0;  // producers that may go on
     {
       MutexLock lock(mutex_);
       if (closed_) return std::nullopt;
@@ -86,8 +88,9 @@ class BatchingQueue {
       if (!items_.empty()) batch = take();
       more = !items_.empty();
       closed = closed_;
+      welcome = std::min<std::int64_t>(room(), producers_waiting_);
     }
-    not_full_.notify_all();
+    for (; welcome > 0; --welcome) not_full_.notify_one();
     if (more) notify_consumers();
     if (closed) drop_leftovers();
     return batch;
@@ -160,8 +163,9 @@ class BatchingQueue {
 
   std::int64_t count() const REQUIRES(mutex_) { return static_cast<std::int64_t>(items_.size()); }
 
-  bool full() const REQUIRES(mutex_) {
-    return options_.maximum_queue_size && count() >= *options_.maximum_queue_size;
+  // Without a limit no producer waits for room.
+  std::int64_t room() const REQUIRES(mutex_) {
+    return options_.maximum_queue_size.value_or(std::numeric_limits<std::int64_t>::max()) - count();
   }
 
   bool enough(bool timed_out) const REQUIRES(mutex_) {
@@ -169,9 +173,20 @@ class BatchingQueue {
     return count() >= options_.minimum_batch_size || (timed_out && !items_.empty());
   }
 
+  // A producer that fails leaves its room to the next one, which may have been woken for nothing
+  // else.
+  void append(T item) REQUIRES(mutex_) {
+    try {
+      items_.push_back(std::move(item));
+    } catch (const std::bad_alloc&) {
+      not_full_.notify_one();
+      throw;
+    }
+  }
+
   void wait_for_room() REQUIRES(mutex_) {
     ++producers_waiting_;
-    while (!closed_ && full()) not_full_.wait(mutex_);
+    while (!closed_ && room() <= 0) not_full_.wait(mutex_);
     --producers_waiting_;
   }
 

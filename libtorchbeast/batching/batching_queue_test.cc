@@ -5,7 +5,9 @@
 #include "libtorchbeast/batching/batching_queue.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <numeric>
@@ -144,6 +146,52 @@ TEST(BatchingQueueTest, AnEnqueueToAFullQueueGoesOnWhenThereIsRoom) {
   EXPECT_EQ(dequeue(queue), (Items{1}));
   producer.get();
   EXPECT_EQ(dequeue(queue), (Items{2}));
+}
+
+TEST(BatchingQueueTest, ADequeueWakesNoMoreProducersThanItHasMadeRoomFor) {
+  constexpr int kProducers = 64;
+  Queue queue({.maximum_batch_size = 1, .maximum_queue_size = 1});
+  queue.enqueue(0);
+  std::atomic<long> switches = 0;
+  std::vector<Background<void>> producers;
+  for (int i = 1; i <= kProducers; ++i) {
+    producers.emplace_back([&queue, &switches, i] {
+      queue.enqueue(i);
+      rusage usage{};
+      ::getrusage(RUSAGE_THREAD, &usage);
+      switches += usage.ru_nvcsw;
+    });
+  }
+  for (int waiting = kProducers; waiting > 0; --waiting) {
+    until([&] { return queue.waiting_producers() == waiting && queue.size() == 1; },
+          "a full queue");
+    dequeue(queue);
+  }
+  for (auto& producer : producers) producer.get();
+  EXPECT_LT(switches, 10 * kProducers) << "if all wake each time, they wait 2,000 times";
+}
+
+TEST(BatchingQueueTest, AProducerThatGetsNoMemoryLeavesItsRoomToAnother) {
+  struct Large {
+    std::array<char, 1000> bytes;  // so that a deque allocates for each
+  };
+  BatchingQueue<Large> queue({.maximum_batch_size = 1, .maximum_queue_size = 1});
+  queue.enqueue({});
+  Background<bool> fails([&] {
+    const testing::NoMemory scope;
+    try {
+      queue.enqueue({});
+    } catch (const std::bad_alloc&) {
+      return true;
+    }
+    return false;
+  });
+  until([&] { return queue.waiting_producers() == 1; }, "the first producer");
+  Background<void> another([&] { queue.enqueue({}); });
+  until([&] { return queue.waiting_producers() == 2; }, "the second producer");
+  queue.dequeue_many();
+  EXPECT_TRUE(fails.get());
+  another.get();
 }
 
 TEST(BatchingQueueTest, AQueueNeverHoldsMoreThanItsCapacity) {

@@ -325,6 +325,15 @@ TEST(BufferPoolTest, EveryBufferHoldsWhatWasAskedForAndAnEighthMoreAtTheMost) {
   }
 }
 
+TEST(BufferPoolTest, AHugeBufferServesAnyBatchOfUpToItsSize) {
+  BufferPool pool;
+  pool.allocate(5 * BufferPool::kHugeBytes).reset();
+  const std::size_t idle = pool.idle_bytes();
+  const auto batch = pool.allocate(7 * BufferPool::kHugeBytes);
+  EXPECT_EQ(idle, 8 * BufferPool::kHugeBytes);
+  EXPECT_EQ(pool.idle_bytes(), 0u) << "it is in use again";
+}
+
 TEST(BufferPoolTest, OfBuffersUsedInTurnOneIsIdleHoweverLargeTheyAre) {
   BufferPool pool(kLarge);
   auto used = pool.allocate(8 * kLarge), next = pool.allocate(8 * kLarge);

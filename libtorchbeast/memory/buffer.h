@@ -21,7 +21,8 @@
 namespace torchbeast {
 
 // Free lists by size class. Sizes are rounded up by at most 12.5%, so there are few classes, and
-// batches of nearly equal size share one.
+// batches of nearly equal size share one; those above kHugeBytes to a power of two, because batches
+// for inference differ in size, and the operating system gives no pages for what is never written.
 //
 // Thread safety: every method may be called from any thread.
 // Ownership: a buffer belongs to the holders of its shared_ptr; the pool owns only idle buffers. It
@@ -34,6 +35,7 @@ class BufferPool {
  public:
   static constexpr std::size_t kAlignment = 64;
   static constexpr std::size_t kMinPooledBytes = 4096;
+  static constexpr std::size_t kHugeBytes = std::size_t{1} << 20;
   static constexpr std::size_t kMaxIdleBytes = std::size_t{256} << 20;
   static constexpr Clock::duration kStaleAfter = std::chrono::seconds(30);
 
@@ -92,10 +94,12 @@ class BufferPool {
 #endif
   }
 
-  // Returns the size of the class: the four highest bits are kept, and the rest is rounded up.
+  // Returns the size of the class: the four highest bits are kept, the highest alone of a huge
+  // size, and the rest is rounded up.
   static std::size_t rounded(std::size_t num_bytes) {
+    const std::size_t steps = num_bytes < kHugeBytes ? 16 : 2;
     std::size_t step = kMinPooledBytes / 8;
-    while (num_bytes / step >= 16) step *= 2;
+    while (num_bytes / step >= steps) step *= 2;
     return (num_bytes + step - 1) / step * step;
   }
 
