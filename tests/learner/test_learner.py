@@ -76,6 +76,20 @@ def test_it_learns_until_its_target_and_then_writes_the_checkpoint(tmp_path: Pat
         learner.step()
 
 
+@pytest.mark.parametrize("workers", [{}, TWO_PROCESSES])
+def test_two_learners_with_a_seed_learn_the_same_and_a_third_with_another_does_not(
+    tmp_path: Path, workers: dict[str, int]
+) -> None:
+    learnt = []
+    for number, seed in enumerate((1, 1, 2)):
+        with Learner(scheme_of(**workers), 200, tmp_path / str(number), seed=seed) as learner:
+            learner.train()
+            learnt.append(weights_of(learner))
+    first, second, other = learnt
+    assert_same(first, second)
+    assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
 def test_train_stops_where_it_is_told_and_goes_on(tmp_path: Path) -> None:
     with Learner(scheme_of(), 6 * STEPS, tmp_path / "run") as learner:
         assert learner.train(2 * STEPS)["step"] == 2 * STEPS
