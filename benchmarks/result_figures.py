@@ -81,11 +81,6 @@ FIGURES: dict[str, Sequence[Panel]] = {
     "cartpole/curve": [
         Panel("CartPole, IMPALA, entropy cost 0.01", _programs("cartpole"), _CARTPOLE)
     ],
-    "cartpole-lstm/curve": [
-        Panel(
-            "CartPole, IMPALA with an LSTM, sampled actions", _programs("cartpole-lstm"), _CARTPOLE
-        )
-    ],
     "cartpole-ppo/curve": [Panel("CartPole, PPO", _programs("cartpole-ppo"), _CARTPOLE)],
     "cartpole-two-learners/curve": [
         Panel(
